@@ -69,6 +69,37 @@ def test_the_face_imports_nothing() -> None:
     }  # fmt: skip
 
 
+# The rooms of `verify/dumps`. Only observations leave `formats` and `printed`; only `load` knows how a print is read.
+DUMPS: dict[str, set[str]] = {
+    "observation": set(),
+    "print_rounding": set(),
+    "naming": set(),
+    "contradictions": {"observation"},
+    "finite": {"observation"},
+    "reader_table": {"observation"},
+    "formats": {"observation", "print_rounding"},
+    "printed": {"observation", "print_rounding", "naming"},
+    "matching": {"observation"},
+    "tracing": {"observation", "formats"},
+    "resolve": {"observation", "finite", "naming", "matching", "tracing"},
+    "load": {"observation", "reader_table", "formats", "printed", "matching", "resolve"},
+}
+
+
+def test_the_rooms_of_dumps_import_one_way() -> None:
+    def room(name: tuple[str, ...]) -> str:
+        return name[2]
+
+    top = SRC / "verify" / "dumps"
+    used: dict[str, set[str]] = {}
+    for path in (p for p in top.rglob("*.py") if p != top / "__init__.py"):
+        mine = path.relative_to(top).with_suffix("").parts[0]
+        others = {room(name) for name in imported(path) if name[:2] == ("verify", "dumps") and len(name) > 2}
+        used[mine] = used.get(mine, set()) | (others - {mine})
+    assert used == DUMPS
+    assert rooms.floors(used)
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_one_way(package: str) -> None:
     """A value walks one way through a package's rooms, and the table above has no arrow that nobody uses."""

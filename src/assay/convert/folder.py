@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.formats.safetensors import Entry, read_safetensors
+from assay.verify.dumps.formats.safetensors import TensorEntry, read_safetensors
 
 MOST = 256 << 20  # largest JSON file in bytes
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 class StoredTensor:
     """A tensor of the folder, read on demand."""
 
-    entry: Entry
+    entry: TensorEntry
     read: Callable[[], NDArray[Any]]
 
 

@@ -56,6 +56,7 @@ class Trait(Flag):
     ATTENDS = KEYS | VALUES  # multiplies by the keys or the values that a layer keeps
     TRANSCENDENTAL = auto()  # computes exp, tanh or log, which fast implementations approximate
     EXACT = auto()  # copies, compares or limits numbers: without rounding in every arithmetic
+    MASKABLE = auto()  # an engine may write -inf for elements that are masked
 
 
 @dataclass(frozen=True)
@@ -353,7 +354,7 @@ OPS: dict[str, Op] = {
            Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",), keeps="rows"),
         Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
            "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
-           Trait.KEYS | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("q", "k")),
+           Trait.KEYS | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS | Trait.MASKABLE, linear_in=("q", "k")),
         Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
            "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
            "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
@@ -388,7 +389,7 @@ OPS: dict[str, Op] = {
            Trait.SOFTMAX | Trait.TRANSCENDENTAL),
         Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
            "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups,
-           Trait.SELECTS | Trait.EXACT),
+           Trait.SELECTS | Trait.EXACT | Trait.MASKABLE),
         Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same,
            Trait.INDICES | Trait.SELECTS | Trait.EXACT),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk,

@@ -78,3 +78,18 @@ def test_too_few_values_tell_nothing(model: Model, truth: Dump, tmp_path: Path, 
     (tmp_path / "x.log").write_text(text + "layer 0 out: 0.5 0.25 0.125\n")
     dump = load_dump(tmp_path / "x.log", model)
     assert {o.name for o in dump.observations} == {"l_out-0"}
+
+
+def test_values_decide_between_two_readings_of_a_line(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """`ffn_out[1]` is layer 1, or the row of token 1: the same text, and the values choose."""
+    first, second = truth.values("ffn_out-0"), truth.values("ffn_out-1")
+    assert first is not None and second is not None
+    last = len(TOKENS) - 1
+    for rows, expected in (
+        ((first[0], first[1], first[2]), {("ffn_out-0", 0), ("ffn_out-0", 1), ("ffn_out-0", 2)}),
+        ((first[last], second[last]), {("ffn_out-0", last), ("ffn_out-1", last)}),
+    ):
+        text = [f"ffn_out[{i}] = [{', '.join(f'{x:.5f}' for x in row[:6])}]" for i, row in enumerate(rows)]
+        (tmp_path / "x.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *text, ""]))
+        dump = load_dump(tmp_path / "x.log", model)
+        assert {(o.name, o.row) for o in dump.observations} == expected

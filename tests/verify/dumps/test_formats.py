@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from assay.gguf import open_file
 from assay.graph import split
 from assay.models import Model, load
-from assay.verify.dumps.matching.layer_numbers import numbered
+from assay.verify.dumps.matching.layer_numbers import number_layers
 from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.dumps.observation import Observation
 from assay.verify.dumps.printed.log_reader import read_log
-from assay.verify.dumps.resolve import candidates, told_by_values
+from assay.verify.dumps.resolve import candidates, decide_by_values
 from tests import tiny
 from tests.verify.dumps import formats, habits, kept_apart, strangers, unseen_formats
 from tests.verify.dumps.formats import Format, Meant, Run
@@ -61,7 +61,7 @@ def row_of(row: int | None) -> int | None:
 
 def understood_by_words(form: Format, run: Run, model: Model) -> None:
     dump = read_log(Path("x.log"), text=form.write(run))
-    check(form, run, model, numbered(dump.observations, dump.unread, run.n_layer)[0])
+    check(form, run, model, number_layers(dump.observations, dump.unread, run.n_layer)[0])
 
 
 def read_in_a_hunt(form: Format, run: Run, model: Model) -> list[Observation]:
@@ -75,9 +75,9 @@ def read_in_a_hunt(form: Format, run: Run, model: Model) -> list[Observation]:
         right = {n: v for n, v in run.values.items() if n == "embd" or split(n)[1] == 0}
         return {name: right[name] if name in right else wrong(name) for name in names}
 
-    observations, unread, _ = numbered(dump.observations, dump.unread, run.n_layer)
+    observations, unread, _ = number_layers(dump.observations, dump.unread, run.n_layer)
     named = [replace(o, name=names[0], others=names[1:]) for o in observations if (names := candidates(o, model))]
-    return told_by_values(named, unread, model, _N, truth)[0]
+    return decide_by_values(named, unread, model, _N, truth)[0]
 
 
 def understood_by_values(form: Format, run: Run, model: Model) -> None:
@@ -96,7 +96,7 @@ def reading(fact: Meant, left: list[Observation], model: Model) -> Observation |
     name = translated[0] if (translated := translate(said, "", model.graph)) else said
     kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
     for obs in left:
-        rows = (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
+        rows = (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.possible_row))
         begins = kind == "first" and row == 0 and obs.rows is None  # a tensor begins with its first row
         if name not in nodes_of(obs, model) or obs.kind not in kinds or not (row_of(row) in rows or begins):
             continue

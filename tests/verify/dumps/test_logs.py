@@ -15,7 +15,8 @@ from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.print_rounding import half_unit, half_units
-from assay.verify.dumps.printed.lexer import number, pieces, strip
+from assay.verify.dumps.printed.lexer import lex, number
+from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.judge.verdict import judge
@@ -115,7 +116,7 @@ def test_a_layer_without_a_name_is_told_from_the_line(tmp_path: Path) -> None:
 
 def test_own_patterns_come_first(tmp_path: Path, model: Model) -> None:
     (tmp_path / "x.log").write_text("tokens: [1, 300, 297]\nfrob=1 node=zap norm 3.25\nfrob=0 node=zap norm 2.5\n")
-    with pytest.raises(AssayError, match="no line that speaks of a node"):
+    with pytest.raises(AssayError, match="no line that names a node"):
         read_dump(tmp_path / "x.log")
     (tmp_path / "x.log").write_text("tokens: [1, 300, 297]\nfrob=1 node=l_out norm 3.25\nfrob=0 node=l_out norm 2.5\n")
     dump = read_dump(tmp_path / "x.log", ["frob={layer} node={name} norm {rms}"])
@@ -198,7 +199,7 @@ def test_a_printed_number_lies_within_its_interval(values: list[float], fmt: str
 
 def test_what_loggers_put_before_a_line_is_passed_over() -> None:
     line = "\x1b[2m2026-11-01T12:30:00.123Z\x1b[0m INFO src/model.rs:42: layer 0: [0.5, 1.5]"
-    assert strip(line) == "layer 0: [0.5, 1.5]" and len(pieces(strip(line))) == 4
+    assert without_prefix(line) == "layer 0: [0.5, 1.5]" and len(lex(without_prefix(line))) == 4
 
 
 @pytest.mark.parametrize(("text", "half"), [("0.014175", 5e-7), ("-1.03051425e-5", 5e-14), ("12", 0.5), ("4.", 0.5)])

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.observation import Dump, Observation
+from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, unregister_reader
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS, changed
 from tests.verify.dumps.writing import HEADER, arrays, as_folder, as_json, as_npz, as_raw, as_safetensors, lines
@@ -43,7 +44,7 @@ BAD_LINES: dict[str, tuple[list[Any], str]] = {
     "phase": ([{**HEADER, "phase": "warmup"}], "phase must be"),
     "begins in the middle": ([{**HEADER, "tokens": [5], "positions": [7], "phase": "decode"}], "tokens before it"),
     "no name": ([HEADER, {"rms": 1.0}], 'no "name"'),
-    "says nothing": ([HEADER, {"name": "embd"}], "says nothing"),
+    "says nothing": ([HEADER, {"name": "embd"}], "holds no observation"),
     "unknown field": ([HEADER, {"name": "embd", "avg": 1}], "unknown field 'avg'"),
     "wrong count": ([HEADER, {"name": "embd", "shape": [6, 64], "values": [1.0, 2.0]}], "2 values for shape"),
     "wrong shape": ([HEADER, {"name": "embd", "shape": [6, 63], "values": [0.5] * 378}], "does not fit embd"),
@@ -137,3 +138,23 @@ def test_any_json_gives_a_dump_or_a_clear_error(tmp_path_factory: pytest.TempPat
         read_dump(path)
     except AssayError as error:
         assert "\n" not in str(error)
+
+
+def test_another_package_adds_a_format(tmp_path: Path) -> None:
+    """A row with a test of the first bytes and a function is all that a new format needs."""
+    (tmp_path / "x.frob").write_bytes(b"FROB l_out-0 1.5")
+
+    def read(source: DumpSource) -> Dump:
+        _, name, value = source.head.decode().split()
+        return Dump("frob", (1,), (0,), (1,), (Observation(name, "rms", float(value)),), str(source.path))
+
+    with pytest.raises(AssayError):
+        read_dump(tmp_path / "x.frob")
+    reader = DumpReader("frob", 95, lambda source: source.head.startswith(b"FROB"), read)
+    register_reader(reader)
+    try:
+        assert [o.summary for o in read_dump(tmp_path / "x.frob").observations] == ["l_out-0 rms 1.5"]
+        with pytest.raises(ValueError, match="is taken by 'frob'"):
+            register_reader(reader)
+    finally:
+        unregister_reader("frob")

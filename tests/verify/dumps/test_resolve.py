@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.matching.reading_notes import folded
+from assay.verify.dumps.matching.reading_notes import grouped_notes
 from assay.verify.dumps.observation import Dump, to_hf
 from assay.verify.dumps.tracing import take_trace, write_trace
 from assay.verify.judge.verdict import compare, judge
@@ -142,13 +142,13 @@ def test_nodes_that_share_their_values_are_one_observation(model: Model, truth: 
 
 def test_notes_of_a_kind_are_one_line() -> None:
     many = [f"l_out-{i}: read as the last token's row" for i in range(30)]
-    assert folded([*many, "embd: read as columns", "layers are counted from 1 there"]) == [
+    assert grouped_notes([*many, "embd: read as columns", "layers are counted from 1 there"]) == [
         "l_out-0 and 29 more: read as the last token's row",
         "embd: read as columns",
         "layers are counted from 1 there",
     ]
     lines = [f"not understood: 'x {i}'" for i in range(3)]
-    assert folded(lines) == ["not understood: 'x 0' (2 more like it)"]
+    assert grouped_notes(lines) == ["not understood: 'x 0' (2 more like it)"]
 
 
 def test_nothing_in_common_lists_both(model: Model, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""What a dump says against itself, without any model: statistics that its values cannot have, rows read with a stride.
+"""Finds contradictions inside one dump: statistics that its values cannot have, rows read with a wrong stride.
 
-Two of the most expensive hours in debugging an engine are spent believing a printout whose lines describe different
-arrays. These checks need only the printout.
+The checks need no model. They show that two printed lines describe different arrays, before anyone trusts either.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _within(group: Sequence[Observation]) -> Iterator[str]:
 
 
 def _strides(observations: Sequence[Observation]) -> Iterator[str]:
-    """Two lists said to show the same values, where one is the other read at a wrong stride or offset."""
+    """Two lists under one name, where one is the other read at a wrong stride or offset."""
     lists = [o for o in observations if o.kind == "first" and len(o.data) >= 2]
     for i, one in enumerate(lists):
         for other in lists[i + 1 :]:

@@ -1,6 +1,7 @@
-"""NaN and infinities in a dump: where the first stands. What was computed before it is kept, the rest says nothing.
+"""Finds the first NaN or infinity of a dump, in the order of computation.
 
-Masked scores may be -inf; nothing else in a right run may.
+Observations of nodes computed before it are kept. Later ones are dropped, because the error has reached them. Only
+maskable nodes (`Trait.MASKABLE`) may hold -inf in a correct run.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.verify.dumps.observation import NotFinite, Observation, token_axis
 
-_MAY_BE_MASKED = ("kq", "group_mask")
 
-
-def is_finite(values: NDArray[Any], op: str = "") -> NDArray[np.bool_]:
-    """Which values a right run may hold."""
+def is_finite(values: NDArray[Any], maskable: bool = False) -> NDArray[np.bool_]:
+    """Which values a correct run may hold. `maskable` allows -inf (`Trait.MASKABLE`)."""
     if values.dtype.kind != "f":
         return np.ones(values.shape, bool)
     finite = np.isfinite(values)
-    return np.asarray(finite | np.isneginf(values) if op in _MAY_BE_MASKED else finite)
+    return np.asarray(finite | np.isneginf(values) if maskable else finite)
 
 
 def up_to_first(
     observations: Sequence[Observation], graph: Graph, steps: Sequence[int]
 ) -> tuple[list[Observation], NotFinite | None]:
-    """The observations of what was computed before the first value that is not finite; and that value."""
+    """The observations computed before the first value that is not finite, and that value."""
     order = {node.name: i for i, node in enumerate(graph)}
     ends = np.cumsum(steps)
 
@@ -38,9 +37,15 @@ def up_to_first(
 
     masked: int | None = None
     for obs in sorted(observations, key=when):
-        values, op = obs.target(), graph[obs.name].op
-        good = is_finite(values, op)
-        if op == "kq" and obs.kind == "values" and masked is None and np.isneginf(values).any():
+        values, node = obs.target(), graph[obs.name]
+        good = is_finite(values, node.has(Trait.MASKABLE))
+        if (
+            node.has(Trait.SCORES)
+            and node.has(Trait.MASKABLE)
+            and obs.kind == "values"
+            and masked is None
+            and np.isneginf(values).any()
+        ):
             dead = np.argwhere(np.isneginf(values).all(-1))
             masked = int(dead[0][-1]) if len(dead) else None
         if good.all():

@@ -1,11 +1,11 @@
-"""What is known about somebody's run: a dump is a set of observations, each of one node.
+"""Observations: the facts that a dump states about the nodes of a run, and the dump that holds them.
 
-An observation is a whole tensor, some of its rows, its first ten values, its rms, its best five logits. All kinds
-answer one question: *what would this have been, had the node had that value?* (`measure`). Comparing a dump with the
-definition, or with a hypothesis about a fault, is comparing `target` with `measure` and nothing else.
+An observation is a whole tensor, some of its rows, its first ten values, its rms, or its best five logits. `target`
+gives the observed numbers. `measure` computes the same numbers from a node's whole value. Every comparison of a dump,
+with the definition or with a hypothesis about a fault, compares `target` with `measure`.
 
 A sequence fed in several steps (a prompt, then tokens one by one through the cache) is one dump: row t of a node
-is the token at index t of the whole sequence, whichever step computed it.
+is the token at index t of the whole sequence. The step that computed it does not matter.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ class Observation:
     shape: tuple[int, ...] | None = None
     order: str = "gguf"
     printed: tuple[float, ...] = ()
-    foreign: str = ""  # the name as the stranger wrote it
-    op: str = ""  # ggml's operation, where the dump tells it
-    side: str = ""  # whose values, where one log shows several engines'
-    where: str = ""  # line or member of the dump, for messages
-    others: tuple[str, ...] = ()  # further nodes it may be, where words left it open
-    perhaps: int | None = None  # a row it may describe: "token 3" is the fourth row, or the id 3
-    otherwise: tuple[str, ...] = ()  # what its words mean, where its name is none that is known
+    foreign: str = ""  # The name as the dump has it.
+    op: str = ""  # ggml's operation, if the dump gives it.
+    side: str = ""  # The engine, in a log that shows several.
+    where: str = ""  # Line or member of the dump, for messages.
+    others: tuple[str, ...] = ()  # Further nodes that the words may mean.
+    possible_row: int | None = None  # A row it may describe: "token 3" is the fourth row, or the id 3.
+    fallbacks: tuple[str, ...] = ()  # Nodes that the words mean, if `name` is unknown to the model.
     # Of a printed line: its words with `#` for whole numbers, those numbers, the layer it stands in.
     template: str = ""
     integers: tuple[int, ...] = ()
     layer: int | None = None
-    vague: bool = False  # nothing in the text says this node rather than another of the layer
-    unnumbered: bool = False  # a node of a layer, and nothing says of which
+    vague: bool = False  # The text names the layer, but no node of it.
+    alternatives: tuple[Observation, ...] = ()  # Of a printed line: the observations of its second reading.
+    unnumbered: bool = False  # A node of a layer whose number is not printed.
 
     @property
     def row(self) -> int | None:
@@ -79,8 +80,20 @@ class Observation:
         """The tensor of a `values` observation; read now if it was not yet."""
         return np.asarray(self.data() if callable(self.data) else self.data)
 
+    @property
+    def summary(self) -> str:
+        """One line of text: nodes, kind, values, and the row where it is known (`row? 3` where it may be that row)."""
+        data = self.data if isinstance(self.data, tuple) else (self.data,)
+        values = [f"{v[0]}:{v[1]:g}" if isinstance(v, tuple) else f"{v:g}" for v in data]
+        row = [] if self.rows is None else [f"row {self.rows[0]}"]
+        maybe = [f"row? {self.possible_row}"] if self.possible_row is not None and self.rows is None else []
+        side = [f"by {self.side}"] if self.side else []
+        numbers = [f"numbers {' '.join(map(str, self.integers))}"] if self.integers and self.layer is None else []
+        nodes = "|".join((self.name or "?", *self.others))
+        return " ".join([nodes, self.kind, *values, *row, *maybe, *side, *numbers])
+
     def target(self) -> Array:
-        """What was observed, as numbers: what `measure` must be compared with."""
+        """The observed numbers, to be compared with `measure`."""
         if self.kind == "values":
             return self.array()
         if self.kind in ("at", "top"):
@@ -93,34 +106,34 @@ class NotFinite:
     """The first node, in the order of computation, whose dumped values are not all finite."""
 
     node: str
-    what: str  # NaN, Inf or -Inf: the first of them
+    what: str  # NaN, Inf or -Inf.
     count: int
     size: int
-    at: tuple[int, ...]  # place of the first, among the values as they were dumped
-    row: int | None  # the token it belongs to, where the layout tells
-    left: int  # observed nodes from there on, which are not judged
-    masked: int | None = None  # a row of the scores before it in which every key is masked
+    at: tuple[int, ...]  # Index of the first one, in the dump's layout.
+    row: int | None  # Its token row, if the layout gives one.
+    left: int  # Observed nodes from there on; they are not judged.
+    masked: int | None = None  # A row of earlier scores in which every key is masked.
 
 
 @dataclass(frozen=True, repr=False)
 class Dump:
-    """Somebody's run: which tokens were fed how, and what was observed."""
+    """A run: the tokens, the steps in which they were fed, and the observations."""
 
     engine: str
-    tokens: tuple[int, ...] = ()  # of the whole sequence; empty where the dump does not say
+    tokens: tuple[int, ...] = ()  # Of the whole sequence; empty if the dump has none.
     positions: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()  # tokens of each step: (5,) is a prefill, (3, 1, 1) a prefill and two decode steps
     observations: tuple[Observation, ...] = ()
     source: str = ""
-    unmatched: tuple[str, ...] = ()  # foreign names that denote no node of the model
-    notes: tuple[str, ...] = ()  # what was assumed while reading: layouts, names matched by value
-    log: bool = False  # read from printed text
-    aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
-    aside_at: tuple[str, ...] = ()  # where those are
-    unread: tuple[Observation, ...] = ()  # what they say, of nodes without a name
-    reading: tuple[str, ...] = ()  # what its lines were understood as
+    unmatched: tuple[str, ...] = ()  # Foreign names that denote no node of the model.
+    notes: tuple[str, ...] = ()  # Assumptions of the reader: layouts, names matched by value.
+    log: bool = False  # Read from printed text.
+    unexplained: tuple[str, ...] = ()  # Lines with numbers that name no node.
+    unexplained_at: tuple[str, ...] = ()  # Their places.
+    unread: tuple[Observation, ...] = ()  # Their values, as observations without a node.
+    reading: tuple[str, ...] = ()  # One line for each kind of node that was read.
     provenance: Mapping[str, str] = field(default_factory=dict)
-    not_finite: NotFinite | None = None  # the first value that is none; what was computed from there on is left out
+    not_finite: NotFinite | None = None  # The first value that is not finite; later nodes are left out.
 
     def __repr__(self) -> str:
         names = list(self.by_name)
@@ -129,7 +142,7 @@ class Dump:
         return f"<Dump {self.source}: {len(self.tokens)} tokens, {len(self.observations)} observations ({shown}){left}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """What was fed and what was observed, values as lists."""
+        """The tokens and the observations, with values as lists."""
         return {
             "engine": self.engine,
             "source": self.source,
@@ -164,7 +177,7 @@ class Dump:
 
 
 def inputs_of(tokens: Sequence[int], positions: Sequence[int]) -> dict[str, Array]:
-    """What a run that begins its sequence is given."""
+    """The graph's inputs for a sequence that starts with these tokens."""
     at = np.asarray(positions, np.int64)
     assert set(INPUTS) == {"inp_tokens", "inp_pos", "inp_kpos"}
     return {"inp_tokens": np.asarray(tokens, np.int64), "inp_pos": at, "inp_kpos": at}
@@ -184,7 +197,7 @@ def rows_of(value: Array, axis: int, rows: tuple[int, int] | None) -> Array:
 
 
 def patch(observations: Sequence[Observation], value: Array, axis: int) -> Array:
-    """`value` with every dumped row put in its place: the best guess at what the stranger had there."""
+    """`value` with every dumped row put in its place: the best estimate of the other engine's value."""
     parts = [o for o in observations if o.kind == "values"]
     if parts and parts[0].rows is None:
         return parts[0].array().astype(value.dtype, copy=False)
@@ -214,7 +227,7 @@ def from_hf(value: Array, width: int) -> Array:
 
 
 def measure(obs: Observation, value: Array, axis: int, head_width: int = 0) -> Array:
-    """What the observation would have been, had the node had this (whole) value."""
+    """The numbers that the observation would hold if the node had this whole value."""
     part = rows_of(value, axis, obs.rows)
     if obs.order == "hf":
         part = to_hf(part, head_width)

@@ -1,7 +1,7 @@
-"""A dump in the model's names and layouts: translate, match, lay out, check that it fits.
+"""Brings a dump into the model's names and layouts: translate names, match by value, lay out axes, join steps.
 
-Names are translated; what has no known name is matched by its values, arrays are brought into the graph's axes, and the
-steps of a sequence are joined. What was assumed stands in `notes`.
+The order is fixed: `resolve` reads like a list of these passes. Every assumption of a pass is a line in `Dump.notes`.
+Touch this module when a dump is read correctly but ends up at the wrong node, row or layout.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
-from assay.verify.dumps.matching.ambiguities import settle
-from assay.verify.dumps.matching.by_values import by_values, overruled
-from assay.verify.dumps.matching.layer_numbers import numbered
-from assay.verify.dumps.matching.reading_notes import folded, nothing_read, suggestion, understood
+from assay.verify.dumps.matching.ambiguities import choose_readings
+from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
+from assay.verify.dumps.matching.layer_numbers import number_layers
+from assay.verify.dumps.matching.reading_notes import (
+    grouped_notes,
+    nothing_read_error,
+    reading_summary,
+    suggested_pattern,
+)
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
 Array = NDArray[Any]
-MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
-SPARE_VALUES = 1 << 22  # that a dumped tensor may have beyond its node's: a cache's unused rows, printed too
+MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
+SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
 
 
 class Truth:
@@ -62,15 +66,18 @@ def resolve(
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note
-    chosen, unread, note = numbered([*chosen], dump.unread, model.hparams.n_layer)
+    chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, broken = up_to_first(named, model.graph, dump.steps)
-    named, told, note = told_by_values(named, unread, model, len(dump.tokens), truth)
+    named, explained, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
-    dump = replace(dump, aside=tuple(a for w, a in zip(dump.aside_at, dump.aside, strict=True) if w not in told))
+    dump = replace(
+        dump,
+        unexplained=tuple(a for w, a in zip(dump.unexplained_at, dump.unexplained, strict=True) if w not in explained),
+    )
     if dump.log and not named and not broken:
-        raise nothing_read(dump)
+        raise nothing_read_error(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []
@@ -87,28 +94,32 @@ def resolve(
     order = {node.name: i for i, node in enumerate(model.graph)}
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
-    notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
-    notes = folded(notes)
+    notes += [
+        f"not understood: {line!r}; --pattern {suggested_pattern(line)!r} would take it"
+        for line in dump.unexplained[:3]
+    ]
+    notes = grouped_notes(notes)
     dump = replace(
         dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
     )
-    return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
+    return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
 
 
-def told_by_values(
+def decide_by_values(
     named: Sequence[Observation],
     unread: Sequence[Observation],
     model: Model,
     n: int,
     truth: Callable[[Collection[str]], dict[str, Array]],
 ) -> tuple[list[Observation], set[str], list[str]]:
-    """What words left open, settled: nodes, then rows. And the lines that no word named and values did."""
+    """Decide by values what words leave open: readings, nodes, rows. Also the places of lines named by values."""
+    named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
-    found, note = settle([*clear, *(o for o in done if o.name)], model, n, truth)
-    found, more = overruled(found, model, n, truth)
-    notes += more
+    found, note = choose_readings([*clear, *(o for o in done if o.name)], model, n, truth)
+    found, more = overrule_words(found, model, n, truth)
+    notes = [*chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 
@@ -142,7 +153,7 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
 
 
 def _check_room(source: str, model: Model, n: int) -> None:
-    """Before anything is computed: so many tokens fit the context, and their largest value fits memory."""
+    """Check before computing: the tokens fit the context, and their largest value fits memory."""
     if n > model.hparams.n_ctx_train:
         raise AssayError(
             f"{source}: {n} tokens, more than the context of {model.file.path.name} ({model.hparams.n_ctx_train}); "
@@ -178,16 +189,27 @@ def _translate(
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
         elif found := candidates(obs, model):
-            named.append(replace(obs, name=found[0], others=found[1:]))
+            named.append(_renamed(obs, found, model))
+        elif second := [other for other in obs.alternatives if candidates(other, model)]:
+            named += [
+                _renamed(other, candidates(other, model), model) for other in second
+            ]  # the model has no such layer
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
 
 
+def _renamed(obs: Observation, nodes: tuple[str, ...], model: Model) -> Observation:
+    """The observation, and those of its second reading, with nodes of this model."""
+    second = ((other, candidates(other, model)) for other in obs.alternatives)
+    alternatives = tuple(replace(other, name=found[0], others=found[1:]) for other, found in second if found)
+    return replace(obs, name=nodes[0], others=nodes[1:], alternatives=alternatives)
+
+
 def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
-    for several in ((obs.name, *obs.others), obs.otherwise):
+    for several in ((obs.name, *obs.others), obs.fallbacks):
         names = (name.replace("-last", "-" + last) for name in several)
         if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
             return nodes
@@ -197,43 +219,21 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
 def _match_by_value(
     unknown: list[Observation], model: Model, dump: Dump, truth: Truth, named: Collection[str]
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be.
+    """Match unknown names that carry whole values: the one node with these values, or a list of candidates.
 
-    Nodes that hold the same values in another shape, as kqv-0 and kqv_out-0 do, are one: the first that has the dumped
-    axes and that nobody named stands for them.
+    Nodes with the same values in another shape, such as kqv-0 and kqv_out-0, count as one. The first of them that has
+    the dumped axes and that the dump does not name itself stands for all.
     """
-    graph, n = model.graph, len(dump.tokens)
     matched: list[Observation] = []
     left: list[Observation] = []
     notes: list[str] = []
     for obs in unknown:
-        if obs.kind != "values" or obs.rows not in (None, (0, n)):
-            left.append(obs)
-            continue
-        size = obs.array().size if obs.shape is None else math.prod(obs.shape)
-        fits = [node.name for node in graph if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == size]
-        if not fits:
-            left.append(obs)
-            continue
-        array = obs.array().astype(np.float64)
-        if not is_finite(array, "kq").all():
-            left.append(obs)
-            continue
-        values = truth(fits)
-        scored, plain = [], dict[str, bool]()
-        for name in fits:
-            reading = layouts.readings(graph, name, array, (0, n), n)
-            if reading:
-                best = layouts.nearest(reading, values[name], token_axis(graph, name))
-                scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
-                plain[name] = not best.label
-        scored.sort(key=lambda pair: pair[0])
-        same = [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth)
         rivals = [pair for pair in scored if pair[1] not in same]
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
             taken = {*named, *(o.name for o in matched)}
             one = min(same, key=lambda name: (name in taken, not plain[name]))
-            if one in named and scored[0][0] > COPY:  # of another run: the dump has the node under its name
+            if one in named and scored[0][0] > COPY:  # not the same run: the dump has this node under its own name
                 left.append(obs)
                 notes.append(_evidence(obs, [(scored[0][0], one)], "not used; the dump itself names"))
                 continue
@@ -246,8 +246,33 @@ def _match_by_value(
     return matched, left, notes
 
 
+def _score_nodes(
+    obs: Observation, model: Model, n: int, truth: Truth
+) -> tuple[list[tuple[float, str]], dict[str, bool], list[str]]:
+    """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest."""
+    graph = model.graph
+    if obs.kind != "values" or obs.rows not in (None, (0, n)):
+        return [], {}, []
+    size = obs.array().size if obs.shape is None else math.prod(obs.shape)
+    computed = [node.name for node in graph if not node.has(Trait.STATE)]
+    fits = [name for name in computed if math.prod(shape_of(graph, name, n)) == size]
+    array = obs.array().astype(np.float64) if fits else np.zeros(0)
+    if not fits or not is_finite(array, maskable=True).all():
+        return [], {}, []
+    values = truth(fits)
+    scored, plain = list[tuple[float, str]](), dict[str, bool]()
+    for name in fits:
+        reading = layouts.readings(graph, name, array, (0, n), n)
+        if reading:
+            best = layouts.nearest(reading, values[name], token_axis(graph, name))
+            scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
+            plain[name] = not best.label
+    scored.sort(key=lambda pair: pair[0])
+    return scored, plain, [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+
+
 def _same_values(a: Array, b: Array) -> bool:
-    """The same numbers in whatever shape."""
+    """Whether both hold the same numbers, in any shape."""
     return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
 
 
@@ -265,7 +290,7 @@ def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str, same
 
 
 def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:
-    """The observation in the graph's axes, and how it was read if that is not plain; None if it means nothing."""
+    """The observation in the graph's axes, and a note if the layout was not plain; None if it must be dropped."""
     graph, n = model.graph, len(dump.tokens)
     axis = token_axis(graph, obs.name)
     if obs.kind != "values":
@@ -275,7 +300,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_as_computed, obs, graph)), ""
-    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
+    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
@@ -288,12 +313,11 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
 
 
 def _as_computed(obs: Observation, graph: Graph) -> Array:
-    """Scores without what was masked before its time; the numbers of experts as whole numbers, also where they were
-    written as floats."""
+    """Scores with 0 for -inf, because the graph masks later; expert ids as whole numbers, even if written as floats."""
     value, node = obs.array(), graph[obs.name]
-    if node.op not in INDICES:
-        return np.where(np.isneginf(value), 0, value) if node.op == "kq" else value
-    first = graph[node.inputs[0]] if node.op == "topk" else node
+    if not node.has(Trait.INDICES):
+        return np.where(np.isneginf(value), 0, value) if node.has(Trait.SCORES) and node.has(Trait.MASKABLE) else value
+    first = graph[node.inputs[0]] if node.has(Trait.MOVES) else node
     count = int(graph.shapes[first.name][-1])
     wrong = value[~((value >= 0) & (value < count) & (value == np.rint(value)))]
     if wrong.size:
@@ -304,7 +328,7 @@ def _as_computed(obs: Observation, graph: Graph) -> Array:
 
 
 def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
-    """Scores over the whole allocated cache: values at real keys are kept, statistics over unset ones mean nothing."""
+    """Scores over the whole allocated cache: keep values at real keys; drop statistics, which include unset keys."""
     assert obs.shape is not None
     padded, shape = obs.shape[-1], (*obs.shape[:-1], n_keys)
     if obs.kind != "at":
@@ -315,7 +339,7 @@ def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
 
 
 def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation | None, str]:
-    """Partial evidence: check that it fits; where the row was not said, take the nearest of first, last and all."""
+    """Check that a partial observation fits its node, and complete its rows and shape."""
     graph = model.graph
     start, stop = obs.rows or (0, n)
     if stop > n:
@@ -334,7 +358,7 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
             return None, ""
         obs = cut
     if obs.row is not None and obs.shape is not None and math.prod(obs.shape) == math.prod(expected(n)):
-        obs = replace(obs, shape=whole)  # the whole tensor's shape beside one row of it
+        obs = replace(obs, shape=whole)  # one row, printed with the whole tensor's shape
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
@@ -373,7 +397,7 @@ def _orders(laid: list[Observation], model: Model, truth: Truth) -> tuple[list[O
 
 
 def _join_steps(laid: list[Observation], model: Model, dump: Dump) -> list[Observation]:
-    """Where every step gave its rows of a node, they are one tensor."""
+    """Join the rows that the steps gave of a node into one tensor."""
     if len(dump.steps) < 2:
         return laid
     graph, n = model.graph, len(dump.tokens)

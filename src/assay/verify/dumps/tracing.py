@@ -1,7 +1,7 @@
 """Tracing: run an engine on a sequence and keep every node's value, in memory or streamed to a file.
 
-A trace is a dump we wrote ourselves: the values of all tokens under the node's name, whichever step computed them,
-in the float type of the engine, with where they come from (model hash, tokens, positions, steps, engine, precision).
+A trace is a dump that assay writes. Each node's name holds the values of all tokens, in the engine's float type. The
+metadata name the model's hash, the tokens, positions and steps, the engine and its precision.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import PAGE, Chunk, Engine, pages_for
-from assay.engines.plan.batching import INDICES
 from assay.errors import AssayError
-from assay.graph import Graph, split
+from assay.graph import Graph, Trait, split
 from assay.system.files import NewFile
 from assay.verify.dumps.formats.safetensors import TensorWriter, read_safetensors
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
@@ -33,7 +32,7 @@ Sink = Callable[[str, Array, int], None]  # name, value, first token row it desc
 
 
 def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> list[str]:
-    """The nodes whose name the pattern matches somewhere, in the graph's order; less the roles nobody sees."""
+    """The nodes whose name the pattern matches, in the graph's order, without the roles in `unseen`."""
     try:
         wanted = re.compile(pattern or "")
     except re.error as error:
@@ -47,14 +46,14 @@ def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> l
 
 
 def steps_of(n_tokens: int, decode: int) -> tuple[int, ...]:
-    """How a sequence is fed: all but the last `decode` tokens at once, these one by one."""
+    """Tokens of each step: all but the last `decode` tokens in one step, then one token a step."""
     if not 0 <= decode < n_tokens:
         raise AssayError(f"--decode {decode}: must leave at least one of the {n_tokens} tokens for the prompt")
     return (n_tokens - decode, *(1,) * decode)
 
 
 def shape_of(graph: Graph, name: str, n_tokens: int) -> tuple[int, ...]:
-    """The shape over the whole sequence: both symbols are its length."""
+    """The shape over the whole sequence: `T` and `S` are both its length."""
     return tuple(n_tokens if isinstance(d, str) else d for d in graph.shapes[name])
 
 
@@ -67,7 +66,7 @@ def run_steps(
     positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Feed the tokens step by step; hand each node's rows to `sink` as they come."""
+    """Feed the tokens step by step and hand each node's rows to `sink`."""
     graph = engine.model.graph
     ids = np.asarray(tokens, np.int32)
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
@@ -126,7 +125,7 @@ def take_trace(
         tokens=tuple(map(int, tokens)),
         positions=tuple(map(int, positions if positions is not None else range(len(tokens)))),
         steps=steps,
-        # A witness shows what it names: the rest is not observed.
+        # A witness engine keeps only the nodes that it names.
         observations=tuple(
             Observation(n, "values", kept[n], shape=kept[n].shape, foreign=n) for n in names if n in kept
         ),
@@ -145,7 +144,7 @@ def write_trace(
     positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """The trace as a safetensors or, by its name, an .npz file, in the memory of a few nodes."""
+    """Write the trace as safetensors, or as .npz if the path ends so; memory holds a few nodes at a time."""
     if path.suffix not in FORMATS:
         raise AssayError(
             f"{path}: a trace is written as .safetensors or .npz (found {path.suffix}); --summary writes JSON lines"
@@ -161,7 +160,7 @@ def write_trace(
     at = list(positions if positions is not None else range(len(tokens)))
     floats = engine.dtype
     tensors = [
-        (name, np.dtype(np.int32) if graph[name].op in INDICES else floats, shape_of(graph, name, len(tokens)))
+        (name, np.dtype(np.int32) if graph[name].has(Trait.INDICES) else floats, shape_of(graph, name, len(tokens)))
         for name in names
     ]
     metadata = {
@@ -187,7 +186,7 @@ def write_trace(
 
 
 def _archive(trace: Path, out: NewFile) -> None:
-    """The trace again as NumPy's archive, an array at a time: `tokens`, `positions` and `steps` among them."""
+    """Copy the trace into an .npz, one array at a time, with `tokens`, `positions` and `steps`."""
     readers, _, metadata = read_safetensors(trace)
     listed: dict[str, Callable[[], Array]] = {
         key: partial(np.array, json.loads(metadata[key]), np.int32) for key in ("positions", "steps")

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.formats.checks import MAX_TOKENS, read_checked, token_list
+from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.trace_file import read_trace
 from assay.verify.dumps.observation import Dump, Observation
 
 Array = NDArray[Any]
-_LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers that say what was fed
+_LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers: the tokens, and how they were fed
 
 
 def read_npz(path: Path) -> Dump:
-    """Arrays by name; the ids as `tokens`, `positions` if they do not count from 0, `steps` if they were several."""
+    """Arrays by name. `tokens` holds the ids; `positions` and `steps` are optional."""
     return from_arrays(path, archive_arrays(path))
 
 
@@ -36,7 +36,7 @@ def read_npy_folder(path: Path) -> Dump:
 
 
 def read_tensors(path: Path) -> Dump:
-    """A safetensors file: our own trace, or anybody's tensors with the ids as `tokens`."""
+    """A safetensors file: a trace of assay, or any tensors with the token ids as `tokens`."""
     trace = read_trace(path)
     if trace is not None:
         return trace
@@ -45,7 +45,7 @@ def read_tensors(path: Path) -> Dump:
 
 
 def from_arrays(path: Path, arrays: Arrays) -> Dump:
-    """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
+    """A dump from arrays by name; each has a shape and a function that reads it. `tokens` holds the ids."""
     ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in _LISTS]
     tokens = token_list(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = (

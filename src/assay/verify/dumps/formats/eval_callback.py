@@ -1,4 +1,4 @@
-"""Reading what `llama-eval-callback` prints: three values at either end of every axis, and the sum."""
+"""Reads the output of `llama-eval-callback`: three values at either end of every axis, and the sum."""
 
 from __future__ import annotations
 

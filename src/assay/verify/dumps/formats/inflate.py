@@ -1,7 +1,6 @@
-"""What undoes deflate, inside the box (`assay.system.box`); never imported.
+"""Inflates compressed data in a separate process (`assay.system.box`); never imported.
 
-A request is `{"deflated": base64, "most": bytes}`, an answer `{"raw": base64}`: at most so many bytes, the beginning
-where there are more.
+A request is `{"deflated": base64, "most": bytes}`. The answer is `{"raw": base64}`, cut to `most` bytes.
 """
 
 from __future__ import annotations

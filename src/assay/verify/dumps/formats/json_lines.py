@@ -1,7 +1,7 @@
-"""Reading dumps: assay's JSON lines, .npz, a folder of .npy, .safetensors. Names and layouts stay as they are here.
+"""Reads assay's dump format in JSON lines (docs/reference/dump-format.md). Names and layouts stay as the file has them.
 
-Dumps come from strangers. Sizes are checked against what is really there before anything is allocated, and every
-complaint names the line or the member. NaN and infinities, and JSON's null for either, are evidence (`finite`).
+The file is not trusted: sizes are checked before anything is allocated, and every error names the line. NaN, infinities
+and JSON's null for either are evidence, not errors (`finite.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.formats.checks import is_whole, read_checked, token_list
+from assay.verify.dumps.formats.field_checks import is_whole, read_checked, token_list
 from assay.verify.dumps.formats.numpy_files import read_raw
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.print_rounding import Number, half_unit, half_units
@@ -47,7 +47,7 @@ def read_json_lines(path: Path) -> Dump:
             found += _observations(path, where, item, len(tokens) - steps[-1], steps[-1], len(steps) == 1)
     if not steps:
         raise AssayError(f"{path}: empty; the first line must be a header")
-    if len(steps) > 1:  # "the whole tensor" of the first step was not the whole sequence
+    if len(steps) > 1:  # a whole tensor of the first step is not the whole sequence
         found = [_in_first_step(o, steps[0]) for o in found]
     return _unique(Dump(engine, tuple(tokens), tuple(positions), tuple(steps), tuple(found), str(path)))
 
@@ -92,7 +92,7 @@ def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], lis
 
 
 class _Printed(float):
-    """A number that remembers how it was printed."""
+    """A number with the text that it was printed as."""
 
     __slots__ = ("text",)
     text: str
@@ -149,7 +149,7 @@ def _observations(
             yield Observation(name, kind, data, printed=printed, **common)
             n += 1
     if not n:
-        raise AssayError(f"{where}: says nothing; give values, file or any of {', '.join(KINDS[1:])}")
+        raise AssayError(f"{where}: holds no observation; give values, file or any of {', '.join(KINDS[1:])}")
 
 
 def _texts(kind: str, data: Any) -> list[Any]:
@@ -216,6 +216,6 @@ def _unique(dump: Dump) -> Dump:
     for obs in dump.observations:
         key = (obs.foreign, obs.op, obs.kind, obs.rows, obs.side)
         if key in seen:
-            raise AssayError(f"{obs.where}: the {obs.kind} of this name was given before; one name, one value")
+            raise AssayError(f"{obs.where}: the {obs.kind} of this name was given before; give each name one value")
         seen.add(key)
     return dump

@@ -1,8 +1,8 @@
-"""NumPy's array files, alone or in an .npz: where the numbers lie, found without believing the file.
+"""Reads NumPy's array files, alone or in an .npz, without trusting the file.
 
-The header of an array file is a Python expression. NumPy evaluates it; here its three fields are looked for, so there
-is nothing to evaluate. What an .npz has compressed is inflated in the box, never to more than the header claims, and a
-claim is compared with what the dump needs before any of it is read.
+The header of an array file is a Python expression. NumPy evaluates it; this module only searches its three fields. A
+compressed member is inflated in a separate process (`assay.system.box`), and never beyond the size that its header
+claims. Every claimed size is compared with the file before anything is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from assay.errors import AssayError
 from assay.system.box import Box
 
 Array = NDArray[Any]
-Arrays = dict[str, tuple[tuple[int, ...], Callable[[], Array]]]  # name -> shape, and what reads it
+Arrays = dict[str, tuple[tuple[int, ...], Callable[[], Array]]]  # name -> shape, and a function that reads it
 MAX_AXES = 8
 MAX_MEMBERS = 1 << 16
 MAX_INFLATED = 1 << 27  # bytes of one compressed member
@@ -39,7 +39,7 @@ _box = Box("archive", Path(__file__).with_name("inflate.py"))
 
 @dataclass(frozen=True)
 class Header:
-    """What an array file says of itself."""
+    """The header of an array file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -88,10 +88,10 @@ def header(where: str, start: bytes, size: int) -> Header:
 
 
 def read_raw(where: str, path: Path, offset: int, count: int, dtype: str | np.dtype[Any]) -> Array:
-    """So many numbers of a file, from a place in it. Read, not mapped: who cuts a mapped file short ends its reader."""
+    """`count` numbers of a file, from `offset`. Read, not mapped: truncating a mapped file kills its reader."""
     array = np.fromfile(path, dtype, count, offset=offset)
     if array.size != count:
-        raise AssayError(f"{where}: the file has become shorter (found {array.size} of {count} values)")
+        raise AssayError(f"{where}: the file was truncated while it was read (found {array.size} of {count} values)")
     return array
 
 
@@ -140,7 +140,7 @@ def _read_member(where: str, path: Path, member: zipfile.ZipInfo, found: Header)
 
 
 def _member(where: str, path: Path, member: zipfile.ZipInfo, most: int) -> bytes:
-    """The first bytes of a member, inflated where need be."""
+    """The first `most` bytes of a member, inflated if it is compressed."""
     if member.flag_bits & 0x1:
         raise AssayError(f"{where}: is encrypted; save it without a password")
     stored = member.compress_type == zipfile.ZIP_STORED

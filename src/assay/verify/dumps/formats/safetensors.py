@@ -1,7 +1,7 @@
 """Safetensors files, written in any order and read lazily.
 
-A file is eight bytes of header length, a JSON header, and raw little-endian data. Every size is known from
-the graph before the first number is computed, so the header goes first and values are put into place as they come.
+A file is eight bytes of header length, a JSON header, and raw little-endian data. The graph gives every size before the
+first number is computed. So the header is written first, and values go to their places in any order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of a safetensors file."""
 
     name: str
@@ -47,17 +47,17 @@ class TensorWriter:
         self, path: Path, tensors: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str]
     ) -> None:
         header: dict[str, Any] = {"__metadata__": dict(metadata)}
-        relative: dict[str, Entry] = {}
+        relative: dict[str, TensorEntry] = {}
         at = 0
         for name, dtype, shape in tensors:
             size = math.prod(shape) * dtype.itemsize
             header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
-            relative[name] = Entry(name, _NAMES[dtype], shape, at)
+            relative[name] = TensorEntry(name, _NAMES[dtype], shape, at)
             at += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         base = 8 + len(text)
-        self.entries = {n: Entry(n, e.dtype, e.shape, base + e.offset) for n, e in relative.items()}
+        self.entries = {n: TensorEntry(n, e.dtype, e.shape, base + e.offset) for n, e in relative.items()}
         self.size = base + at
         self.file = NewFile(path, self.size)
         self._put(len(text).to_bytes(8, "little") + text, 0)
@@ -87,7 +87,7 @@ class TensorWriter:
             self.file.discard()
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[str, Entry], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[str, TensorEntry], dict[str, str]]:
     """Readers by tensor name, the entries, and the metadata. Nothing but the header is read now."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -105,7 +105,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[s
     return {name: partial(_read, path, entry) for name, entry in entries.items()}, entries, metadata
 
 
-def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
+def _entry(path: Path, name: str, item: Any, base: int, size: int) -> TensorEntry:
     dtype, shape, (begin, end) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise AssayError(f"{path}: {name}: unknown element type {dtype!r:.60}; known are {', '.join(DTYPES)}")
@@ -120,10 +120,10 @@ def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
             f"{path}: {name}: claims {claimed} bytes for shape {list(shape)} but has {present}; "
             "the file is truncated or its header is wrong"
         )
-    return Entry(name, dtype, shape, base + begin)
+    return TensorEntry(name, dtype, shape, base + begin)
 
 
-def _read(path: Path, entry: Entry) -> Array:
+def _read(path: Path, entry: TensorEntry) -> Array:
     if 0 in entry.shape:
         return np.empty(entry.shape, DTYPES[entry.dtype])
     array = read_raw(f"{path}: {entry.name}", path, entry.offset, math.prod(entry.shape), DTYPES[entry.dtype])

@@ -1,8 +1,8 @@
-"""What words leave open, settled by the values: which of several nodes a phrase means, and which token's row is shown.
+"""Chooses by values what words leave open: which of several nodes a phrase means, and which token's row is shown.
 
-People print "layer 3: [...]" and do not say of which token. One answer is sought for the whole log, because a print
-statement does the same in every layer: the reading that brings the values nearest to the definition's. A faulty engine
-is near to nothing in most layers, but what it computed before the fault decides.
+People print "layer 3: [...]" and do not say of which token. One answer holds for the whole log, because a print
+statement does the same in every layer: the reading with the smallest distance to the definition. The values of a faulty
+engine match nothing after the fault; its values before the fault decide.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from assay.verify.dumps.observation import STATISTICS, Observation, measure, row
 
 Array = NDArray[Any]
 Rows = tuple[int, int] | None
-_CLOSEST = 1e-7  # distances below this are the same: an exact match of a few digits proves no more
-_NEAR = 0.15  # of a row's rms: further off is no evidence for a node
+_CLOSEST = 1e-7  # smaller distances count as equal: a few matching digits prove no more
+_NEAR = 0.15  # of a row's rms: a larger distance is no evidence for a node
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
-def settle(
+def choose_readings(
     observations: Sequence[Observation],
     model: Model,
     n: int,
     truth: Callable[[Collection[str]], dict[str, Array]],
 ) -> tuple[list[Observation], list[str]]:
-    """Partial observations with one name and one row each, and what was assumed."""
+    """Partial observations with one name and one row each, and notes on what was assumed."""
     counted = [_from_the_end(o, n) for o in observations]
     if not any(_open(o, n) for o in counted):
         return counted, []
@@ -59,7 +59,7 @@ def settle(
         label, rows = _voted(obs, n, votes)
         i = chosen.get(_phrase(obs), 0)
         name = (obs.name, *obs.others)[i]
-        found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
+        found.append(replace(obs, name=name, others=(), rows=rows, possible_row=None))
         if _ROW_WORDS.get(label):
             notes.append(f"{name}: read as {_ROW_WORDS[label]}")
         if i:
@@ -80,7 +80,7 @@ def _open(obs: Observation, n: int) -> bool:
 
 
 def _class(obs: Observation) -> str:
-    """Lists and statistics are often of different rows."""
+    """Lists, statistics and best logits vote apart, because they often show different rows."""
     return "statistic" if obs.kind in STATISTICS else "top" if obs.kind == "top" else "list"
 
 
@@ -88,8 +88,8 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
     if obs.rows is not None or obs.shape is not None or n == 1:
         return [("fixed", obs.rows)]
     found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
-    if obs.perhaps is not None and -n <= obs.perhaps < n:
-        found.append(("said", (obs.perhaps % n, obs.perhaps % n + 1)))
+    if obs.possible_row is not None and -n <= obs.possible_row < n:
+        found.append(("said", (obs.possible_row % n, obs.possible_row % n + 1)))
     return found
 
 
@@ -112,22 +112,24 @@ def _vote(
             totals[_class(obs)]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
     votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
-    for kind, sums in totals.items():  # what the text told, unless the values tell clearly otherwise
-        margin = math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)  # one may be near by chance
-        far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # nothing is near: the values tell nothing
+    for kind, sums in totals.items():  # the row that the text names, unless the values clearly favour another
+        margin = (
+            math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)
+        )  # a single one may match by chance
+        far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # no reading matches: the values decide nothing
         if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
             votes[kind] = "said" if "said" in sums else votes[kind]
     return votes
 
 
 def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
-    """The rows of an observation, and in which words they were voted for."""
+    """The rows that the vote gives an observation, and the label of that reading."""
     wanted = (votes.get(_class(obs)), "fixed")
     return next((option for option in _rows(obs, n) if option[0] in wanted), ("all", obs.rows))
 
 
 def _phrase(obs: Observation) -> tuple[str, ...]:
-    """What one print statement writes in every layer."""
+    """The key of a print statement: the same in every layer."""
     return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
 
 
@@ -136,11 +138,11 @@ def _choose(
     rows: Callable[[Observation], Rows],
     distance: Callable[[Observation, Rows], float],
 ) -> dict[tuple[str, ...], int]:
-    """For every phrase that may mean several nodes, which: the likeliest, unless another is near and nearer by far."""
+    """For every phrase with several nodes, the index of its node: the likeliest, unless another one fits far better."""
     totals: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
     lists = {_phrase(o) for o in observations if o.kind not in STATISTICS}
     for obs in observations:
-        if not obs.others or (obs.kind in STATISTICS and _phrase(obs) in lists):  # a list tells more
+        if not obs.others or (obs.kind in STATISTICS and _phrase(obs) in lists):  # a list is better evidence
             continue
         far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
         have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))

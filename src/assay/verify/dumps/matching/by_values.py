@@ -1,14 +1,16 @@
-"""Printed lines whose words name no node, or only vaguely: the values tell which node they are.
+"""Decides by values which node a printed line is of, where its words name none, name it vaguely, or are wrong.
 
-A list of values is its own name. For every list (or line of statistics) that words leave open, the node and row of the
-definition's run that are nearest are sought; they must be within what a coarse engine may do, and alone. A print
-statement does the same in every layer: lines with the same words and other whole numbers are the same node of other
-layers, also where a fault makes their values match nothing.
+A list of values identifies its node. For every list, or line of statistics, that words leave open, `by_values` seeks
+the nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a
+rival. A print statement does the same in every layer. So lines with the same words and other whole numbers are the same
+node of other layers, even where a fault makes their values match nothing.
 
-Words that name a node are overruled in one case: their values are not that node's in the first layer printed, and are,
-digit by digit, another's that no other line claims and that is computed from it. A fault may leave a node with the
-values of what it was computed from (a norm, a rotation, a sum that was skipped) or of a neighbour (weights of q and v,
-of gate and up exchanged), never with those of what is made of it.
+`overrule_words` overrules words that name a node in one case. The values are not that node's in the first layer
+printed. They match, digit by digit, another node that no other line claims and that is computed from it. A fault may
+leave a node with the values of its input: a norm, a rotation or a sum was skipped. A fault may also exchange
+neighbours: the weights of q and v, of gate and up. A fault never gives a node the values of what is made from it.
+
+`choose_alternatives` decides between several readings of one line (`Observation.alternatives`).
 """
 
 from __future__ import annotations
@@ -21,29 +23,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
-from assay.graph import Graph, join, split
+from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, to_hf, token_axis
 
 Array = NDArray[Any]
-_COARSE = 0.03  # of a row's rms: what an engine of few bits may be off
-_CHANCE = 1e-3  # matches by chance that are put up with, over all candidates
-_RIVAL = 3.0  # times as far the next node must be
-_TRIES, _TEMPLATES = 8, 128  # lines of one template that are compared, and templates
-_ROWS = 32  # at either end of a sequence
-_LAYERS = 3  # whose values are computed
+_COARSE = 0.03  # of a row's rms: the error of an engine with few bits.
+_CHANCE = 1e-3  # accepted probability of a match by chance, over all candidates.
+_RIVAL = 3.0  # the second-best node must be this much further away.
+_TRIES, _TEMPLATES = 8, 128  # lines compared of one template, and number of templates.
+_ROWS = 32  # compared at either end of a sequence.
+_LAYERS = 3  # number of layers whose values are computed.
 _DIGITS = re.compile(r"(?<![\d#])\d{1,6}(?!\d)")
 _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_norm", "ffn_norm", "Qcur", "Kcur")
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What one line says of one node."""
+class LineEvidence:
+    """The observations that one line makes of one node."""
 
     observations: tuple[Observation, ...]
-    number: int  # which of the line's
-    said: Observation | None = None  # the first, with all whole numbers of its words
+    number: int  # its place among those of the line
+    said: Observation | None = None  # the first observation, with all whole numbers of its words
 
     @property
     def first(self) -> Observation:
@@ -51,12 +52,12 @@ class Unit:
 
     @property
     def weight(self) -> float:
-        """How many values it is worth."""
+        """Its number of values; a statistic counts half."""
         return sum(0.5 if o.kind in STATISTICS else len(o.data) for o in self.observations)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Place:
     node: str
     row: int | None
 
@@ -64,7 +65,7 @@ class _Found:
 def by_values(
     open_: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
-    """The observations with the nodes that their values are, as far as these are told; and what was told so."""
+    """The observations, renamed where their values identify a node, and notes on these."""
     groups = _grouped(_units(open_))
     n_layer = model.hparams.n_layer
     layers = sorted({k for units in groups.values() for u in units for k in _layers_of(u) if 0 <= k < n_layer})
@@ -72,7 +73,7 @@ def by_values(
     candidates = [name for name in _nodes(model.graph) if split(name)[1] in (None, *wanted)]
     if not groups or not candidates:
         return list(open_), []
-    library = _Library(model, n, truth(candidates))
+    library = _DefinitionRows(model, n, truth(candidates))
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, _), units in list(groups.items())[:_TEMPLATES]:
@@ -86,7 +87,7 @@ def by_values(
                 rows = obs.rows if obs.rows is not None or place.row is None else (place.row, place.row + 1)
                 renamed[id(obs)] = replace(
                     obs, name=place.node, foreign=obs.foreign if obs.name else place.node, others=(), rows=rows,
-                    vague=False, unnumbered=False, perhaps=None,
+                    vague=False, unnumbered=False, possible_row=None,
                 )  # fmt: skip
         changed = [(u, p) for u, p in named if u.first.name != p.node]
         if changed:
@@ -97,16 +98,18 @@ def by_values(
     return [renamed.get(id(o), o) for o in open_], notes
 
 
-def overruled(
+def overrule_words(
     named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
-    """The observations with another node where values speak against the words, and what was told so."""
+    """The observations, renamed where their values contradict the words, and notes on these."""
     names: dict[str, list[Observation]] = {}
     for obs in named:
         if obs.template and split(obs.name)[1] is not None:
             names.setdefault(obs.name, []).append(obs)
     units = [u for many in names.values() for u in _units(many)]
-    phrases: dict[tuple[str, str, int], dict[int, Unit]] = {}  # the words, their role, which of a layer's: by layer
+    phrases: dict[
+        tuple[str, str, int], dict[int, LineEvidence]
+    ] = {}  # (words, role, which one in the layer) -> by layer
     for unit in units:
         role, layer = split(unit.first.name)
         nth = 0
@@ -117,11 +120,11 @@ def overruled(
     first = min((min(of) for of in phrases.values() if of), default=0)
     asked = [of[first] for of in phrases.values() if first in of]
     values = truth({u.first.name for u in asked}) if asked else {}
-    library = _Library(model, n, values)
+    library = _DefinitionRows(model, n, values)
     doubted = [u for u in asked if not library.is_node(u)]
     if not doubted:
         return list(named), []
-    library = _Library(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))
+    library = _DefinitionRows(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, role, _), of in phrases.items():
@@ -139,12 +142,54 @@ def overruled(
     return [renamed.get(id(o), o) for o in named], notes
 
 
-def _units(observations: Iterable[Observation]) -> list[Unit]:
-    """Lists with the statistics beside them; statistics alone; the single values of a line."""
+def choose_alternatives(
+    named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
+) -> tuple[list[Observation], list[str]]:
+    """For lines with two readings, the one that more lines of the same words confirm; and what was decided.
+
+    The first reading stays unless the second one is a node's own values on more lines, at least on two.
+    """
+    lines: dict[str, list[Observation]] = {}
+    for obs in named:
+        lines.setdefault(obs.where, []).append(obs)
+    phrases: dict[str, list[list[Observation]]] = {}
+    for line in lines.values():
+        if any(o.alternatives for o in line):
+            phrases.setdefault(line[0].template, []).append(line)
+    printable = {name for name in _nodes(model.graph) if (split(name)[1] or 0) < _LAYERS}
+    wanted = {name for many in phrases.values() for line in many for o in line for name in _both(o)} & printable
+    if not wanted:
+        return list(named), []
+    library = _DefinitionRows(model, n, truth(wanted))
+    replaced: dict[str, list[Observation]] = {}
+    notes: list[str] = []
+    for template, many in phrases.items():
+        second = [[a for o in line for a in o.alternatives] for line in many]
+        confirmed = [sum(map(library.confirms, readings)) for readings in (many, second)]
+        if confirmed[1] > max(confirmed[0], 1):
+            replaced |= {line[0].where: other for line, other in zip(many, second, strict=True)}
+            notes.append(f"lines like {template!r}: read as {second[0][0].name}, row by row; the values confirm it")
+    found: list[Observation] = []
+    for obs in named:
+        if obs.where not in replaced:
+            found.append(obs)
+        elif obs is lines[obs.where][0]:
+            found += replaced[obs.where]
+    return found, notes
+
+
+def _both(obs: Observation) -> Iterable[str]:
+    """The nodes of an observation and of its second reading."""
+    for one in (obs, *obs.alternatives):
+        yield from (one.name, *one.others)
+
+
+def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
+    """Group the observations of each line: a list with its statistics, statistics alone, single values."""
     lines: dict[tuple[str, str], list[Observation]] = {}
     for obs in observations:
         lines.setdefault((obs.where, obs.template), []).append(obs)
-    units: list[Unit] = []
+    units: list[LineEvidence] = []
     for many in lines.values():
         parts: list[list[Observation]] = [[]]
         for obs in many:
@@ -154,21 +199,21 @@ def _units(observations: Iterable[Observation]) -> list[Unit]:
             if own and obs.kind not in STATISTICS and not ends and not single:
                 parts.append([])
             parts[-1].append(obs)
-        units += [Unit(tuple(p), i) for i, p in enumerate(parts)]
+        units += [LineEvidence(tuple(p), i) for i, p in enumerate(parts)]
     return [u for u in units if u.weight >= (2 if all(o.kind in STATISTICS for o in u.observations) else 3)]
 
 
-def can_tell(observations: Iterable[Observation]) -> bool:
-    """Whether there are enough values on any line for them to tell a node."""
+def can_identify(observations: Iterable[Observation]) -> bool:
+    """Whether any line has enough values to identify a node."""
     return bool(_units(observations))
 
 
-def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:
-    """The units of each template. Those that stand alone are grouped by their words without any digit."""
-    fine: dict[tuple[str, int], list[Unit]] = {}
+def _grouped(units: Iterable[LineEvidence]) -> dict[tuple[str, int], list[LineEvidence]]:
+    """The evidence of each template. Lines with a unique template are grouped by their words without digits."""
+    fine: dict[tuple[str, int], list[LineEvidence]] = {}
     for unit in units:
         fine.setdefault((unit.first.template, unit.number), []).append(unit)
-    groups: dict[tuple[str, int], list[Unit]] = {}
+    groups: dict[tuple[str, int], list[LineEvidence]] = {}
     for (template, number), many in fine.items():
         if len(many) == 1 and (digits := _DIGITS.findall(template)):
             first = replace(many[0].first, integers=(*many[0].first.integers, *(int(d) for d in digits)))
@@ -178,13 +223,13 @@ def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:
     return groups
 
 
-def _layers_of(unit: Unit) -> Iterable[int]:
+def _layers_of(unit: LineEvidence) -> Iterable[int]:
     return unit.first.integers if unit.first.layer is None else (unit.first.layer,)
 
 
 def _nodes(graph: Graph) -> list[str]:
-    """Nodes that people print by the row. The ends are left out: they need every layer, and have clear names."""
-    found = [node.name for node in graph if node.op not in INDICES and node.op != "cache"]
+    """Nodes that people print by the row. The final norm and logits are left out: they need every layer."""
+    found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.STATE)]
     return [
         name
         for name in found
@@ -195,8 +240,8 @@ def _nodes(graph: Graph) -> list[str]:
     ]
 
 
-class _Library:
-    """The definition's rows: nodes in the order in which a tie is decided, each as (name, rows, features)."""
+class _DefinitionRows:
+    """The definition's rows of each node. The order of nodes decides ties."""
 
     def __init__(self, model: Model, n: int, values: dict[str, Array]) -> None:
         self._rows = list(range(n)) if n <= 2 * _ROWS else [*range(_ROWS), *range(n - _ROWS, n)]
@@ -212,8 +257,8 @@ class _Library:
         self._statistics: dict[tuple[int, str], Array] = {}
         self._size = len(self._entries) * len(self._rows)
 
-    def nearest(self, unit: Unit) -> _Found | None:
-        """The node and row whose values these are, if there is one."""
+    def nearest(self, unit: LineEvidence) -> _Place | None:
+        """The node and row with these values; None without a clear match."""
         limit = min(_COARSE, (_CHANCE / self._size) ** (1 / unit.weight))
         scored: list[tuple[float, str, int]] = []
         for name, part, rms in self._entries:
@@ -233,15 +278,25 @@ class _Library:
         same = [s for s in scored if s[0] <= best[0] * (1 + 1e-9) + 1e-12]
         if rivals and len(same) < 1 + len({s[1] for s in rivals}):
             return None
-        return _Found(same[0][1], same[0][2])
+        return _Place(same[0][1], same[0][2])
 
-    def is_node(self, unit: Unit) -> bool:
-        """Whether the values may be those of the node that the words name, in some row."""
+    def confirms(self, line: Sequence[Observation]) -> bool:
+        """Whether the values of a line are those of a node that it names, beyond chance."""
+        for unit in _units(line):
+            limit = min(_COARSE, (_CHANCE / self._size) ** (1 / unit.weight))
+            names = {name for o in unit.observations for name in (o.name, *o.others)}
+            errors = [self._error(unit, part, rms) for name, part, rms in self._entries if name in names]
+            if any(e is not None and float(e.min()) <= limit for e in errors):
+                return True
+        return False
+
+    def is_node(self, unit: LineEvidence) -> bool:
+        """Whether the values match the node that the words name, in some row."""
         found = (self._error(unit, part, rms) for name, part, rms in self._entries if name == unit.first.name)
         errors = [e for e in found if e is not None]
         return not errors or min(float(e.min()) for e in errors) <= _COARSE
 
-    def _error(self, unit: Unit, part: Array, rms: Array) -> Array | None:
+    def _error(self, unit: LineEvidence, part: Array, rms: Array) -> Array | None:
         worst = np.zeros(len(part))
         for obs in unit.observations:
             target = obs.target()
@@ -274,8 +329,10 @@ class _Library:
         return found[:256] if found and min(found) >= 0 and max(found) < width else None
 
 
-def _spread(units: Sequence[Unit], found: dict[int, _Found], n_layer: int, n: int) -> list[tuple[Unit, _Found]]:
-    """The lines of one template, given what some of them are."""
+def _spread(
+    units: Sequence[LineEvidence], found: dict[int, _Place], n_layer: int, n: int
+) -> list[tuple[LineEvidence, _Place]]:
+    """Extend the matches of some lines to all lines of the same template."""
     known = [(i, u, found[id(u)]) for i, u in enumerate(units) if id(u) in found]
     if not known:
         return []
@@ -289,16 +346,16 @@ def _spread(units: Sequence[Unit], found: dict[int, _Found], n_layer: int, n: in
     row = _row(units, [(i, u, f.row) for i, u, f in known if f.row is not None], n)
     done = {id(u): f for _, u, f in known}
     return [
-        (u, done.get(id(u)) or _Found(join(role, layer), row(i)))
+        (u, done.get(id(u)) or _Place(join(role, layer), row(i)))
         for i, u in enumerate(units)
         if id(u) in done or ((layer := place(i)) is not None and 0 <= layer < n_layer)
     ]
 
 
 def _place(
-    units: Sequence[Unit], known: Sequence[tuple[int, Unit, int]], n_layer: int
+    units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int]], n_layer: int
 ) -> Callable[[int], int | None] | None:
-    """Which layer a line of the template is of: as it says, by a whole number that runs along, or by its turn."""
+    """The layer of a line: the one it names, a whole number that counts along, or its place among the lines."""
     if all(u.first.layer is not None for u in units):
         return lambda i: units[i].first.layer
     length = min(len(u.first.integers) for u in units)
@@ -318,8 +375,10 @@ def _place(
     return None
 
 
-def _row(units: Sequence[Unit], known: Sequence[tuple[int, Unit, int | None]], n: int) -> Callable[[int], int | None]:
-    """Which row a line of the template is of: always the same, or by a whole number that runs along."""
+def _row(
+    units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int | None]], n: int
+) -> Callable[[int], int | None]:
+    """The row of a line: the same for all, or a whole number that counts along."""
     rows = {r for _, _, r in known}
     if len(rows) == 1:
         return lambda i: next(iter(rows))

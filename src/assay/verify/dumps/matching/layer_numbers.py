@@ -1,4 +1,4 @@
-"""The numbers of layers in a log: counted from 1, or not printed at all and told by the order of the lines."""
+"""Numbers the layers of a log: they may count from 1, or be missing, so that the order of lines gives them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from assay.graph import join, split
 from assay.verify.dumps.observation import Observation
 
 
-def numbered(
+def number_layers(
     observations: Sequence[Observation], unread: Sequence[Observation], n_layer: int
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """The observations, and those of unknown nodes, with layers counted from 0; and what was assumed."""
+    """Both kinds of observations with layers counted from 0, and notes on what was assumed."""
     notes: list[str] = []
     found, rest = list(observations), list(unread)
     if counted_from_one([*found, *rest], n_layer):
@@ -44,8 +44,15 @@ def _one_less(obs: Observation) -> Observation:
         return join(role, max(layer - 1, 0))
 
     layer = None if obs.layer is None else max(obs.layer - 1, 0)
-    others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
-    return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
+    others, fallbacks = tuple(map(less, obs.others)), tuple(map(less, obs.fallbacks))
+    return replace(
+        obs,
+        name=less(obs.name),
+        others=others,
+        fallbacks=fallbacks,
+        layer=layer,
+        alternatives=tuple(map(_one_less, obs.alternatives)),
+    )
 
 
 _IN_PATH = re.compile(r"\.(\d{1,4})\.")  # model.layers.1.mlp

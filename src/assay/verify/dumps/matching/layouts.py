@@ -1,8 +1,8 @@
-"""Layouts: how a stranger's array lies against the graph's, `[tokens, features]` or `[heads, tokens, …]`.
+"""Layouts: how another engine's array maps to the graph's axes, `[tokens, features]` or `[heads, tokens, …]`.
 
-What the shape alone allows is listed; where it allows several readings, the one nearest to the truth is taken, and
-said so. Hugging Face's order of a rotary head (two halves instead of pairs) is found the same way: it is a
-convention, not a fault, as long as scores come out right.
+`readings` lists every layout that the shape allows. `nearest` takes the one nearest to the definition's values, and the
+caller notes it. Hugging Face's order of a rotary head (two halves instead of pairs) is found the same way. It is a
+convention, not a fault, as long as the scores are right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ArrayReading:
     """One way to read an array: the array in the graph's axes and the token rows it covers."""
 
     label: str
@@ -30,16 +30,16 @@ class Reading:
     rows: tuple[int, int] | None
 
 
-def readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tokens: int) -> list[Reading]:
+def readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tokens: int) -> list[ArrayReading]:
     """All ways in which the array can be the node's value for the tokens of `rows`, the likeliest first."""
-    found: list[Reading] = []
+    found: list[ArrayReading] = []
     for reading in _readings(graph, name, array, rows, n_tokens):
         if not any(np.array_equal(reading.array, r.array) and reading.rows == r.rows for r in found):
             found.append(reading)
     return found
 
 
-def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tokens: int) -> Iterator[Reading]:
+def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tokens: int) -> Iterator[ArrayReading]:
     n = rows[1] - rows[0]
     whole = None if rows == (0, n_tokens) else rows
     last = (rows[1] - 1, rows[1])
@@ -48,7 +48,7 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
     if symbolic[0] == "S":  # a cache: all keys so far, or only this step's
         for count, covered in ((keys, None if keys == n_tokens else (0, keys)), (n, whole)):
             want = (count, *(int(d) for d in symbolic[1:]))
-            yield from (Reading(label, a, covered) for label, a in _arrange(array, want, 0))
+            yield from (ArrayReading(label, a, covered) for label, a in _arrange(array, want, 0))
         return
     axis = token_axis(graph, name)
     padded = symbolic[-1] == "S" and array.ndim >= 2 and array.shape[-1] > keys
@@ -56,20 +56,20 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
         array = array[..., :keys]
     heads_rows = (int(symbolic[0]), n) if symbolic[-1] == "S" else ()
     if heads_rows and array.shape[:-1] == heads_rows and array.shape[-1] < keys and n < keys:
-        # a step that saw fewer keys than there are: a fault to be named, not a dump to be refused
+        # a step that saw too few keys is a fault to diagnose, not a dump to reject
         room = [(0, 0), (0, 0), (0, keys - array.shape[-1])]
-        yield Reading("fewer keys than tokens so far", np.pad(array, room), whole)
+        yield ArrayReading("fewer keys than tokens so far", np.pad(array, room), whole)
         return
     for count, covered, note in ((n, whole, ""), (1, last, "last token only")):
         if count == 1 and n == 1 and note:
             continue
         want = tuple(count if d == "T" else keys if d == "S" else int(d) for d in symbolic)
         for label, a in _arrange(array, want, axis):
-            yield Reading(", ".join(filter(None, (note, label, "padded keys cut" if padded else ""))), a, covered)
+            yield ArrayReading(", ".join(filter(None, (note, label, "padded keys cut" if padded else ""))), a, covered)
 
 
 def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[str, Array]]:
-    """The array as `want`, in the ways that happen."""
+    """The array as `want`, in the layouts that engines use."""
     if array.size != math.prod(want):
         return
     shape = tuple(d for d in array.shape if d != 1)
@@ -96,16 +96,16 @@ def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[s
                 yield "axes reversed", array.reshape(tuple(reversed(target))).transpose().reshape(want)
 
 
-def nearest(found: list[Reading], truth: Array, axis: int) -> Reading:
+def nearest(found: list[ArrayReading], truth: Array, axis: int) -> ArrayReading:
     """The plain reading, unless another is much nearer to the truth."""
 
-    def distance(reading: Reading) -> float:
+    def distance(reading: ArrayReading) -> float:
         part = rows_of(truth, axis, reading.rows)
         part = part[tuple(slice(0, n) for n in reading.array.shape)]
         return float(np.sum((reading.array - part) ** 2))
 
     best = min(found, key=distance)
-    return best if 10 * distance(best) < distance(found[0]) else found[0]  # a faulty dump is near to nothing
+    return best if 10 * distance(best) < distance(found[0]) else found[0]  # a faulty dump may match no layout
 
 
 def is_hf(observations: list[Observation], truth: dict[str, Array], graph: Graph, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""What to tell the user about how a log was read: one line for each kind of node, assumptions, --pattern hints."""
+"""Tells the user how a log was read: one line for each kind of node, the assumptions, and hints for --pattern."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from assay.graph import split
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 
 
-def folded(notes: Iterable[str]) -> list[str]:
-    """Notes that say the same of several subjects, a line each kind: "l_out-0 and 29 more: read as the last row"."""
+def grouped_notes(notes: Iterable[str]) -> list[str]:
+    """One line for notes that differ only in their subject: "l_out-0 and 29 more: read as the last row"."""
     kinds: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
         kinds.setdefault(re.sub(r"\d[\d.]*(?:e[-+]\d+)?", "#", note.partition(": ")[2] or note), []).append(note)
@@ -27,7 +27,7 @@ def folded(notes: Iterable[str]) -> list[str]:
     return found
 
 
-def understood(dump: Dump, n: int) -> list[str]:
+def reading_summary(dump: Dump, n: int) -> list[str]:
     """The reading of a log, a line each kind: "l_out-0 … l_out-29 (30 nodes): last row, 5 values and an rms each"."""
     lines: dict[str, dict[str, list[Observation]]] = {}
     for obs in dump.observations:
@@ -65,12 +65,15 @@ def _what(observations: Sequence[Observation]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def nothing_read(dump: Dump) -> AssayError:
-    """What to say of a text in which no line was understood."""
-    hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
+def nothing_read_error(dump: Dump) -> AssayError:
+    """The error for a text in which no line names a node."""
+    hint = (
+        f"; --pattern {suggested_pattern(dump.unexplained[0])!r} would take {dump.unexplained[0]!r}"
+        if dump.unexplained
+        else ""
+    )
     return AssayError(
-        f"{dump.source}: no format known here and no line that speaks of a node{hint}; "
-        "see docs/reference/dump-format.md"
+        f"{dump.source}: no known format, and no line that names a node{hint}; see docs/reference/dump-format.md"
     )
 
 
@@ -79,7 +82,7 @@ _NAMED = re.compile(r"\b(layer|block|blk|l)([\s_.:#-]{0,3})\d{1,4}\b(?!\.\d)", r
 _FLOAT = re.compile(r"(?<![\w.])[-+]?\d{1,40}\.\d{0,40}(?:[eE][-+]?\d{1,4})?")
 
 
-def suggestion(line: str) -> str:
+def suggested_pattern(line: str) -> str:
     """The --pattern that would take a line which speaks of no known node."""
     text = _LIST.sub(lambda m: m[0][0] + "{first}" + m[0][-1], line, count=1)
     text = _NAMED.sub(r"\1\2{layer}", text, count=1)

@@ -1,1 +1,1 @@
-"""What people call a node, a layer, a token's row and a statistic: tables from words and names to nodes."""
+"""Names: tables from the words and names that people use to nodes, layers, token rows and statistics."""

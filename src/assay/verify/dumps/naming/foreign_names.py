@@ -1,7 +1,7 @@
-"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's and llama2.c's; plain words: `words.py`.
+"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's, llama2.c's. Plain words: `phrases.py`.
 
 llama.cpp's names are ours (read off its commit b21e4de), except where it gives several values one name: there the
-operation decides. Everything else is the table below, tried from top to bottom; `docs/reference/names.md` prints it.
+operation decides. All other names are in the table below, tried from top to bottom; `docs/reference/names.md` prints it.
 `{n}` in a node stands for the layer, `{n-1}` for the one before.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from assay.graph import Graph, join, split
+from assay.graph import Graph, Trait, join, split
 
 # llama.cpp: one name, several values; ggml's operation tells them apart. Empty: a view of a value named before. A
 # matrix product denotes the first of the nodes that is one: `gemma4` calls its K product `Vcur` where V is made of it,
@@ -26,7 +26,7 @@ BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("attn_out", "ADD"): ("sa_out", "attn_out"), ("ffn_norm", "ADD"): (),
     **{(role, op): () for role in ("Qcur", "Kcur", "Vcur") for op in ("RESHAPE", "VIEW", "PERMUTE", "CONT")},
 }  # fmt: skip
-# Names that mean nothing by themselves: `norm` is every RMSNorm before its weight, the rest are views and copies.
+# Names that denote no single value: `norm` is every RMSNorm before its weight; the others are views and copies.
 IGNORED = re.compile(
     r"^norm(-\d+)?$|^(leaf|node)_\d+ \(.*\)|.* \((view|reshaped|permuted|copy|copy of.*|cont|transposed)\)"
     r"|^(cache_[kv]_l\d+|[kqv])(-\d+)? \(|^inp_(tokens|pos|out_ids)$|^(KQ_mask|attn_inp_).*"
@@ -44,7 +44,7 @@ _LAYER = rf"(?:layers?|blk|blocks?|h)[. _-]?{_N}[. _/-]+"
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """`pattern` (the whole name, any case) denotes the first of `nodes` that the graph has."""
 
     family: str
@@ -54,12 +54,9 @@ class Rule:
     needs: str = ""  # a node without which the first of `nodes` is not meant
 
 
-def _rules() -> Iterable[Rule]:
-    def hf(name: str, *nodes: str, order: str = "gguf") -> Rule:
-        return Rule("Hugging Face", _HF + name, nodes, order)
-
-    def meta(name: str, *nodes: str) -> Rule:
-        return Rule("Meta, llama2.c", rf"layers\.{_N}\.{name}", nodes)
+def _hugging_face_rules() -> Iterable[NameRule]:
+    def hf(name: str, *nodes: str, order: str = "gguf") -> NameRule:
+        return NameRule("Hugging Face", _HF + name, nodes, order)
 
     yield hf(r"embed_tokens", "embd")
     yield hf(rf"layers\.{_N}\.input_layernorm", "attn_norm-{n}")
@@ -74,7 +71,7 @@ def _rules() -> Iterable[Rule]:
     yield hf(rf"layers\.{_N}\.post_feedforward_layernorm", "ffn_post_norm-{n}")
     yield hf(rf"layers\.{_N}\.post_attention_layernorm\.input", "ffn_inp-{n}")
     yield hf(rf"layers\.{_N}\.post_attention_layernorm", "attn_post_norm-{n}", "ffn_norm-{n}")
-    yield Rule("Bumblebee", rf"(?:decoder\.)?blocks\.{_N}\.output_norm", ("ffn_norm-{n}",))
+    yield NameRule("Bumblebee", rf"(?:decoder\.)?blocks\.{_N}\.output_norm", ("ffn_norm-{n}",))
     yield hf(rf"layers\.{_N}\.mlp\.gate_proj", "ffn_gate-{n}")
     yield hf(rf"layers\.{_N}\.mlp\.up_proj", "ffn_up-{n}")
     yield hf(rf"layers\.{_N}\.mlp\.down_proj\.input", "ffn_swiglu-{n}", "ffn_geglu-{n}")
@@ -82,9 +79,15 @@ def _rules() -> Iterable[Rule]:
     yield hf(rf"layers\.{_N}", "l_out-{n}")
     yield hf(r"norm", "result_norm")
     yield hf(r"lm_head", "result_output")
-    yield Rule("Hugging Face", r"hidden_states[._\[]0\]?", ("embd",))
+    yield NameRule("Hugging Face", r"hidden_states[._\[]0\]?", ("embd",))
     # The last of them is taken after the final norm: there is no layer n, so no `l_out-{n}` is asked for.
-    yield Rule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
+    yield NameRule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
+
+
+def _meta_rules() -> Iterable[NameRule]:
+    def meta(name: str, *nodes: str) -> NameRule:
+        return NameRule("Meta, llama2.c", rf"layers\.{_N}\.{name}", nodes)
+
     yield meta("attention_norm", "attn_norm-{n}")
     yield meta(r"attention\.wq", "Qcur_biased-{n}", "Qcur_proj-{n}")
     yield meta(r"attention\.wk", "Kcur_biased-{n}", "Kcur_proj-{n}")
@@ -94,9 +97,12 @@ def _rules() -> Iterable[Rule]:
     yield meta(r"feed_forward\.w1", "ffn_gate-{n}")
     yield meta(r"feed_forward\.w3", "ffn_up-{n}")
     yield meta(r"feed_forward(?:\.w2)?", "ffn_out-{n}")
-    yield Rule("Meta, llama2.c", r"tok_embeddings|token_embedding_table", ("embd",))
-    yield Rule("Meta, llama2.c", r"output", ("result_output",))
-    for said, node in (
+    yield NameRule("Meta, llama2.c", r"tok_embeddings|token_embedding_table", ("embd",))
+    yield NameRule("Meta, llama2.c", r"output", ("result_output",))
+
+
+def _plain_rules() -> Iterable[NameRule]:
+    for names, node in (
         ("q_rope|rope_q|q_rotated", "Qcur"), ("k_rope|rope_k|k_rotated", "Kcur"), ("q|query|q_proj", "Qcur_proj"),
         ("k|key|k_proj", "Kcur_proj"), ("v|value|v_proj", "Vcur"), ("att|attention_weights|softmax", "kq_soft_max"),
         ("scores|attention_scores|qk", "kq"), ("attn_norm|attention_norm|input_norm|rms_att", "attn_norm"),
@@ -106,10 +112,10 @@ def _rules() -> Iterable[Rule]:
         ("ffn_inp|attn_residual|after_attention", "ffn_inp"), ("output|out|x|hidden|l_out", "l_out"),
         ("swiglu|ffn_act|silu_mul", "ffn_swiglu"),
     ):  # fmt: skip
-        yield Rule("plain", rf"{_LAYER}(?:{said})", (node + "-{n}",))
+        yield NameRule("plain", rf"{_LAYER}(?:{names})", (node + "-{n}",))
 
 
-RULES: tuple[Rule, ...] = tuple(_rules())
+RULES: tuple[NameRule, ...] = (*_hugging_face_rules(), *_meta_rules(), *_plain_rules())
 _COMPILED = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in RULES]
 
 
@@ -125,12 +131,12 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     if op and (role, op) in BY_OP:
         nodes = [join(found, layer) for found in BY_OP[role, op]]
         if op == "MUL_MAT":
-            nodes = [node for node in nodes if node in graph and graph[node].op == "linear"]
+            nodes = [node for node in nodes if node in graph and graph[node].has(Trait.PRODUCT)]
         return _first(graph, nodes, "gguf")
     plain = name if name in graph else join(OLD.get(role, role), layer)
     if plain in graph:
         return plain, "gguf"
-    if op:  # llama.cpp speaks; other people's names mean other things
+    if op:  # the dump is llama.cpp's; other projects' names mean other things
         return None
     for rule, pattern in _COMPILED:
         if (m := pattern.fullmatch(name)) and (found := _fill(rule, m, graph)):
@@ -145,7 +151,7 @@ def _numbered(node: str, m: re.Match[str]) -> str:
     return node.replace("{n-1}", str(n - 1)).replace("{n}", str(n))
 
 
-def _fill(rule: Rule, m: re.Match[str], graph: Graph) -> tuple[str, str] | None:
+def _fill(rule: NameRule, m: re.Match[str], graph: Graph) -> tuple[str, str] | None:
     nodes = rule.nodes[1:] if rule.needs and _numbered(rule.needs, m) not in graph else rule.nodes
     return _first(graph, [_numbered(node, m) for node in nodes], rule.order)
 

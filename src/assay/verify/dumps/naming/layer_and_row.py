@@ -1,4 +1,4 @@
-"""Where a line speaks of: the layer's number and the token's row among its words, however they are said.
+"""Finds the layer's number and the token's row among the words of a line, in the ways that people write them.
 
 "layer 3", "layer_idx=3", `layers[3]`, "L3", "3rd block"; "last token", "pos 7", `token=last`, "last prompt position".
 """
@@ -11,19 +11,19 @@ from itertools import pairwise
 LAYERS = {"layer", "layers", "block", "blocks", "blk", "lyr", "lay", "decoderlayer", "transformerblock"}
 LAYER = LAYERS | {"l", "decoder", "dec", "h", "il", "transformer", "depth"}
 ROW = {"row", "pos", "position", "t", "timestep"}
-PERHAPS = {"token", "tok", "step"}  # "token 3" is the fourth row, or the id 3
+MAYBE_ROW = {"token", "tok", "step"}  # "token 3" is the fourth row, or the id 3
 # Words between "layer" and its number; words before it that make it a count.
 NUMBERING = {"idx", "index", "id", "no", "nr", "num", "number", "nummer", "i", "n", "ix"}
 COUNTS = {"n", "num", "total", "nr", "max", "count", "of"}
 _STRONG = {"idx", "index", "number", "num", "no", "nr"}
 _ORDINAL = {"st", "nd", "rd", "th"}
-_ROWS = ROW | PERHAPS | {"tokens", "positions"}
+_ROWS = ROW | MAYBE_ROW | {"tokens", "positions"}
 _OF_THE_PROMPT = {"prompt", "input", "context", "sequence", "seq", "fed", "prefill", "real", "valid"}
 _LAST = {"last", "final"}
 
 
 def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
-    """The layer's number, and which of the words said it."""
+    """The layer's number, and the places of the words that name it."""
     for named in (LAYERS, LAYER):
         for i, word in enumerate(words):
             if word not in named or (i and words[i - 1] in COUNTS and word.endswith("s")):
@@ -57,17 +57,17 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
 
 
 def row_of(words: Sequence[str], used: set[int]) -> int | None:
-    """The token's row, as the words firmly say it; -1 is the last."""
+    """The token's row, if the words name it for certain; -1 is the last."""
     for i, (a, b) in enumerate(pairwise(words)):
         if a in ROW and b.isdecimal() and len(b) < (4 if a == "t" else 7) and not {i, i + 1} & used:
             return int(b)
-        if a in ROW | PERHAPS and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
+        if a in ROW | MAYBE_ROW and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])
         if b in _ROWS and a in _LAST and not "".join(words[i + 2 : i + 3]).isdecimal():
             return -1  # and not "norm_final pos=3"
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:
             return -1
-        if a in ROW | PERHAPS and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):
+        if a in ROW | MAYBE_ROW and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):
             return -1
         if a == "first" and b in _ROWS - {"tokens", "positions"}:
             return 0
@@ -85,14 +85,14 @@ def _goes_on(word: str) -> bool:
     return word.isdecimal() or word in ("few", "elements", "dims")
 
 
-def perhaps_of(words: Sequence[str], used: set[int]) -> int | None:
+def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:
     """A row it may be: "token 3" is the fourth row, or the id 3."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in PERHAPS | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
+        if a in MAYBE_ROW | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
     return None
 
 
 def of_each_layer(words: Sequence[str]) -> bool:
-    """Speaks of layers without a number: what is below it may count them."""
+    """Whether the words name layers without a number, so that the lines below may count them."""
     return bool(set(words) & (LAYERS | {"depth"})) and layer_of(words)[0] is None

@@ -1,4 +1,4 @@
-"""Words of other languages for what logs speak of, as the English ones that the tables know."""
+"""Translates words of other languages into the English words of the tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 # Written without accents and in lower case.
-TONGUES: dict[str, tuple[str, ...]] = {
+TRANSLATIONS: dict[str, tuple[str, ...]] = {
     word: tuple(english.split())
     for english, words in {
         "layer": "schicht couche capa camada strato laag lager slaj слой слои слоя слое слою слоев ebene warstwa"
@@ -68,8 +68,8 @@ _BEFORE = re.compile(r"(\S+)\s+vor\b")  # said behind what it is before of
 _LATIN = re.compile("[\u00c0-\u024f]")
 
 
-def english(text: str) -> str:
-    """Text with letters beyond ASCII: signs as English words, accents dropped."""
+def to_english(text: str) -> str:
+    """Text beyond ASCII: Chinese, Japanese and Korean words become English ones, accents are dropped."""
     if _LATIN.search(text):
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = _NTH.sub(r" layer \1 ", text)

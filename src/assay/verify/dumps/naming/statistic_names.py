@@ -1,4 +1,4 @@
-"""What people call a statistic: `rms`, `abs_max`, `probeSum`, `x.mean()`, `L2-norm`, `σ`."""
+"""Names of statistics: `rms`, `abs_max`, `probeSum`, `x.mean()`, `L2-norm`, `σ`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATISTIC_WORDS = {
     "absmean": "absmean", "meanabs": "absmean", "absavg": "absmean", "avgabs": "absmean",
     "μ": "mean", "µ": "mean", "σ": "std",
 }  # fmt: skip
-# A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
+# With one of these before it, `norm` is a statistic; else it is a node: attn_norm, final_norm.
 _NORM_OF = {
     "l", "2", "x", "h", "y", "hidden", "resid", "residual", "vec", "vector", "state", "abs", "linalg", "frob", "fro",
     "act",
@@ -46,7 +46,7 @@ def _statistic(key: tuple[str, ...]) -> str | None:
         two = "".join(split_words([key[-2].rpartition(".")[2], key[-1]]))
         if two in _JOINED:
             return STATISTIC_WORDS[two]
-    word = "sum" if key[-1] == "Σ" else key[-1].lower().strip("_")  # whose small letter is a deviation
+    word = "sum" if key[-1] == "Σ" else key[-1].lower().strip("_")  # its small letter σ is the deviation
     if word == "norm" and len(key) > 1 and set(split_words(key[-2:-1])[-1:]) & _NODES:
         return None  # "after attn norm"
     found = STATISTIC_WORDS.get(word) or STATISTIC_WORDS.get(word.replace("_", "").replace("-", ""))

@@ -1,15 +1,15 @@
-"""A JSON document printed over many lines, as one of which a line can be read: records of plain values a line each."""
+"""Rewrites a JSON document over many lines so that each record stands on one line and can be read by lines."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-_MOST = 1 << 23  # characters; more is read as it stands
+_MOST = 1 << 23  # characters; a longer text stays as it is
 
 
-def refolded(text: str) -> str:
-    """The text; where all of it is one JSON document, with its records and lists of records on a line each."""
+def one_record_a_line(text: str) -> str:
+    """The text; if all of it is one JSON document, with each record and list of records on one line."""
     if text[:1] not in "{[" or len(text) > _MOST or "\n" not in text.strip():
         return text
     try:

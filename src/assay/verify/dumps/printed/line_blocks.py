@@ -1,6 +1,6 @@
-"""Lines as they belong together: arrays printed over several lines, numbers below each other, numbers with an index.
+"""Joins lines that belong together: arrays over several lines, numbers below each other, numbers with an index.
 
-A line that stands alone is handed on as it is. Every step takes time in proportion to the text.
+Other lines pass unchanged. Every step takes time in proportion to the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.verify.dumps.printed.lexer import MOST, Number, number, open_brackets, strip
+from assay.verify.dumps.printed.lexer import MOST, Number, number, open_brackets
+from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.tables import table_header
 
 MOST_LINES = 2_000_000
@@ -44,22 +45,22 @@ _COLUMNS = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """Numbers of lines that belong together: `rows`, or one number a line with its `index`."""
+    """The numbers of joined lines: `rows`, or one number a line with its `index`."""
 
     rows: tuple[tuple[str, ...], ...]
     index: tuple[int, ...] = ()
-    wrapped: bool = False  # the text says that the lines are one list
+    wrapped: bool = False  # the text marks the lines as one list
 
 
 def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
-    """Line number, the line without what a logger put before it, and a block where that is not one line."""
+    """Line number, the line without its logger's prefix, and a block if several lines were joined."""
     kept: list[tuple[int, str]] = []
     kind = ""
     columns = False  # of Octave or MATLAB: blank lines do not end the block
     tabled = False
     index = ""
     for at, raw in _arrays(path, content):
-        line = strip(raw)
+        line = without_prefix(raw)
         if index:
             line, index = index + line.strip(), ""
         if _INDEX_ALONE.fullmatch(line):
@@ -126,7 +127,7 @@ def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tu
         return
     at_start = [int(m[1] or m[2]) if m else -1 for m in prefixed]
     if len(rows) > 1 and all(prefixed) and at_start == list(range(at_start[0], at_start[0] + len(rows))):
-        yield at, first, Block(tuple(rows), tuple(at_start))  # a row each, not one list that goes on
+        yield at, first, Block(tuple(rows), tuple(at_start))  # numbered rows, not one wrapped list
         return
     counted = [row[0].isdecimal() and len(row) > 2 and not row[1].isdecimal() for row in rows]
     if all(counted) and not any(prefixed):
@@ -141,7 +142,7 @@ def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
     braced = False
     for at, line in enumerate(content.splitlines(), 1):
         if len(line) > MOST * 4:
-            raise AssayError(f"{path}: line {at}: longer than {MOST >> 18} MiB; that is no log line")
+            raise AssayError(f"{path}: line {at}: longer than {MOST >> 18} MiB; split the line")
         if at > MOST_LINES:
             raise AssayError(f"{path}: more than {MOST_LINES} lines; cut the log to the run in question")
         if braced or (_BRACE.search(line) and "}" not in line):

@@ -1,18 +1,32 @@
-"""Single numbers and numbers side by side: which statistic of what, which element, a list, token ids."""
+"""Reads numbers outside brackets: a statistic, an element, a list side by side, token ids. `NUMBER_RULES` are rows."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from assay.verify.dumps.naming.layer_and_row import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
+from assay.verify.dumps.naming.layer_and_row import COUNTS, LAYER, LAYERS, MAYBE_ROW, NUMBERING, ROW
 from assay.verify.dumps.naming.phrases import VALUES, all_known, meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic, without_statistic
 from assay.verify.dumps.observation import STATISTICS
-from assay.verify.dumps.printed.lexer import ASSIGN, BAR, COMMA, DOTS, SLASH, Mark, Number, Piece, Values, Word, listed
-from assay.verify.dumps.printed.statements import Said
+from assay.verify.dumps.printed.lexer import (
+    ASSIGN,
+    BAR,
+    COMMA,
+    DOTS,
+    SLASH,
+    Lexeme,
+    Mark,
+    Number,
+    NumberList,
+    Word,
+    listed,
+)
+from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
+from assay.verify.dumps.printed.statements import Statement
 
 TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}
@@ -21,29 +35,29 @@ _POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean"}
 _PLUS_MINUS = Mark("±")
 
 
-def run_from(cut: list[Piece], i: int, key: list[str], line: Said) -> tuple[list[Piece], int]:
-    """Numbers side by side, with commas or dots between them; one after a word that takes one."""
-    first = cut[i]
+def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> tuple[list[Lexeme], int]:
+    """The numbers side by side from lexeme i, and the next place; only one behind a word such as `layer` or `max`."""
+    first = lexemes[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
     if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
     kind = statistic(key)
-    beside = kind and line.items and line.items[-1].kind in STATISTICS and i and cut[i - 1] is ASSIGN
-    led = bool(key) and key[-1].lower() == "rms" and cut[i - 1] is ASSIGN and _has_place(line.label[:-1])
+    beside = kind and line.items and line.items[-1].kind in STATISTICS and i and lexemes[i - 1] is ASSIGN
+    led = bool(key) and key[-1].lower() == "rms" and lexemes[i - 1] is ASSIGN and _has_place(line.label[:-1])
     if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside or led) and len(
         _several(key)
     ) < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
-    run: list[Piece] = []
-    while i < len(cut):
-        piece = cut[i]
+    run: list[Lexeme] = []
+    while i < len(lexemes):
+        piece = lexemes[i]
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
         elif not (
-            (_between(piece) or (piece is BAR and _real(run, cut, i)))
-            and i + 1 < len(cut)
-            and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
+            (_between(piece) or (piece is BAR and _real(run, lexemes, i)))
+            and i + 1 < len(lexemes)
+            and (isinstance(lexemes[i + 1], Number) or lexemes[i + 1] is DOTS)
         ):
             break
         i += 1
@@ -54,13 +68,13 @@ def _fine(number: Number) -> bool:
     return len(number.text.partition(".")[2].partition("e")[0]) > 2
 
 
-def _real(run: Sequence[Piece], cut: Sequence[Piece], i: int) -> bool:
-    """Whether a bar stands between two numbers with decimals: they are one list."""
-    near = (run[-1], cut[i + 1]) if run and i + 1 < len(cut) else ()
+def _real(run: Sequence[Lexeme], lexemes: Sequence[Lexeme], i: int) -> bool:
+    """Whether a bar separates two numbers with decimals, so that they are one list."""
+    near = (run[-1], lexemes[i + 1]) if run and i + 1 < len(lexemes) else ()
     return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
 
 
-def _between(piece: Piece) -> bool:
+def _between(piece: Lexeme) -> bool:
     return piece is COMMA or piece is SLASH or piece == _PLUS_MINUS or piece == Word("and")
 
 
@@ -73,73 +87,6 @@ def _several(key: Sequence[str]) -> list[str]:
             break
         found = [p for p in parts if p] + found
     return found
-
-
-def take_run(run: list[Piece], key: list[str], line: Said, assigned: bool, apart: bool = False) -> None:
-    numbers = [p for p in run if isinstance(p, Number)]
-    if zipped(numbers, key, line):
-        return
-    if not assigned and key and len(numbers) > 2 and numbers[0].whole and all(_fine(n) for n in numbers[1:]):
-        line.label.append(numbers[0].text)  # "residual 1 0.293 0.692 …": a number of the name
-        run, numbers = run[1:], numbers[1:]
-    words = split_words(key)
-    last = words[-1] if words else ""
-    one = numbers[0]
-    if len(numbers) == 1:
-        kind = statistic(key)
-        if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.id is not None:
-            kind = None  # argmax=2 maxLogit=1.5
-        said = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
-        if not kind and len(said) == 2 and said[1].lower() in ("logit", "logits") and not one.whole:
-            kind = statistic(said[:1])  # "the largest logit is 1.5"
-        if (
-            not kind
-            and assigned
-            and not one.whole
-            and split_words(key[-1:])[-1:] == ["norm"]
-            and words[-2:-1] not in (["rms"], ["layer"])
-            and not any(statistic([w]) for w in line.label[line.since :][:-1][:24])
-        ):
-            kind = "norm"  # of a list a node, of one number its length
-        kind = None if kind in _POSITIVE and one.value < 0 else kind
-        if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items and not apart:
-            kind = None  # "output norm: 1.5", of a statistic that the heading names
-        if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
-            placed = line.inside or meaning(line.label[:-1]).layer is not None
-            kind = kind if placed and not one.whole else None  # "L2" may be the third layer, "norm" a node
-        if kind and not (one.whole and last in ("max", "total", "min", "norm", "of") and len(words) > 1):
-            _take_word(line, kind)
-            line.add(kind, one, key)
-        elif not one.whole and not (key and LOGIT_WORDS & set(words[-2:])) and (at := _element(line)) is not None:
-            line.add("at", ((at, one),), key)
-        elif LOGIT_WORDS & set(words[-2:]) and line.id is not None and not (one.whole and last not in LOGIT_WORDS):
-            line.add("at", ((line.id, one),), key)
-        elif one.whole and one.value < 0:
-            if last in ROW | PERHAPS:
-                line.row = int(one.value)
-        elif one.whole:
-            named = [w for w in words[-2:] if w not in COUNTS]
-            if last in ID_WORDS and not set(named) & LAYERS:
-                line.id = int(one.value)
-            line.label.append(one.text)
-        elif line.id is not None and not words:
-            line.add("at", ((line.id, one),), key)
-        elif not one.whole and (kind := _kind_before(line.label) or _kind_ahead(key, line)):
-            line.add(kind, one, key)
-        elif (assigned and _has_place(key or line.label)) or (
-            line.items and line.items[-1].kind == "?" and key and meaning(key).role
-        ):  # after attn: 4.02 (attn contribution 5.11)
-            line.add("?", one, key)
-        return
-    if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
-        numbers = [n for n in numbers if n.whole]  # "nan 0 inf 0" counts them
-    values = listed([p for p in run if isinstance(p, Number) or p is DOTS])
-    if isinstance(values, Values):
-        if all(n.whole for n in numbers):
-            if set(words) & TOKENS and not (values.cut and len(numbers) == 2):  # "tokens 0..7" are no ids
-                line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
-        else:
-            line.add("list", values, key)
 
 
 _VARIABLE = re.compile(r"(?:x|y|v|e|d|z|o|c|ch|val|dim|out|elem)_?(\d{1,5})", re.IGNORECASE)
@@ -167,7 +114,7 @@ def _kind_before(label: Sequence[str]) -> str:
     return next((k for i in of if (k := statistic(label[i - 1 : i]))), "")
 
 
-def _kind_ahead(key: Sequence[str], line: Said) -> str:
+def _kind_ahead(key: Sequence[str], line: Statement) -> str:
     """The statistic that leads the words for the node: "rms embedding 1.5 rms final norm 2.5"."""
     kind = statistic(key[:1]) or ""
     rest = split_words(key[1:])
@@ -178,51 +125,51 @@ def _kind_ahead(key: Sequence[str], line: Said) -> str:
     return kind
 
 
-def tell(line: Said) -> None:
-    """Single numbers whose statistic stands before or amid the words for the node: "rms attn_out: 1.5"."""
+def name_open_statistics(line: Statement) -> None:
+    """Give open numbers the statistic that stands before or among the words for the node: "rms attn_out: 1.5"."""
     first = line.label.index(VALUES) if VALUES in line.label else 0
     if not any(i.kind == "?" for i in line.items) or any(i.kind not in ("?", *STATISTICS) for i in line.items):
         return
     head = line.label[:first]
-    told = [(i, kind) for i, word in enumerate(head) if (kind := statistic([word]))]
-    if len(told) != 1:
+    named = [(i, kind) for i, word in enumerate(head) if (kind := statistic([word]))]
+    if len(named) != 1:
         return
-    (at, kind), rest = told[0], split_words([w for i, w in enumerate(head) if i != told[0][0]])
+    (at, kind), rest = named[0], split_words([w for i, w in enumerate(head) if i != named[0][0]])
     after = split_words(head[at + 1 : at + 2])
     dull = kind == "norm" and head[at].lower() == "norm" and at > 0
     if dull or not rest or not all_known(rest) or (kind == "rms" and after[:1] in (["norm"], ["final"])):
         return
     word = line.label.pop(at)
-    line.before = line.before - 1 if line.before is not None else None
+    line.words_before_list = line.words_before_list - 1 if line.words_before_list is not None else None
     line.items = [
         replace(i, kind=kind, words=tuple(w for w in i.words if w != word)) if i.kind == "?" else i for i in line.items
     ]
 
 
 def _has_place(words: Sequence[str]) -> bool:
-    """Words that say of what a single number is, and leave open which statistic."""
+    """Whether the words name a node, a layer or a row, so that only the statistic is open."""
     about = meaning(words)
-    told = about.role or about.layer is not None or about.row is not None
-    return told or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
+    named = about.role or about.layer is not None or about.row is not None
+    return named or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
 
 
-def _element(line: Said) -> int | None:
+def _element(line: Statement) -> int | None:
     """The index of a single value, by a word: "tid 3 layer 0 out = 1.5", "layer 0 y3=1.5"."""
     if line.element is not None:
         return line.element
     if line.label and (m := _VARIABLE.fullmatch(line.label[-1])):
         about = meaning(line.label[:-1])
-        if about.layer is not None or about.role or line.inside:
+        if about.layer is not None or about.role or line.layer_known:
             return int(m[1])
-    for a, b in zip(line.label[line.since :], line.label[line.since + 1 :], strict=False):
+    for a, b in zip(line.label[line.value_start :], line.label[line.value_start + 1 :], strict=False):
         if a.lower() in _ELEMENT and b.isdecimal() and len(b) < 7:
             return int(b)
     return None
 
 
-def _take_word(line: Said, kind: str) -> None:
-    """A word was the statistic's: what else stands in the same word stays."""
-    for i in range(len(line.label) - 1, max(len(line.label) - 24, line.since) - 1, -1):
+def _take_word(line: Statement, kind: str) -> None:
+    """Remove the statistic from the label; the rest of its word stays."""
+    for i in range(len(line.label) - 1, max(len(line.label) - 24, line.value_start) - 1, -1):
         if (
             not statistic([line.label[i]])
             and not line.label[i].lower().endswith("norm")
@@ -235,11 +182,172 @@ def _take_word(line: Said, kind: str) -> None:
         return
 
 
-def zipped(numbers: Sequence[Number], key: Sequence[str], line: Said) -> bool:
-    """As many statistics named as numbers follow."""
+def zipped(numbers: Sequence[Number], key: Sequence[str], line: Statement) -> bool:
+    """Add one statistic for each number, if as many statistics are named; whether that was so."""
     several = _several(key) if len(numbers) > 1 else []
     if len(several) < 2 or len(several) != len(numbers):
         return False
     for kind, n in zip(several, numbers, strict=True):
         line.add(kind, n, key)
     return True
+
+
+def add_run(run: list[Lexeme], key: list[str], line: Statement, assigned: bool, apart: bool = False) -> None:
+    """Add what a run of numbers says: statistics in order, one value of some kind, token ids, or a list."""
+    numbers = [p for p in run if isinstance(p, Number)]
+    if zipped(numbers, key, line):
+        return
+    if not assigned and key and len(numbers) > 2 and numbers[0].whole and all(_fine(n) for n in numbers[1:]):
+        line.label.append(numbers[0].text)  # "residual 1 0.293 0.692 …": a number of the name
+        run, numbers = run[1:], numbers[1:]
+    if len(numbers) == 1:
+        NUMBER_RULES.first(NumberSite(numbers[0], key, line, assigned, apart))
+        return
+    if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
+        numbers = [n for n in numbers if n.whole]  # "nan 0 inf 0" counts them
+    values = listed([p for p in run if isinstance(p, Number) or p is DOTS])
+    if not isinstance(values, NumberList):
+        return
+    if not all(n.whole for n in numbers):
+        line.add("list", values, key)
+    elif set(split_words(key)) & TOKENS and not (values.elided and len(numbers) == 2):  # "tokens 0..7" are no ids
+        line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
+
+
+@dataclass
+class NumberSite:
+    """A number that stands alone: the words since the last value, the statement so far."""
+
+    number: Number
+    key: list[str]
+    line: Statement
+    assigned: bool  # `=` or `:` before it
+    apart: bool  # and another one before its words: `layer 0 output: norm=1.5`
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.key)
+
+    @cached_property
+    def last(self) -> str:
+        return self.words[-1] if self.words else ""
+
+    @cached_property
+    def kind(self) -> str | None:
+        """The statistic named by the words before the number."""
+        one, key, line, words = self.number, self.key, self.line, self.words
+        kind = statistic(key)
+        if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.token_id is not None:
+            kind = None  # argmax=2 maxLogit=1.5
+        named = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
+        if not kind and len(named) == 2 and named[1].lower() in ("logit", "logits") and not one.whole:
+            kind = statistic(named[:1])  # "the largest logit is 1.5"
+        kind = kind or self._length_of_a_norm()
+        kind = None if kind in _POSITIVE and one.value < 0 else kind
+        if kind == "norm" and self.assigned and words[-2:-1] in (["output"], ["final"]):
+            kind = kind if line.items or self.apart else None  # "output norm: 1.5", of a statistic of the heading
+        if kind == "norm" and not self.assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
+            placed = line.layer_known or meaning(line.label[:-1]).layer is not None
+            kind = kind if placed and not one.whole else None  # "L2" may be the third layer, "norm" a node
+        return kind
+
+    def _length_of_a_norm(self) -> str | None:
+        """`attn_norm = 1.5`: a list would be of the node attn_norm, one number is the length of a vector."""
+        named = self.assigned and not self.number.whole and split_words(self.key[-1:])[-1:] == ["norm"]
+        if not named or self.words[-2:-1] in (["rms"], ["layer"]):
+            return None
+        before = self.line.label[self.line.value_start :][:-1][:24]
+        return None if any(statistic([w]) for w in before) else "norm"
+
+
+def _statistic(site: NumberSite) -> bool | None:
+    count = site.number.whole and site.last in ("max", "total", "min", "norm", "of") and len(site.words) > 1
+    if not site.kind or count:
+        return None
+    _take_word(site.line, site.kind)
+    site.line.add(site.kind, site.number, site.key)
+    return True
+
+
+def _element_by_its_index(site: NumberSite) -> bool | None:
+    logit = site.key and LOGIT_WORDS & set(site.words[-2:])
+    at = None if site.number.whole or logit else _element(site.line)
+    if at is None:
+        return None
+    site.line.add("at", ((at, site.number),), site.key)
+    return True
+
+
+def _logit_of_an_id(site: NumberSite) -> bool | None:
+    count = site.number.whole and site.last not in LOGIT_WORDS
+    if not LOGIT_WORDS & set(site.words[-2:]) or site.line.token_id is None or count:
+        return None
+    site.line.add("at", ((site.line.token_id, site.number),), site.key)
+    return True
+
+
+def _row_from_the_end(site: NumberSite) -> bool | None:
+    if not site.number.whole or site.number.value >= 0:
+        return None
+    if site.last in ROW | MAYBE_ROW:
+        site.line.row = int(site.number.value)
+    return True
+
+
+def _whole_number(site: NumberSite) -> bool | None:
+    if not site.number.whole:
+        return None
+    named = [w for w in site.words[-2:] if w not in COUNTS]
+    if site.last in ID_WORDS and not set(named) & LAYERS:
+        site.line.token_id = int(site.number.value)
+    site.line.label.append(site.number.text)
+    return True
+
+
+def _value_beside_an_id(site: NumberSite) -> bool | None:
+    if site.line.token_id is None or site.words:
+        return None
+    site.line.add("at", ((site.line.token_id, site.number),), site.key)
+    return True
+
+
+def _statistic_before_the_node(site: NumberSite) -> bool | None:
+    kind = "" if site.number.whole else _kind_before(site.line.label) or _kind_ahead(site.key, site.line)
+    if not kind:
+        return None
+    site.line.add(kind, site.number, site.key)
+    return True
+
+
+def _statistic_left_open(site: NumberSite) -> bool | None:
+    line, key = site.line, site.key
+    again = line.items and line.items[-1].kind == "?" and key and meaning(key).role
+    if not again and not (site.assigned and _has_place(key or line.label)):
+        return None
+    line.add("?", site.number, key)
+    return True
+
+
+NUMBER_RULES: RuleTable[NumberSite, bool] = RuleTable(
+    "number",
+    Rule("statistic", 80, "layer 0 out: rms=1.5 max=2.5\n", ("l_out-0 rms 1.5", "l_out-0 max 2.5"), _statistic),
+    Rule("element by its index", 70, "layer 0 out tid 3 = 1.5\n", ("l_out-0 at 3:1.5",), _element_by_its_index),
+    Rule("logit of an id", 60, "token id 5 logit 1.5\n", ("result_output at 5:1.5 numbers 5",), _logit_of_an_id),
+    Rule("row from the end", 50, "layer 0 pos -1 rms=1.5\n", ("l_out-0 rms 1.5 row -1",), _row_from_the_end),
+    Rule("whole number", 40, "layer 3 out: rms=1.5\n", ("l_out-3 rms 1.5",), _whole_number),
+    Rule("value beside an id", 30, "logits id 5 | 1.5\n", ("result_output at 5:1.5 numbers 5",), _value_beside_an_id),
+    Rule(
+        "statistic before the node",
+        20,
+        "rms of the residual in layer 0: after attention 1.5, after mlp 2.5\n",
+        ("ffn_inp-0|attn_out-0|kqv_out-0 rms 1.5", "ffn_out-0|l_out-0 rms 2.5"),
+        _statistic_before_the_node,
+    ),
+    Rule(
+        "statistic left open",
+        10,
+        "rms of every stage\nlayer 0 attn_out: 1.5\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 rms 1.5",),
+        _statistic_left_open,
+    ),
+)

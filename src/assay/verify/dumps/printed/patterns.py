@@ -1,4 +1,4 @@
-"""`--pattern`: a line of text with holes, for logs that plain reading does not understand.
+"""`--pattern`: a line of text with holes, for logs that assay does not understand by itself.
 
 Blanks match any blanks or none, `*` any text, letters in any case; a hole may have blanks before it and takes what its
 name says:
@@ -10,8 +10,8 @@ name says:
   {name} {layer} {row} {side}          what the line speaks of: a node, its layer, the token row, whose engine
   {tokens}                             the ids that were fed
 
-A pattern is cut at its stars. Each part is looked for from where the part before it ended and never again, and what
-a hole may take is bounded, so that matching takes time in proportion to the line whatever the line holds.
+A pattern is split at its stars. Each part is searched once, from the end of the part before it, and the length of a
+hole is bounded. So matching takes time in proportion to the line.
 """
 
 from __future__ import annotations
@@ -71,12 +71,14 @@ class Pattern:
         self.literal = " ".join(literal)
         start = r"^[\s>*-]{0,200}+" if self.text[0] in "{[" else r"(?<![\w.{])" if self.text[0] not in "*#" else ""
         parts[0] = start + parts[0]
-        while any(p.startswith(_BLANKS) for p in parts[1:]):  # a star takes them; else each blank would be a beginning
+        while any(
+            p.startswith(_BLANKS) for p in parts[1:]
+        ):  # the star takes the blanks; else each blank would start a search
             parts[1:] = [p.removeprefix(_BLANKS) for p in parts[1:]]
         self._parts = [re.compile(p, re.IGNORECASE) for p in parts if p]
 
     def match(self, line: str) -> dict[str, str] | None:
-        """What the holes took, or None."""
+        """The text of each hole, or None."""
         found: dict[str, str] = {}
         at, line = 0, line[:MOST]
         for part in self._parts:

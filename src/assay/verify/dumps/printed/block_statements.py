@@ -1,0 +1,62 @@
+"""Makes statements of numbers below each other: a list, rows, elements with an index, one statistic a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from assay.verify.dumps.naming.phrases import split_words
+from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
+from assay.verify.dumps.printed.headings import HeadingStack
+from assay.verify.dumps.printed.lexer import DOTS, Bracket, Lexeme, Number, NumberList, listed
+from assay.verify.dumps.printed.line_blocks import Block, numbers_of
+from assay.verify.dumps.printed.statements import Statement
+
+_TOP = TOP_WORDS | {"greatest", "id", "ids", "logit", "logits"}
+
+
+def block_statements(block: Block, context: HeadingStack, n_tokens: int) -> list[Statement]:
+    """The statements of a block of numbers under its heading."""
+    rows = [numbers_of(row) for row in block.rows]
+    if block.index:
+        return _indexed(block.index, rows, context)
+    widths = {len(row) for row in rows}
+    apart = len(widths) == 1 and widths != {1} and len(rows) > 1 and not block.wrapped
+    items: list[Lexeme]
+    if apart and (len(rows) == n_tokens or (len(rows) > 4 and len(rows[0]) < 6 and not n_tokens)):
+        items = [Bracket("[", tuple(row)) for row in rows]
+    else:
+        items = []
+        for text in (t for texts in block.rows for t in texts):
+            items += numbers_of((text,)) or [DOTS]
+    statement = Statement()
+    values = listed(items)
+    if values is not None:
+        statement.add("list", values)
+    return [statement]
+
+
+def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: HeadingStack) -> list[Statement]:
+    """One number a line with an index: elements, best logits, or a statistic a layer. Also rows with a number."""
+    words = split_words(context.words)
+    kind = next((k for w in context.words if (k := statistic([w])) and k != "norm"), None)
+    logits = context.subject.nodes == ("result_output",)
+    if any(len(row) != 1 for row in rows) or (context.each and kind and not logits):
+        several = []
+        for i, row in zip(index, rows, strict=True):
+            statement = Statement(layer=i) if context.each or context.subject.layer is None else Statement(row=i)
+            if kind and len(row) == 1:
+                statement.add(kind, row[0])
+            elif row:
+                statement.add("list", NumberList(tuple(row)))
+            several.append(statement)
+        return several
+    counted = list(index) == list(range(index[0], index[0] + len(index)))
+    base = 1 if counted and index[0] == 1 and not logits else 0
+    statement = Statement()
+    falls = all(a[0].value >= b[0].value for a, b in pairwise(rows))
+    best = logits and (not counted or (falls and bool(set(words) & _TOP)))
+    statement.add("top" if best or not (counted or context.subject.role) else "at",
+             tuple((i - base, row[0]) for i, row in zip(index, rows, strict=True)))  # fmt: skip
+    return [statement]

@@ -1,0 +1,206 @@
+"""Tells the kind of a table's column from its head: a table of rules, one kind of column a row.
+
+Kinds are the names of statistics, and `layer`, `row`, `name`, `index`, `id`, `logit`, `value`. `first` is a list, `#3`
+an element. `=` is a layer or a node, `=rms` a statistic of a node. `-` is a column to ignore.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from assay.verify.dumps.naming.layer_and_row import LAYER, LAYERS, ROW, layer_of, row_of
+from assay.verify.dumps.naming.phrases import meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.printed.lexer import Word, lex
+from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
+
+BARS = re.compile(r"\|{1,2}\w{1,12}\|{1,2}|‖\w{1,12}‖")
+_NUMBERED = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
+_LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
+_ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
+_NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
+                "key", "module", "file", "filename", "dump",
+                 "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
+_INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
+_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
+_ROW_COLUMN = ROW | {"token", "tok"}
+_VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
+
+
+@dataclass
+class ColumnHead:
+    """The head of a column as it was printed."""
+
+    cell: str
+
+    @cached_property
+    def word(self) -> str:
+        return self.cell.strip(" *`'\"").lower()
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """Its words as they stand, for the name of a statistic."""
+        if "|" in self.cell:  # Max |v|
+            return [p.text for p in lex(self.cell) if isinstance(p, Word)]
+        return re.split(r"\s+", self.cell.strip(" *`'\"()."))
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.parts if "|" in self.cell else [self.cell])
+
+
+def column_kind(cell: str) -> str:
+    """The kind of the column; empty if its head is unknown."""
+    return COLUMN_RULES.first(ColumnHead(cell)) or ""
+
+
+def without_statistics(words: list[str]) -> list[str]:
+    """The words that name no statistic."""
+    parts = {i + k for i in range(len(words) - 1) if words[i : i + 2] == ["l", "2"] for k in (0, 1)}
+    dull = ("abs", "x", "h", "dev", "norm")
+    return [w for i, w in enumerate(words) if not statistic([w]) and w not in dull and i not in parts]
+
+
+def _is_node(words: list[str]) -> bool:
+    return bool(meaning([*words, "layer", "0"], generic=False).nodes)
+
+
+def _length_of_a_vector(head: ColumnHead) -> str | None:
+    return "norm" if BARS.fullmatch(head.word) and head.word.strip("|‖") in ("x", "h", "y", "v", "z") else None
+
+
+def _length_of_a_node(head: ColumnHead) -> str | None:
+    m = _LENGTH.fullmatch(head.cell)
+    return None if m is None else "=norm" if _is_node([m[1]]) else "norm"
+
+
+def _statistic(head: ColumnHead) -> str | None:
+    kind = statistic(head.parts if head.word else [])
+    rest = without_statistics(head.words) if kind else []
+    return f"={kind}" if kind and rest and len(rest) < 6 and _is_node(rest) else kind
+
+
+def _element(head: ColumnHead) -> str | None:
+    m = _ELEMENT.fullmatch(head.word)
+    return f"#{int(m[2])}" if m and m[1] not in LAYERS else None
+
+
+def _token_id(head: ColumnHead) -> str | None:
+    return "id" if "".join(head.words) in ("id", "tokenid", "tokid", "vocabid") else None
+
+
+def _logit(head: ColumnHead) -> str | None:
+    return "logit" if head.word in ("logit", "logits", "score", "logprob") else None
+
+
+def _value(head: ColumnHead) -> str | None:
+    return "value" if head.word in ("value", "val") else None
+
+
+def _dull(head: ColumnHead) -> str | None:
+    return "-" if head.word in _DULL else None
+
+
+def _layer(head: ColumnHead) -> str | None:
+    words = set(head.words)
+    counted = words & LAYER and head.words[-1] in ("idx", "index", "no", "id", "num", "nr")
+    alone = words & LAYERS and words <= LAYERS | {"after", "of"}
+    return "layer" if head.word in LAYER - {"h"} or counted or alone else None
+
+
+def _row(head: ColumnHead) -> str | None:
+    several = len(head.words) > 1 and set(head.words) <= _ROW_COLUMN | {"idx", "index", "seq"}
+    return "row" if several or head.word in _ROW_COLUMN else None
+
+
+def _name(head: ColumnHead) -> str | None:
+    return "name" if head.word in _NAME_COLUMN else None
+
+
+def _index(head: ColumnHead) -> str | None:
+    return "index" if head.word in _INDEX_COLUMN else None
+
+
+def _first_values(head: ColumnHead) -> str | None:
+    return "first" if set(head.words) & _VALUES and not layer_of(head.words)[1] else None
+
+
+def _one_row(head: ColumnHead) -> str | None:
+    words = head.words
+    return "=" if len(words) == 2 and words[1].isdecimal() and row_of(words, set()) is not None else None
+
+
+def _one_layer(head: ColumnHead) -> str | None:
+    words = head.words
+    if len(words) > 5 or layer_of(words)[0] is None or not any(w in LAYER for w in words):
+        return None
+    return "=" if len(head.word) < 40 else ""
+
+
+def _numbered(head: ColumnHead) -> str | None:
+    m = _NUMBERED.fullmatch(head.word)
+    return f"#{int(m[1])}" if m else None
+
+
+def _node(head: ColumnHead) -> str | None:
+    return "=" if 0 < len(head.words) < 8 and _is_node(head.words) else None
+
+
+COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
+    "column",
+    Rule("length of a vector", 170, "layer,|x|\n0,1.5\n", ("l_out-0 norm 1.5",), _length_of_a_vector),
+    Rule(
+        "length of a node",
+        160,
+        "| layer | ‖attn_out‖ |\n| 0 | 1.5 |\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5",),
+        _length_of_a_node,
+    ),
+    Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
+    Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),
+    Rule("token id", 130, "| token id | logit |\n| 5 | 1.5 |\n", ("result_output at 5:1.5",), _token_id),
+    Rule("logit", 120, "| id | score |\n| 5 | 1.5 |\n", ("result_output at 5:1.5",), _logit),
+    Rule("value", 110, "layer 0 out\n| index | value |\n| 0 | 1.5 |\n", ("l_out-0 at 0:1.5",), _value),
+    Rule(
+        "dull",
+        100,
+        "rms\n| layer | dim | attn_out |\n| 0 | 64 | 1.5 |\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 rms 1.5",),
+        _dull,
+    ),
+    Rule("layer", 90, "| block | rms |\n| 1 | 1.5 |\n", ("l_out-1 rms 1.5",), _layer),
+    Rule("row", 80, "layer 0 out\n| pos | rms |\n| 2 | 1.5 |\n", ("l_out-0 rms 1.5 row 2",), _row),
+    Rule("name", 70, "| stage | rms |\n| embedding | 1.5 |\n", ("embd rms 1.5",), _name),
+    Rule("index", 60, "layer 0 out\n| channel | value |\n| 3 | 1.5 |\n", ("l_out-0 at 3:1.5",), _index),
+    Rule(
+        "first values",
+        50,
+        "| layer | rms | sample |\n| 0 | 1.5 | 0.5 0.25 |\n",
+        ("l_out-0 rms 1.5", "l_out-0 first 0.5 0.25"),
+        _first_values,
+    ),
+    Rule(
+        "one row",
+        40,
+        "layer 0 out\n| i | pos 0 | pos 1 |\n| 0 | 1.5 | 2.5 |\n",
+        ("l_out-0 at 0:1.5 row 0", "l_out-0 at 0:2.5 row 1"),
+        _one_row,
+    ),
+    Rule(
+        "one layer",
+        30,
+        "| i | layer 0 | layer 1 |\n| 0 | 1.5 | 2.5 |\n",
+        ("l_out-0 at 0:1.5", "l_out-1 at 0:2.5"),
+        _one_layer,
+    ),
+    Rule("numbered", 20, "| layer | d0 | d1 |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 first 1.5 2.5",), _numbered),
+    Rule(
+        "node",
+        10,
+        "rms\n| layer | attn_out | ffn_out |\n| 0 | 1.5 | 2.5 |\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 rms 1.5", "ffn_out-0 rms 2.5"),
+        _node,
+    ),
+)

@@ -1,0 +1,189 @@
+"""Turns a statement into observations: the node, row and kind of each of its values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, layer_of
+from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.observation import STATISTICS, Observation
+from assay.verify.dumps.print_rounding import half_units
+from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
+from assay.verify.dumps.printed.brackets import Quantity
+from assay.verify.dumps.printed.headings import HeadingStack
+from assay.verify.dumps.printed.lexer import NumberList, NumberRows
+from assay.verify.dumps.printed.number_runs import ID_WORDS, LOGIT_WORDS
+from assay.verify.dumps.printed.statements import Statement
+from assay.verify.dumps.printed.subjects import VAGUE, subject_of
+
+_VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
+_ITEMS = 256  # values of one line; with more, all are about one node
+_NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
+
+
+def observations_of(statement: Statement, context: HeadingStack, where: str) -> list[Observation]:
+    """The observations of a statement; their name is empty if no word names a node."""
+    line = subject_of(statement, context)
+    words = split_words(statement.label)
+    if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not (
+        line.role and "result_output" not in line.nodes and not line.bare
+    ):  # fmt: skip
+        out = layer_of(words)[0] is not None and not set(words) & (TOP_WORDS | LOGIT_WORDS)  # tok=7 L0 block_out [0]=…
+        ids = not out and any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
+        if ids or any(i.kind == "top" for i in statement.items):
+            ids = any(i == line.possible_row for item in statement.items for i, _ in item.data)
+            possible_row = context.possible_row if ids else line.possible_row  # "token 450" was the id
+            line = replace(
+                line, nodes=("result_output",), verbatim="", layer=None, vague=False, possible_row=possible_row
+            )
+    side = statement.side or context.side
+    template, integers = _template(statement.label)
+    found: list[Observation] = []
+    for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
+        names = _names(mine) or ("",)
+        common: dict[str, Any] = {
+            "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
+            "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
+            "layer": mine.layer, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
+        }  # fmt: skip
+        if mine.verbatim:
+            common |= {"others": (), "fallbacks": names[1:]}
+        found += _of_item(item, names[0], mine.row, common)
+    return found
+
+
+_IN_NAME = re.compile(r"[A-Za-z_][\w.]*-\d{1,4}")  # ffn_out-3
+
+
+def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    """The words with `#` for whole numbers that stand alone or number a layer, and these numbers."""
+    words: list[str] = []
+    alone: set[int] = set()
+    for text in label:
+        parts = split_words([text]) if text != VALUES else []
+        words += parts
+        if text.isdecimal() or (_IN_NAME.fullmatch(text) and parts[-1:] and parts[-1].isdecimal()):
+            alone.add(len(words) - 1)
+    holes = alone | layer_of(words)[1]
+    found = tuple(int(w) for i, w in enumerate(words) if i in holes and w.isdecimal() and len(w) < 10)
+    return " ".join("#" if i in holes and w.isdecimal() else w for i, w in enumerate(words[:64])), found
+
+
+def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Meaning]:
+    """The meaning of every value: the line's, unless the words between the values name several nodes or rows."""
+    if not 1 < len(statement.items) <= _ITEMS:
+        return [line] * len(statement.items)
+    number = [] if line.layer is None else ["layer", str(line.layer)]
+    own = [
+        replace(meaning([*words, *number], generic=False), layer=layer_of(split_words(words))[0])
+        for item in statement.items
+        for words in [[w for w in item.words if item.kind != "at" or not _NUMBERED.fullmatch(w)]]  # x0=1.5 x1=2.5
+    ]
+    several = len({m.nodes for m in own if m.nodes}) > 1
+    layers = len({m.layer for m in own} - {None}) > 1
+    rows = len({m.row if m.row is not None else m.possible_row for m in own} - {None}) > 1
+    found: list[Meaning] = []
+    now = line
+    for item, m in zip(statement.items, own, strict=True):
+        beside = item.kind in STATISTICS and any(i.kind == "list" for i in statement.items[: len(found)])
+        dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
+        dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5
+        alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
+        if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
+            now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
+        if layers and m.layer is not None and not several:
+            now = replace(now, layer=m.layer)
+        before = found[-1].nodes[0] if found and found[-1].nodes else ""
+        if before in ("attn_out-", "ffn_out-") and {"residual", "added"} <= set(split_words(item.words)):
+            now = replace(now, nodes=("ffn_inp-" if before == "attn_out-" else "l_out-",))  # "and once it is added: …"
+        if rows and (m.row is not None or m.possible_row is not None):
+            now = replace(now, row=m.row, possible_row=m.possible_row)
+        found.append(now)
+    if several and not own[0].nodes and line.nodes == own[-1].nodes:
+        return [replace(line, nodes=context.subject.nodes or line.nodes) if m is line else m for m in found]
+    return found
+
+
+def _of_item(item: Quantity, name: str, row: int | None, common: dict[str, Any]) -> Iterator[Observation]:
+    row = item.row if item.row is not None else row
+    if item.kind == "top" and name and name != "result_output":
+        item = replace(item, kind="at")  # q: 0:1.5 1:2.5
+
+    def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
+        return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)
+
+    if item.kind == "list":
+        yield from _of_list(item, row, observe)
+    elif item.kind in ("at", "top"):
+        yield observe(item.kind, tuple((i, n.value) for i, n in item.data), [n.half for _, n in item.data], row)
+    elif item.kind == "var" and item.data.value >= 0:
+        root, half = math.sqrt(item.data.value), item.data.half
+        yield observe("std", root, [half / (2 * root) if root else math.sqrt(half)], row)
+    elif item.kind in STATISTICS:
+        yield observe(item.kind, item.data.value, [item.data.half], row)
+
+
+def _of_list(item: Quantity, row: int | None, observe: Any) -> Iterator[Observation]:
+    values = item.data
+    if isinstance(values, NumberList):
+        values = NumberRows((values,))
+        single = True
+    else:
+        single = len(values.first) == 1 and not values.last
+    back = len(values.last)
+    tail = item.from_end or _is_tail(item.key)
+    for at, line in (*enumerate(values.first), *((i - back, v) for i, v in enumerate(values.last))):
+        mine = row if single else at
+        first, last = (line.last, line.first) if tail and not line.last else (line.first, line.last)
+        for kind, part in (("first", first), ("last", last)):
+            if part:
+                yield observe(kind, tuple(n.value for n in part), half_units(part), mine)
+
+
+def _is_tail(key: Sequence[str]) -> bool:
+    """Whether the words mean the end of a row: "last 5 values", "tail". "last row" and "last token" name a row."""
+    words = split_words(key)
+    for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if a in ("tail", "ends", "ending", "trailing") or (
+            a == "last"
+            and b not in ROW | MAYBE_ROW | LAYER | {"hidden", "prompt", "input", "one", "norm", "rmsnorm"}
+            and (before not in ROW | MAYBE_ROW or b.isdecimal())
+        ):
+            return True
+    return False
+
+
+def _names(mine: Meaning) -> tuple[str, ...]:
+    """Node names, with the number of their layer; `last` stands for the last layer."""
+    names = tuple(
+        f"{node}{0 if mine.layer is None else mine.layer}" if node.endswith("-") else node for node in mine.nodes
+    )
+    return (mine.verbatim, *names) if mine.verbatim else names
+
+
+def joined(found: list[Observation]) -> list[Observation]:
+    """Single values of one row become one observation; a repeated statement counts once."""
+    out: list[Observation] = []
+    seen: dict[tuple[Any, ...], list[Any]] = {}
+    places: dict[tuple[Any, ...], int] = {}
+    for obs in found:
+        key = (obs.name, obs.kind, obs.rows, obs.side, obs.possible_row)
+        if obs.kind == "at" and key in places:
+            last = out[places[key]]
+            have = dict(last.data)
+            if all(have.get(i, v) == v for i, v in obs.data):
+                fresh = [(k, pair) for k, pair in enumerate(obs.data) if pair[0] not in have]
+                if fresh:
+                    data = last.data + tuple(pair for _, pair in fresh)
+                    printed = last.printed + tuple(obs.printed[k] for k, _ in fresh)
+                    out[places[key]] = replace(last, data=data, printed=printed)
+                continue
+        if obs.data not in seen.setdefault(key, []):
+            seen[key].append(obs.data)
+            places[key] = len(out)
+            out.append(obs)
+    return out
