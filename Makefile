@@ -23,7 +23,7 @@ test-fast: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer. Racecheck has kernels of its own,
-# whose orders it can follow: docs/gpu-measured.md.
+# whose orders it can follow: docs/lab/gpu-measured.md.
 MEMCHECKED := every_type and (Q4_K or Q8_0) or variant and window or kept or usual_attention and walk or several_tokens and Q4_K or tensor_tile \
     or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16 or two_warps or family and (qwen3 or gemma3 or phi3)
 RACECHECKED := every_type and (Q4_K or Q8_0) or variant and window or walk-four and not 128 or several_tokens and Q8_0 and (eight or parts) \
@@ -95,16 +95,16 @@ site: $(VENV)/.test-installed  ## the documentation as pages: build/site
 	$(BIN)/pip install -q "mkdocs-material>=9.5,<10"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
 
-score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
+score: $(VENV)/.test-installed  ## how often the bug is named: docs/lab/score.md (an hour for everything)
 	$(BIN)/python bench/score.py --again --jobs 2
 	$(BIN)/python bench/score.py --again --jobs 2 --model smollm2
 
-engines: $(VENV)/.test-installed  ## docs/engines.md: other people's engines; builds llama.cpp once, 10 min
+engines: $(VENV)/.test-installed  ## docs/lab/engines.md: other people's engines; builds llama.cpp once, 10 min
 	for name in llamacpp transformers tinygrad mlx openvino mistralrs xllamacpp; do \
 	  $(BIN)/pip install -q -e ".[$$name]" --no-build-isolation || echo "$$name: does not install here"; done
 	$(BIN)/python bench/engines.py --again
 
-cases: $(VENV)/.installed  ## docs/cases.md, on TinyLlama
+cases: $(VENV)/.installed  ## docs/explanation/cases.md, on TinyLlama
 	$(BIN)/python bench/cases.py --again
 
 $(VENV)/.installed: pyproject.toml $(NATIVE)

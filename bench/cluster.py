@@ -1,4 +1,4 @@
-"""The figures of docs/cluster.md: what happens to streams when replicas die, and what the router costs.
+"""The figures of docs/reference/cluster.md: what happens to streams when replicas die, and what the router costs.
 
 python bench/cluster.py demo                   # three local nodes, a stream, a kill, the same bytes
 python bench/cluster.py kill                   # SIGKILL at every token of a 40-token stream, five kinds
@@ -10,7 +10,7 @@ python bench/cluster.py eval                   # over four processes (--cluster 
 python bench/cluster.py split                  # three stages, each killed once in a stream
 python bench/cluster.py audit                  # a weight's bit flipped in a replica's memory
 
-Without --model a tiny model with random weights is used: what is measured is the cluster, not the engine.
+Without --model a tiny model with random weights is used, because the cluster is measured and not the engine.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from tests.cluster.test_failover import KINDS, N  # noqa: E402
 from tests.serve.conftest import TOOL_TEMPLATE  # noqa: E402
 from tests.tiny import make  # noqa: E402
 
-from assay.cluster.entry import Cluster  # noqa: E402
 from assay.cluster.fleet import Bounds, Fleet  # noqa: E402
-from assay.cluster.launchers import Here  # noqa: E402
-from assay.cluster.link import Link, Stream  # noqa: E402
+from assay.cluster.launchers import LocalLauncher  # noqa: E402
+from assay.cluster.replica_link import Link, RoutedStream  # noqa: E402
+from assay.cluster.replicated_model import Cluster  # noqa: E402
 from assay.cluster.split import SplitEngine  # noqa: E402
 from assay.engines.contract import PAGE, Chunk, pages_for  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
@@ -62,26 +62,26 @@ def say(**figures: Any) -> None:
 
 
 @asynccontextmanager
-async def cluster(path: Path, places: Here, n: int) -> AsyncIterator[tuple[Any, Fleet]]:
+async def cluster(path: Path, launcher: LocalLauncher, n: int) -> AsyncIterator[tuple[Any, Fleet]]:
     """A client of a router with n replicas."""
-    async with client_of(path, Cluster(lambda: places, Bounds(n, n)), OPTIONS) as (client, entry):
+    async with client_of(path, Cluster(lambda: launcher, Bounds(n, n)), OPTIONS) as (client, entry):
         fleet: Any = entry.worker
-        await fleet.settled()
+        await fleet.wait_until_complete()
         yield client, fleet
 
 
-def kill_at(fleet: Fleet, token: int) -> list[Stream]:
+def kill_at(fleet: Fleet, token: int) -> list[RoutedStream]:
     """SIGKILL to the replica of the next stream that has so many tokens."""
-    hit: list[Stream] = []
-    inner = type(fleet)._news
+    hit: list[RoutedStream] = []
+    inner = type(fleet)._apply_update
 
-    def news(stream: Stream, found: Any, nodes: Any) -> None:
+    def news(stream: RoutedStream, found: Any, nodes: Any) -> None:
         inner(fleet, stream, found, nodes)
         if stream.generated >= token and not hit and not stream.finished and stream.link:
             hit.append(stream)
             stream.link.handle.kill()
 
-    fleet._news = news  # type: ignore[method-assign]
+    fleet._apply_update = news  # type: ignore[method-assign]
     return hit
 
 
@@ -90,8 +90,8 @@ async def demo(path: Path, args: argparse.Namespace) -> int:
     request = KINDS["sampled"] | {"max_tokens": 120}
     async with client_of(path, None, OPTIONS) as (client, _):
         whole = (await client.post(ROUTE, json=request)).content
-    async with cluster(path, Here(), 3) as (client, fleet):
-        print("three nodes:", ", ".join(f"{row['replica']} ({row['state']})" for row in fleet.who()))
+    async with cluster(path, LocalLauncher(), 3) as (client, fleet):
+        print("three nodes:", ", ".join(f"{row['replica']} ({row['state']})" for row in fleet.rows()))
         hit = kill_at(fleet, 40)
         got = (await client.post(ROUTE, json=request)).content
         silence = fleet.tally.silences[0][0] if fleet.tally.silences else 0.0
@@ -107,7 +107,7 @@ async def kill(path: Path, args: argparse.Namespace) -> int:
     for kind, request in KINDS.items():
         async with client_of(path, None, OPTIONS) as (client, _):
             whole = plain((await client.post(ROUTE, json=request)).content)
-        async with cluster(path, Here(), 3) as (client, fleet):
+        async with cluster(path, LocalLauncher(), 3) as (client, fleet):
             killed = same = 0
             for token in range(N):
                 while len(fleet.up) < 2:  # one to kill, and one to go on
@@ -171,7 +171,7 @@ async def soak(path: Path, args: argparse.Namespace) -> int:
         events.append(f"{time.monotonic() - start:.2f} {what}")
 
     with namespaces(4, args.delay) as nodes:
-        async with cluster(path, Here(nodes=nodes), 3) as (client, fleet):
+        async with cluster(path, LocalLauncher(nodes=nodes), 3) as (client, fleet):
             lose = fleet.lose
 
             def lost(link: Link, why: str) -> None:
@@ -247,7 +247,7 @@ async def first(path: Path, args: argparse.Namespace) -> int:
         computes.submit([job], [sink])
         return await over
 
-    async with client_of(path, None, OPTIONS) as (_, entry), cluster(path, Here(), 1) as (_, fleet):
+    async with client_of(path, None, OPTIONS) as (_, entry), cluster(path, LocalLauncher(), 1) as (_, fleet):
         rows: dict[str, list[float]] = {"alone": [], "router": []}
         for _ in range(args.repeat):
             rows["alone"].append(await one(entry.worker))
@@ -287,7 +287,7 @@ async def scale(path: Path, args: argparse.Namespace) -> int:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     cores = sorted(os.sched_getaffinity(0))
-    one_core, two_cores = Here(cpus=[[cores[0]]]), Here(cpus=[[core] for core in cores[:2]])
+    one_core, two_cores = LocalLauncher(cpus=[[cores[0]]]), LocalLauncher(cpus=[[core] for core in cores[:2]])
     async with fleet_of(path, one_core, n=1, most=1) as one, fleet_of(path, two_cores, n=2, most=2) as two:
         rounds = [(await rate(one), await rate(two)) for _ in range(args.rounds + 1)][1:]
 
@@ -314,7 +314,7 @@ async def affinity(path: Path, args: argparse.Namespace) -> int:
         return links[state[0] % len(links)]
 
     async def computed(choose: Any) -> tuple[int, int]:
-        async with fleet_of(path, Here(), n=3, choose=choose, spec={"options": vars(OPTIONS)}) as fleet:
+        async with fleet_of(path, LocalLauncher(), n=3, choose=choose, spec={"options": vars(OPTIONS)}) as fleet:
             asked = 0
             for turn in range(6):
                 over = []
@@ -347,7 +347,7 @@ async def evaluation(path: Path, args: argparse.Namespace) -> int:
     """`assay eval` on one process, over four, and over four with all of it killed when half the results are there."""
 
     def command(*more: str) -> list[str]:
-        text = ["-f", str(ROOT / "docs" / "cluster.md"), "--window", "64", "--json"]
+        text = ["-f", str(ROOT / "docs" / "reference" / "cluster.md"), "--window", "64", "--json"]
         return [sys.executable, "-m", "assay", "eval", str(path), *text, *more]
 
     def perplexity(*more: str) -> dict[str, Any]:
@@ -374,10 +374,10 @@ async def evaluation(path: Path, args: argparse.Namespace) -> int:
 async def split(path: Path, args: argparse.Namespace) -> int:
     """Three stages: logits of a prompt, then streams of every kind while each stage is killed once."""
     opened = open_model(path, OPTIONS)
-    spec = spec_of(path) | {"split": 3, "token": "secret", "places": Here().spec()}
+    spec = spec_of(path) | {"split": 3, "token": "secret"}
     ids = np.random.default_rng(5).integers(3, 300, 60).astype(np.int32)
     chunk = Chunk(ids, 0, np.arange(pages_for(len(ids)), dtype=np.int32), "all")
-    staged = SplitEngine(opened, spec)
+    staged = SplitEngine(opened, spec, LocalLauncher())
     try:
         logits = np.array_equal(opened.engine().forward([chunk])[0].logits, staged.forward([chunk])[0].logits)
         results = []
@@ -402,15 +402,15 @@ async def audit(path: Path, args: argparse.Namespace) -> int:
     file = open_file(path)
     name = "blk.1.ffn_norm.weight"
     weight, node = file.decode(name).astype("<f4").tobytes(), reader(load(file).graph, name)
-    places = Here()
-    async with client_of(path, Cluster(lambda: places, Bounds(3, 3), audit=1.0), OPTIONS) as (client, entry):
+    launcher = LocalLauncher()
+    async with client_of(path, Cluster(lambda: launcher, Bounds(3, 3), audit=1.0), OPTIONS) as (client, entry):
         fleet: Any = entry.worker
-        await fleet.settled()
+        await fleet.wait_until_complete()
         auditor = fleet.finished.__self__
 
         async def ask(seed: int) -> None:
             await client.post(ROUTE, json=KINDS["sampled"] | {"seed": seed})
-            await auditor.settled()
+            await auditor.wait_until_idle()
 
         for seed in range(6):
             await ask(seed)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.evaluate.importance_sums import collect
-from assay.evaluate.pieces import Piece
-from assay.gguf.importance import Entry, Importance
+from assay.evaluate.pieces import TextWindow
+from assay.gguf.importance import Importance, ImportanceEntry
 
 FEWEST = 16  # rows of a product that counts
 F32 = 0
@@ -36,7 +36,7 @@ class Ggml(ctypes.Structure):
     )  # fmt: skip
 
 
-def by_llamacpp(model: Path, pieces: Sequence[Piece]) -> Importance:
+def by_llamacpp(model: Path, pieces: Sequence[TextWindow]) -> Importance:
     """Every matrix of a dense model's blocks; llama.cpp runs the pieces and computes the inputs."""
     import llama_cpp as L
     from llama_cpp._ggml import libggml
@@ -82,7 +82,7 @@ def by_llamacpp(model: Path, pieces: Sequence[Piece]) -> Importance:
     L.llama_batch_free(batch)
     L.llama_free(context)
     L.llama_model_free(loaded)
-    entries = {n: Entry(sums[n].astype(np.float32)[None], np.array([counts[n]], np.float32)) for n in sums}
+    entries = {n: ImportanceEntry(sums[n].astype(np.float32)[None], np.array([counts[n]], np.float32)) for n in sums}
     return Importance(entries, len(pieces), params.n_ctx)
 
 

@@ -2,8 +2,8 @@
 
 python bench/score.py                       # the synthetic model of every block type, everything
 python bench/score.py --model smollm2       # SmolLM2, a sample (a run of it costs more)
-python bench/score.py --page                # write docs/score.md from the results so far
-python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change move a verdict?
+python bench/score.py --page                # write docs/lab/score.md from the results so far
+python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change alter a verdict?
 
 Results are kept line by line in build/score-MODEL.jsonl and reused; `--again` starts over.
 """
@@ -20,7 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run side by side; threads that wait for each other cost most
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run in parallel; waiting BLAS threads would cost most
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
@@ -103,7 +103,7 @@ def tokens_of(name: str) -> Sequence[int]:
 
 
 def run(model: Model, name: str, out: Path, args: argparse.Namespace) -> None:
-    """Grade what is not graded yet (every so many-th case), until the time is over."""
+    """Grade the cases that are not graded yet (every n-th one), until the time is over."""
     done = {(r["kind"], r["bug"], r["style"]) for r in grading.read(out)}
     weights = Weights(model.file)
     todo = [
@@ -146,7 +146,7 @@ def _one(
     else:
         grade = planting.grade(found, case.faults)
         if found.verdict == "healthy" and case.faults[0] in CHOSEN and bug.endswith("Q8_0"):
-            grade = "right"  # a cache in eight bits is somebody's choice, and accepted
+            grade = "right"  # a cache in eight bits is a choice, not a fault
     stage = kind in ("second", "reference") and planting.stage_right(found, case.faults[0])
     answer = f"{first.fault} ({first.how})" if first else found.verdict
     return {**result, "grade": grade, "stage": stage, "seconds": time.monotonic() - started, "answer": answer,
@@ -240,7 +240,7 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
                 table.setdefault(r["bug"], {})[r["style"]] = r
         for bug, found in sorted(table.items()):
             cells = [_cell(found.get(style)) for style in GOALS]
-            out.append(f"| [{bug}](faults.md#{planting.fault_id(bug)}) | " + " | ".join(cells) + " |")
+            out.append(f"| [{bug}](../reference/faults.md#{planting.fault_id(bug)}) | " + " | ".join(cells) + " |")
         for kind, title in (
             ("pairs", "pairs"),
             ("unknown", "faults outside the table"),
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic", help="synthetic, or a model that assay knows")
     grading.add_arguments(parser)
-    parser.add_argument("--page", action="store_true", help="only write docs/score.md")
+    parser.add_argument("--page", action="store_true", help="only write docs/lab/score.md")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
     parser.add_argument("--against", type=Path, metavar="FILE", help="exit 1 if a verdict of these results has moved")
     args = parser.parse_args()
@@ -301,9 +301,9 @@ def main() -> None:
         p.stem.removeprefix("score-"): grading.read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)
     }
     text = page(results) + small_faults.section(grading.read(build / "small-faults.jsonl"))
-    (ROOT / "docs" / "score.md").write_text(text)
+    (ROOT / "docs" / "lab" / "score.md").write_text(text)
     print("\n".join(line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")))
-    print("docs/score.md written", file=sys.stderr)
+    print("docs/lab/score.md written", file=sys.stderr)
 
 
 if __name__ == "__main__":

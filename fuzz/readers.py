@@ -1,4 +1,4 @@
-"""Every reader of a stranger's bytes, with what makes an input for it and what reads it.
+"""The table of fuzzed readers: for each a function that makes inputs and a function that reads them.
 
 `Reader.make` gives an input out of a random generator; `Reader.read` takes it and returns, or raises one of `refusals`.
 """
@@ -28,8 +28,8 @@ from assay.runtime import hf, ollama_store
 from assay.system.files import write as write_file
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.patterns import Pattern
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
 from fuzz import mutate
 
@@ -45,7 +45,7 @@ class Reader:
 
 
 class Seeds:
-    """What inputs are made from: a tiny model, its trace in every format, lines that people print."""
+    """Material for inputs: a tiny model, its trace in every format, lines that people print."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -148,7 +148,7 @@ REQUESTS = (
 
 
 def readers(folder: Path) -> dict[str, Reader]:
-    """All of them, over seeds made in `folder`."""
+    """All readers, with seeds made in `folder`."""
     seeds = Seeds(folder)
     made = [
         Reader("gguf", lambda rng: _gguf(rng, seeds), lambda raw: _read_gguf(seeds, raw)),
@@ -168,10 +168,10 @@ def readers(folder: Path) -> dict[str, Reader]:
         return {reader.name: reader for reader in made}
     grammars = Grammars(seeds.tokenizer, seeds.tokenizer.n_vocab)
     from assay.serve.api import schemas
-    from assay.serve.limits import Limits
+    from assay.serve.limits import ServerLimits
 
     def read_request(item: tuple[str, bytes]) -> None:
-        parse(item[1], getattr(schemas, item[0]), Limits())
+        parse(item[1], getattr(schemas, item[0]), ServerLimits())
 
     def read_grammar(item: tuple[str, str]) -> None:
         make = grammars.gbnf(item[1]) if item[0] == "gbnf" else grammars.lark(item[1], "grammar")
@@ -390,5 +390,5 @@ def _read_listing(seeds: Seeds, item: tuple[list[str], str, bytes]) -> None:
 
 
 def temporary() -> tempfile.TemporaryDirectory[str]:
-    """A folder in memory where there is one."""
+    """A temporary folder, in memory if the machine has one."""
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)

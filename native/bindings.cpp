@@ -1,4 +1,6 @@
-// The Python face of the native engine: the only file that knows Python. Types are in src/assay/_native.pyi.
+// The Python module of the native engine (nanobind). No other file under native/ includes Python.
+//
+// src/assay/_native.pyi has the types and says what each function does.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -14,6 +16,7 @@
 #include "kernels/blocks.h"
 #include "kernels/kernels.h"
 #include "kernels/points.h"
+#include "program/foreign.h"
 #include "program/mapped.h"
 #include "program/program.h"
 
@@ -27,7 +30,7 @@ template <class T, int dims>
 using Array = nb::ndarray<const T, nb::numpy, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A small vector of weights (norms, biases), copied.
+// A copy of a small vector of weights: a norm, a bias.
 struct Vector {
     Floats values;
 };
@@ -50,7 +53,7 @@ const std::map<std::string, kernels::Acts> formats = {{"q8", kernels::Acts::Q8},
 
 Floats floats(const Vector* vector) { return vector ? vector->values : Floats(); }
 
-// Values that a program does not have must not reach it.
+// Rejects a value number that the program does not have: Program does not check.
 int known(const Program& program, int value) {
     program.width(value);  // throws
     return value;
@@ -85,7 +88,7 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     const int64_t groups = static_cast<int64_t>(program.cache().groups().size());
     int32_t row = 0;
     for (size_t i = 0; i < chunks.shape(0); ++i) {
-        // n_tokens, start, where its page tables begin and how long each is, n_outputs
+        // n_tokens, start, index of its first page table, pages of a table, n_outputs
         const int32_t* c = chunks.data() + 5 * i;
         const int64_t end = int64_t(c[0]) + c[1];
         if (c[0] < 1 || c[1] < 0 || end > INT32_MAX || c[2] < 0 || c[3] < 0 ||
@@ -111,7 +114,7 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     if (!finished) throw nb::python_error();
 }
 
-// Rows of a quantised type as its decoder sees them: int8 codes, and a scale and a minimum per 16.
+// Decode rows of a quantised type to int8 codes, with a scale and a minimum per 16.
 nb::tuple unpack(Array<uint8_t, 2> rows, uint32_t type, int64_t columns) {
     const kernels::TypeInfo* info = kernels::type_info(kernels::Type(type));
     if (!info || !info->unpack || columns < 1 || columns % info->block_size ||
@@ -151,7 +154,7 @@ double on_all_threads(unsigned threads, const std::function<double(unsigned)>& m
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "assay's native engine: matrix kernels, cache, and programs compiled from graphs";
+    m.doc() = "Native CPU engine: matrix kernels, the paged KV cache, and programs that the cpu compiler builds from graphs.";
     m.attr("PAGE") = kPage;
     m.attr("ARITHMETIC") = kernels::kArithmetic;
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
@@ -399,6 +402,16 @@ NB_MODULE(_native, m) {
             },
             "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "cap"_a, "mask"_a, "v_first"_a, "out"_a, "kq"_a = -1,
             "capped"_a = -1, "soft_max"_a = -1)
+        .def(
+            "foreign",
+            [](Program& p, uintptr_t function, const std::vector<int>& inputs, const std::vector<const Vector*>& weights,
+               const std::vector<double>& attrs, int out) {
+                ForeignOp op{reinterpret_cast<ForeignRows>(function), {}, {}, attrs, known(p, out)};
+                for (int input : inputs) op.inputs.push_back(known(p, input));
+                for (const Vector* weight : weights) op.weights.push_back(weight->values);
+                add_foreign(p, std::move(op));
+            },
+            "function"_a, "inputs"_a, "weights"_a, "attrs"_a, "out"_a)
         .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
              "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);

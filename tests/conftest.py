@@ -1,9 +1,11 @@
-"""For everybody: the order of files, where the reference data lie, hypothesis without deadlines, threads, Ctrl-C."""
+"""Shared by all tests: file order, reference data, hypothesis settings, threads, Ctrl-C, the line on skipped tests."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,21 @@ LONG = (
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_PACKAGE = re.compile(r"could not import '([\w.]+)'|\b(?:the )?([\w-]+)(?: package)? is not installed|(chromium)")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line that names the missing packages and how many tests were skipped for each."""
+    missing: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if found := _PACKAGE.search(reason):
+            missing[next(filter(None, found.groups())).split(".")[0]] += 1
+    if missing:
+        named = ", ".join(f"{package} ({n})" for package, n in missing.most_common())
+        terminalreporter.write_line(f"not installed here, so tests were skipped: {named}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,12 +1,15 @@
-"""Imports point one way: system, gguf, text, graph, models, engines, runtime, then verify and serve, evaluate, library
-and cli.
+"""The architecture, enforced: imports point one way, and one name means one thing.
 
-Inside a package with rooms they point one way too.
+Packages are ranked: system, gguf, text, graph, models, engines, runtime, then verify and serve, evaluate, library and
+cli. A module imports only packages of a lower rank. Inside a package with rooms the rooms are ranked too. No modules
+import each other in a circle. No two modules and no two public classes share a name.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,13 +26,13 @@ FREE = {"errors", "version", "_native"}  # known to all
 # What each room of a package may import of the others: a folder, or a module that stands in the package itself.
 ROOMS: dict[str, dict[str, set[str]]] = {
     "serve": {
-        "errors": set(),
+        "api_errors": set(),
         "limits": set(),
-        "http": {"errors", "limits"},
-        "pool": {"errors", "limits"},
-        "api": {"errors", "limits", "http", "pool"},
+        "http": {"api_errors", "limits"},
+        "pool": {"api_errors", "limits"},
+        "api": {"api_errors", "limits", "http", "pool"},
         "app": {"api", "http"},
-        "server": {"errors", "limits", "http", "pool", "api", "app"},
+        "server": {"api_errors", "limits", "http", "pool", "api", "app"},
     },
     "verify": {
         "thresholds": set(),
@@ -75,3 +78,80 @@ def test_rooms_import_one_way(package: str) -> None:
         assert others <= allowed[room], f"{package}/{room} imports {others - allowed[room]}: against the order"
         assert allowed[room] <= others, f"{package}/{room} does not import {allowed[room] - others}: not in the table"
     assert rooms.floors(used)  # raises where rooms import each other in a circle
+
+
+# --- modules and names of the whole package
+
+# Circles, modules and classes that other changes remove. A name leaves this list when it is renamed; none is added.
+CIRCLES_LEFT = (
+    {"assay.runtime.lookahead", "assay.runtime.sequence"},
+    {"assay.verify.dumps.finite", "assay.verify.dumps.observation"},
+)
+MODULES_LEFT = {"compile"}
+CLASSES_LEFT = {
+    "Arithmetic", "Box", "Context", "Entry", "Memory", "Metadata", "Part", "Probe", "Seen", "Step", "Table", "Tensors",
+    "Unit",
+}  # fmt: skip
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in SRC.rglob("*.py"):
+        parts = ("assay", *path.relative_to(SRC).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def edges() -> dict[str, set[str]]:
+    """The modules that each module imports, at any depth of its code; `from package import module` is the module."""
+    known = modules()
+    found = {}
+    for name, path in known.items():
+        dotted = {".".join(("assay", *parts)) for parts in imported(path) if parts != ("_native",)}
+        found[name] = {d if d in known else d.rpartition(".")[0] for d in dotted} & known.keys() - {name}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that reach each other: the strongly connected components with more than one module."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen, todo = set(), list(graph[start])
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += graph[at]
+        reach[start] = seen
+    found: list[set[str]] = []
+    for name in graph:
+        if name in reach[name] and not any(name in circle for circle in found):
+            found.append({other for other in reach[name] if name in reach[other]})
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    assert [circle for circle in circles(edges()) if circle not in CIRCLES_LEFT] == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = defaultdict(list)
+    for name, path in modules().items():
+        if path.stem not in ("__init__", "__main__"):
+            names[path.stem].append(name)
+    assert {stem: where for stem, where in names.items() if len(where) > 1 and stem not in MODULES_LEFT} == {}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = defaultdict(list)
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                names[node.name].append(name)
+    assert {key: where for key, where in names.items() if len(where) > 1 and key not in CLASSES_LEFT} == {}

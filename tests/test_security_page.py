@@ -1,4 +1,4 @@
-"""docs/security.md names every limit with the value that the code has."""
+"""docs/reference/security.md names every limit with the value that the code has."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from assay.system.box import LIMITS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "security.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "security.md").read_text()
 UNITS = {"MiB": 1 << 20, "KiB": 1 << 10, "s": 1, "": 1}
 
 
 def test_every_limit_of_the_server() -> None:
     pytest.importorskip("prometheus_client")
-    from assay.serve.limits import Limits
+    from assay.serve.limits import ServerLimits
 
     rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+ ?\w*) \|", PAGE, re.M))
-    for limit in fields(Limits):
+    for limit in fields(ServerLimits):
         number, _, unit = rows[limit.name].partition(" ")
         assert float(number) * UNITS[unit] == limit.default, limit.name
 

@@ -1,19 +1,13 @@
-// What a product is given: rows of floats as they are, or quantised to int8 in blocks of 32; the norm before them.
+// Inputs of a product: rows of floats, or rows quantised to int8 in blocks of 32; and the RMS norm before them.
 #pragma once
 #include "arithmetic.h"
 
 namespace assay {
 
-// Rows of quantised activations, padded with zeros to whole units of 256 columns: q [rows][stride], and per block of 32
-// (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones). These lie [rows][blocks] where a kernel
-// takes rows one by one (step 0), else [blocks][step]: there is room for more rows than there are tokens, so that a tile need
-// not look where they end.
-struct Acts {
-    int8_t* q;
-    float2* ds;
-    uint32_t* n;
-    int32_t stride, step;  // columns, a multiple of 256; rows that there is room for, or 0
-};
+// Layout of quantised activations (abi.h, Acts). Rows are padded with zeros to whole units of 256 columns. A block of
+// 32 has codes, (d, d * sum), and the sums of its halves: n0 in the low 16 bits, n1 in the high ones. With step 0, for
+// kernels that take rows one by one, ds and n are [rows][blocks]. Otherwise they are [blocks][step], with memory for
+// whole tiles of tokens, so that a tile needs no bounds check.
 DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }
 DEVICE int both_sums(uint32_t n) { return low_sum(n) + high_sum(n); }
@@ -23,12 +17,12 @@ struct Constant {
     static constexpr int value = N;
 };
 
-// dot(x, x) of docs/arithmetic.md by one warp: 64 chains, neighbours 2 l and 2 l + 1 in lane l, then the tree. Lane 0 has the
-// result. x is aligned to 8 bytes.
+// dot(x, x) of docs/reference/arithmetic.md by one warp: 64 chains, of which lane l has 2 l and 2 l + 1, then the reduction tree.
+// Lane 0 has the result. x is aligned to 8 bytes.
 DEVICE float sum_of_squares(const float* x, int n) {
     float s = 0.0f, t = 0.0f;
     int i = 2 * lane(), left = n / 64;
-    const auto rounds = [&](auto some) {  // all of them on their way, then added up
+    const auto rounds = [&](auto some) {  // unrolled: issue all loads, then accumulate
 #pragma unroll 1
         for (; left >= some.value; left -= some.value)
 #pragma unroll
@@ -48,7 +42,7 @@ DEVICE float sum_of_squares(const float* x, int n) {
     return s + t;
 }
 
-// 1 / sqrt(mean x^2 + eps) for all threads of a block; `room`: a float of shared memory.
+// 1 / sqrt(mean x^2 + eps) for all threads of a block; `room` is a float of shared memory.
 DEVICE float norm_factor(const float* x, int n, float eps, float* room) {
     if (thread() < 32) {
         const float squares = sum_of_squares(x, n);
@@ -58,8 +52,9 @@ DEVICE float norm_factor(const float* x, int n, float eps, float* room) {
     return *room;
 }
 
-// Eight neighbouring values as part of a block of 32, of which lanes 4 j to 4 j + 3 hold one: codes, and of the block d, d * sum and,
-// in the first of its lanes, the sums of its halves. With kMagic added, a rounded value stands in the low byte.
+// Quantise eight neighbouring values of a block of 32, which lanes 4 j to 4 j + 3 hold together. Results: their codes,
+// and the block's d, d * sum and, in its first lane, the sums of its halves. Adding kMagic puts the rounded value into
+// the low byte.
 struct EightCodes {
     uint32_t low, high, n;
     float2 ds;
@@ -88,7 +83,7 @@ DEVICE EightCodes codes_of(const float (&x)[8]) {
     const int second = shuffle_xor(sum, 2);
     return {low, high, uint32_t(sum & 0xffff) | uint32_t(second) << 16, {s.d, s.d * float(sum + second)}};
 }
-// Values 8 `at` to 8 `at` + 7 of a row.
+// Store values 8 `at` to 8 `at` + 7 of a row.
 DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n, int step = 1) {
     const EightCodes of = codes_of(x);
     reinterpret_cast<uint2*>(q)[at] = {of.low, of.high};

@@ -1,16 +1,15 @@
-// The bits of docs/arithmetic.md, for one thread: exp, tanh, erf, gates, cos and sin, halves, quantised activations.
+// The functions of docs/reference/arithmetic.md for one thread, bit for bit: exp, tanh, erf, activations, cos and sin, 16-bit
+// floats, quantisation.
 #pragma once
-#include "platform.h"
+#include "abi.h"
 
 namespace assay {
 
-enum Act { SILU, GELU_TANH, GELU_ERF, RELU };
-
-constexpr float kMagic = 12582912.0f;         // 1.5 * 2^23: an integer added to it sits in the low bits
-constexpr uint32_t kMagicBits = 0x4b400000u;  // so an integer sum that starts here is, read as a float, kMagic + sum
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: an integer added to it appears in the low bits
+constexpr uint32_t kMagicBits = 0x4b400000u;  // an integer sum that starts here is, read as a float, kMagic + sum
 
 DEVICE float minus_infinity() { return as_float(0xff800000u); }
-// A number whose order, as an integer, is that of x.
+// An unsigned integer that orders like x.
 DEVICE uint32_t ordered(float x) { return bits(x) ^ (bits(x) >> 31 ? 0xffffffffu : 0x80000000u); }
 DEVICE float from_ordered(uint32_t u) { return as_float(u ^ (u >> 31 ? 0x80000000u : 0xffffffffu)); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
@@ -82,7 +81,7 @@ OUTLINED float gate(int act, float x) {
 
 OUTLINED float softcap(float x, float cap) { return cap * tangent(x / cap); }
 
-// Both of an angle, in double.
+// Cosine and sine of x, in double.
 OUTLINED void turn(double x, double& cosine, double& sine) {
     const double magic = 0x1.8p52, shifted = x * 0x1.45f306dc9c883p-1 + magic, k = shifted - magic;
     double r = fma(k, -0x1.921fb54442d18p+0, x);
@@ -111,8 +110,8 @@ OUTLINED void turn(double x, double& cosine, double& sine) {
     cosine = j == 0 ? C : j == 1 ? -S : j == 2 ? -C : S;
 }
 
-// ---- halves ---------------------------------------------------------------------------------------------------------
-DEVICE uint16_t float_to_half(float f) {  // beyond the range, the largest finite; a NaN stays one
+// ---- halves --------------------------------------------------------------------------------------------------------
+DEVICE uint16_t float_to_half(float f) {  // saturates to the largest finite value; a NaN stays a NaN
     const float most = 65504.0f;
     const float low = -most > f ? -most : f, x = most < low ? most : low;
     return half_nearest(x);
@@ -125,7 +124,7 @@ DEVICE uint16_t float_to_brain(float f) {
 }
 DEVICE float brain_to_float(uint16_t h) { return as_float(uint32_t(h) << 16); }
 
-// ---- activations ----------------------------------------------------------------------------------------------------
+// ---- activations ---------------------------------------------------------------------------------------------------
 struct Scale {
     float d, inverse;
 };
@@ -135,7 +134,7 @@ OUTLINED Scale rare_scale(uint32_t top) {
     if (amax < 0x1p-120f) return {0.0f, 0.0f};
     return {amax / 127.0f, 127.0f / amax};
 }
-DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of 32
+DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of a block of 32
     const float amax = as_float(top);
     Scale s = {divide_near(amax, 127.0f), divide_near(127.0f, amax)};
     if (top - 0x21800000u >= 0x3c000000u) s = rare_scale(top);  // not between 2^-60 and 2^60
@@ -146,21 +145,21 @@ DEVICE uint32_t pack4(int a, int b, int c, int d) {
     return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
-// Where column c of a row lies among the halves that gemm_tensor.cu multiplies: [64 columns][room for rows][64], so that a tile of
-// rows is one piece of memory and lies as `multiply_rows` wants it. The pieces of 8 halves of a row are swapped by row % 8.
+// Index of column c of a row among the halves that gemm_tensor.cu multiplies: [columns / 64][room][64]. A tile of rows
+// is then contiguous and laid out as `multiply_rows` needs it. The 8-half pieces of a row are swizzled by row % 8.
 DEVICE int64_t half_at(int64_t row, int c, int room) {
     const int piece = (c >> 3 & 6) | (c & 1);
     return ((int64_t(c >> 6) * room + row) << 6) + ((piece ^ int(row & 7)) << 3) + (c >> 1 & 7);
 }
-// The same for gemm_halves.cu: columns are in order.
+// The same for gemm_halves.cu, with columns in order.
 DEVICE int64_t float_at(int64_t row, int c, int room) {
     return ((int64_t(c >> 6) * room + row) << 6) + (((c >> 3 & 7) ^ int(row & 7)) << 3) + (c & 7);
 }
-// A value that products on tensor cores read. `halved`: room for rows; from bit 28 on whose they are: 0 of gemm_tensor.cu, of gemm_halves.cu 1 with
-// F16 and 2 with BF16 weights.
+// Store a value for products on tensor cores. `halved`: below bit kHalvedShift the rows that `out` has memory for, from
+// it on a HalvedAs.
 DEVICE void store_halved(void* out, int halved, int64_t row, int c, float y) {
-    const int of = halved >> 28, room = halved & 0xfffffff;
-    static_cast<uint16_t*>(out)[of ? float_at(row, c, room) : half_at(row, c, room)] = of == 2 ? float_to_brain(y) : float_to_half(y);
+    const int of = halved >> kHalvedShift, room = halved & ((1 << kHalvedShift) - 1);
+    static_cast<uint16_t*>(out)[of ? float_at(row, c, room) : half_at(row, c, room)] = of == ORDERED_BF16 ? float_to_brain(y) : float_to_half(y);
 }
 
 }  // namespace assay

@@ -1,12 +1,14 @@
-// Attention for a token a sequence over a cache of halves, where there are more blocks of keys than the GPU runs at once
-// (attention.h): what counts is work and bytes on their way, not the way from the first instruction to the last. A thread has
-// a key, whose first vectors are in registers, and all warps copy the values to shared memory, before the kernel waits; a warp
-// a head makes the softmax; a warp a page weighs the values. A multiprocessor has room for two blocks.
+// Attention for one token a sequence over an f16 cache, for more blocks of keys than are resident at once
+// (attention.h). Throughput counts here, not the latency of one block.
+//
+// A thread has a key and holds its first vectors in registers. All warps copy the values to shared memory before the
+// kernel waits for its predecessor. Then a warp a head computes the softmax, and a warp a page weighs the values. Two
+// blocks fit a multiprocessor. Bound by memory bandwidth.
 #include "attention_one.h"
 
 namespace assay {
 
-struct Blocks {  // shared memory
+struct Blocks {  // layout of shared memory
     uint16_t *v, *new_k;
     float *q, *e, *state, *parts;
     DEVICE Blocks(uint8_t* shared, int heads, int k_dim, int v_dim) {
@@ -19,7 +21,7 @@ struct Blocks {  // shared memory
     }
 };
 
-// Values of a page weighed, EACH neighbouring ones a lane, from value `d` on.
+// Weigh the values of a page: EACH neighbouring ones a lane, from value `d` on.
 template <int HQ, int EACH>
 DEVICE void weigh(const uint16_t* v, const float* e, int keys, int v_dim, int d, bool some_unseen, float* part) {
     float sum[HQ][EACH];
@@ -53,15 +55,16 @@ DEVICE void weigh(const uint16_t* v, const float* e, int keys, int v_dim, int d,
 template <int HQ>
 DEVICE void attend_blocks(const AttentionArgs& a) {
     SHARED;
-    constexpr int ahead = 8;  // vectors of a key on their way
+    constexpr int ahead = 8;  // vectors of a key in flight
     const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32, vectors = k_dim / 8;
+    NEEDS_SHARED(attend_blocks_bytes(HQ, k_dim, v_dim));
     const Blocks room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
     wait_for_keys(a);
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, v_bytes = kPage * v_dim * 2, j = thread();  // 256 threads
-    const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;  // the new key of this block
+    const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;  // index of the new key, if this block has it
     const uint4* from = nullptr;
     uint4 next[ahead];
     if (warp < used) {
@@ -81,7 +84,7 @@ DEVICE void attend_blocks(const AttentionArgs& a) {
         room.q[i] = i < at.count * k_dim ? turned(q + i / k_dim * k_dim, table, i % k_dim, a.n_rot, a.neox) : 0.0f;
     copies_done<0>();
     sync_block();
-    if (fresh >= 0) {  // the new key and value, into shared memory and the cache
+    if (fresh >= 0) {  // store the new key and value in shared memory and the cache
         const int s = at.slot % kPage, page = at.pages[at.slot / kPage];
         const Pool &kp = a.keys, &vp = a.values;
         const float* k = a.k + (int64_t(at.row) * kp.heads + at.kv) * k_dim;

@@ -1,26 +1,27 @@
-// Attention for a token a sequence over a cache of halves (attention.h).
+// Attention for one token a sequence over an f16 cache (attention.h).
 //
-// A warp has a page: it copies its keys and values to shared memory before the kernel waits for the one that computes q, k and
-// v, scores the keys, and weighs the values. Warps wait for each other twice: for the largest score, and to add up.
+// A warp has a page. It copies keys and values to shared memory before the kernel waits for the one that computes q, k
+// and v. Then it scores the keys and weighs the values. Warps synchronise twice: for the largest score, and before the
+// sum over pages. Latency-bound.
 #include "attention_one.h"
 
 namespace assay {
 
-struct Halves {  // shared memory
+struct Halves {  // layout of shared memory
     uint16_t *k, *v, *new_k, *new_v;
     float *q, *e, *tops;
-    int k_page;  // halves of a page's keys
+    int k_page;  // f16 values of a page's keys
     DEVICE Halves(uint8_t* shared, int heads, int k_dim, int v_dim) {
         k_page = kPage * k_dim;
         k = reinterpret_cast<uint16_t*>(shared);           // [8 pages][k dim / 8][32][8]
         v = k + kBlock * k_dim;                            // [8 pages][32][v dim]
-        new_k = v + kBlock * v_dim;                        // [k dim], [v dim]: this token's
+        new_k = v + kBlock * v_dim;  // [k dim], [v dim]: of this token
         new_v = new_k + k_dim;
         q = reinterpret_cast<float*>(new_v + v_dim);       // [heads][k dim]
         e = q + heads * k_dim;                             // [heads][256]
-        tops = e + heads * kBlock;                         // [heads][8 pages][2]: the largest score; whether one is a NaN
+        tops = e + heads * kBlock;  // [heads][8 pages][2]: the largest score; 1 if one is NaN
     }
-    // Weighed values of a page, [heads][v dim]: over its keys, when they are used.
+    // Weighted values of a page, [heads][v dim]: they overwrite its keys once these are used.
     DEVICE float* part(int page) const { return reinterpret_cast<float*>(k + page * k_page); }
 };
 
@@ -28,13 +29,15 @@ template <int HQ>
 DEVICE void attend_halves(const AttentionArgs& a) {
     SHARED;
     const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32;
+    NEEDS_SHARED(attend_halves_bytes(HQ, k_dim, v_dim));
     const Halves room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
     wait_for_keys(a);
-    const int keys = at.keys(), used = (keys + kPage - 1) / kPage, mine = keys - warp * kPage;  // keys of this warp's page
-    const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;                          // the new key of this block
+    // keys of this warp's page
+    const int keys = at.keys(), used = (keys + kPage - 1) / kPage, mine = keys - warp * kPage;
+    const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;  // index of the new key, if this block has it
     if (mine > 0) {
         const int page = at.pages[at.base / kPage + warp], k_bytes = kPage * k_dim * 2, v_bytes = kPage * v_dim * 2;
         const uint8_t* k = head_of(a.cache, a.keys, page, at.kv);
@@ -45,7 +48,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         copy_group();
     }
     wait_for_previous();
-    // Queries, and the new key and value, turned: an element a thread.
+    // Apply RoPE to the queries and the new key, and load the new value: an element a thread.
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const int of_q = HQ * k_dim, all = of_q + (fresh >= 0 ? k_dim + v_dim : 0);
     for (int i = thread(); i < all; i += threads()) {
@@ -60,7 +63,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         else (h == HQ ? room.new_k : room.new_v)[d] = float_to_half(y);
     }
     sync_block();
-    if (fresh >= 0 && at.sub == 0) {  // into the cache
+    if (fresh >= 0 && at.sub == 0) {  // write to the cache
         const int page = at.pages[at.slot / kPage], s = at.slot % kPage;
         const Pool &kp = a.keys, &vp = a.values;
         for (int d = thread(); d < k_dim; d += threads()) reinterpret_cast<uint16_t*>(head_of(a.cache, kp, page, at.kv))[kp.index(s, d)] = room.new_k[d];

@@ -1,11 +1,10 @@
-// Attention for many tokens of a sequence (attention.h).
+// Attention for many tokens of a sequence over any cache (attention.h). Bound by fma.
 #include "attention.h"
 
 namespace assay {
 
-// ---- many tokens of a sequence --------------------------------------------------------------------------------------
-// block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head.
-// STAGED pages of keys, then of values, lie in shared memory as floats; a warp has ROWS rows, a lane a key of each page.
+// block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head. STAGED
+// pages of keys, then of values, are in shared memory as floats. A warp has ROWS rows, a lane a key of each page.
 
 DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
 DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
@@ -14,18 +13,19 @@ DEVICE bool strange_half(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (t
 template <int ROWS, int DPL, int STAGED>
 DEVICE void attend_many(const AttentionArgs& a) {
     SHARED;
-    const int32_t* tile = a.tiles + block_x() * 8;
+    const int32_t* tile = a.tiles + block_x() * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, k_dim = a.keys.dim, v_dim = a.values.dim;
     const int k_quads = (k_dim + 3) / 4, warp = thread() / 32;
+    NEEDS_SHARED(attend_tile_bytes(ROWS, STAGED, k_quads, v_dim));
     float* q = reinterpret_cast<float*>(shared);           // [8 ROWS][k dim rounded to 4]
     float* stage = q + 8 * ROWS * 4 * k_quads;             // keys: [page][d / 4][32][4]; values: [page][32][v dim]
     const int wider = 4 * k_quads > v_dim ? 4 * k_quads : v_dim;
     float* e = stage + STAGED * kPage * wider + warp * ROWS * kBlock;  // [ROWS][256] of this warp: scores, then weights
     RowState* states = reinterpret_cast<RowState*>(stage + STAGED * kPage * wider + 8 * ROWS * kBlock) + warp * ROWS;
-    int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // a staged value is not finite
+    int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // set if a staged value is not finite
     next_may_start();
-    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
-    const int64_t score_at = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads;
+    const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS], chunk_tokens = tile[TILE_TOKENS];
+    const int64_t score_at = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads;
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + r) / group; };
@@ -112,7 +112,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 const int at = base + p * kPage + lane();
                 x[p] = at < end ? e[r * kBlock + p * kPage + lane()] : 0.0f;
                 if (at < n_keys && a.kq && warp * ROWS + r < rows)
-                    a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys + at] = x[p];
+                    a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * n_keys + at] = x[p];
                 const int64_t key = a.irregular && at < end ? key_position(a, pages, at) : at;
                 if (at < end) seen |= uint32_t(!a.mask.hides(position, key)) << p;
                 x[p] = a.mask.score(x[p], head_index(row), position - key);
@@ -213,6 +213,7 @@ CROWDED(attend_tile_64, AttentionArgs, 256, 2) { attend_many<8, 2, 2>(a); }  // 
 KERNEL(attend_tile_128, AttentionArgs, 256) { attend_many<8, 4, 4>(a); }
 KERNEL(attend_tile_256, AttentionArgs, 256) { attend_many<4, 8, 4>(a); }
 KERNEL(attend_tile_512, AttentionArgs, 256) { attend_many<2, 16, 4>(a); }
-KERNEL(attend_tile_512_small, AttentionArgs, 256) { attend_many<2, 16, 2>(a); }  // where four pages do not fit
+// for GPUs whose shared memory holds fewer than four pages
+KERNEL(attend_tile_512_small, AttentionArgs, 256) { attend_many<2, 16, 2>(a); }
 
 }  // namespace assay

@@ -1,13 +1,13 @@
-// Attention for a token a sequence over a cache of any type (attention.h).
+// Attention for one token a sequence over a cache of any type (attention.h). Latency-bound.
 #include "attention_one.h"
 
 namespace assay {
 
-struct One {  // shared memory
+struct One {  // layout of shared memory
     float *q, *k, *v, *e, *state, *parts;
     DEVICE One(uint8_t* shared, int heads, int k_dim, int v_dim) {
         q = reinterpret_cast<float*>(shared);     // [heads][k dim]
-        k = q + heads * k_dim;                    // the new key and value, as the cache will give them back
+        k = q + heads * k_dim;  // the new key and value, rounded to the cache's type
         v = k + (k_dim + 31) / 32 * 32;
         e = v + (v_dim + 31) / 32 * 32;           // [heads][256]
         state = e + heads * kBlock;               // m, l of each head
@@ -38,6 +38,7 @@ template <int HQ>
 DEVICE void attend_token(const AttentionArgs& a) {
     SHARED;
     const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32;
+    NEEDS_SHARED(attend_one_bytes(HQ, k_dim, v_dim));
     const One room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);
@@ -49,7 +50,7 @@ DEVICE void attend_token(const AttentionArgs& a) {
     const float* q = a.q + int64_t(row) * a.heads * k_dim + int64_t(first) * k_dim;
     for (int i = thread(); i < HQ * k_dim; i += threads())
         room.q[i] = i < count * k_dim ? turned(q + i / k_dim * k_dim, table, i % k_dim, a.n_rot, a.neox) : 0.0f;
-    if (a.k && at.has_new_key()) {  // the block that holds the new key: store it, and take it from here
+    if (a.k && at.has_new_key()) {  // this block has the new key: store it, and read it from shared memory
         const bool store = at.sub == 0;
         const int page = pages[slot / kPage];
         const float* k = a.k + (int64_t(row) * a.keys.heads + kv) * k_dim;

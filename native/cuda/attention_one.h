@@ -1,21 +1,21 @@
-// What the kernels for a token a sequence share: which keys a block of threads has, and the fold at the end.
+// Shared by the kernels for one token a sequence: which keys a thread block has, and the fold of all blocks at the end.
 #pragma once
 #include "attention.h"
 
 namespace assay {
 
-// block_x: 256 keys; block_y: kv head * splits + which of its query heads; block_z: row.
+// block_x: 256 keys; block_y: kv head * splits + which part of its query heads; block_z: row.
 struct Where {
-    int row, kv, sub, first, count;      // the query heads of this block of threads: `count` from `first`
-    int slot, position, low;             // the first key that it sees, where positions are slots
-    int from, to, base;                  // blocks of keys that the row sees; the first key of the one at hand
+    int row, kv, sub, first, count;  // query heads of this thread block: `count` from `first`
+    int slot, position, low;  // low: the first visible key, if positions are slots
+    int from, to, base;  // blocks of keys that the row sees; base: first key of this block
     const int32_t* pages;
 
     DEVICE Where(const AttentionArgs& a, int heads) {
         const int group = a.heads / a.keys.heads;
         row = block_z(), kv = block_y() / a.splits, sub = block_y() % a.splits;
         first = kv * group + sub * heads, count = group - sub * heads < heads ? group - sub * heads : heads;
-        slot = a.rows.slots[row], position = a.rows.positions[row];  // the step's tables are older than any kernel
+        slot = a.rows.slots[row], position = a.rows.positions[row];  // written before the launch: no wait needed
         pages = a.rows.pages + a.rows.tables[row];
         low = a.irregular || slot < 0 ? 0 : a.mask.from(slot);
         from = low / kBlock;
@@ -26,7 +26,7 @@ struct Where {
     DEVICE int blocks() const { return to - from; }
     DEVICE int keys() const { return slot + 1 - base < kBlock ? slot + 1 - base : kBlock; }
     DEVICE bool has_new_key() const { return base / kBlock == to - 1; }
-    // From the query to key j of the block, one of `keys`.
+    // Distance from the query to key j of the block.
     DEVICE int64_t distance(const AttentionArgs& a, int j) const {
         if (!a.irregular) return slot - base - j;
         return int64_t(position) - (a.k && base + j == slot ? position : key_position(a, pages, base + j));
@@ -36,13 +36,13 @@ struct Where {
     }
 };
 
-// Keys that an earlier kernel of this step puts into the cache: there is no new one, and nothing of the cache may be read
-// before that kernel is done. The kernels before this one may still run, and not only the last of them.
+// If an earlier kernel of this step writes the keys, there is no new key here, and the cache must not be read before
+// that kernel is done. With programmatic launch, more than one earlier kernel may still be running.
 DEVICE void wait_for_keys(const AttentionArgs& a) {
     if (!a.k) wait_for_previous();
 }
 
-// Eight neighbouring elements of a key, as halves, by those of HQ queries, which lie `stride` apart: the chains go on.
+// Continue the chains of HQ queries over eight neighbouring f16 elements of a key; queries are `stride` apart.
 template <int HQ>
 DEVICE void score_eight(const uint4& key, const float* q, int stride, float (&s)[HQ]) {
     const uint32_t words[4] = {key.x, key.y, key.z, key.w};
@@ -62,9 +62,9 @@ DEVICE void score_eight(const uint4& key, const float* q, int stride, float (&s)
 }
 
 constexpr int kFolded = 8;
-constexpr uint32_t kHidden = 0xffc00001u;  // a NaN of our own, in the place of a score: the key is not seen
+constexpr uint32_t kHidden = 0xffc00001u;  // a NaN payload of our own in place of a score: the key is masked
 
-// A head's 256 scores in shared memory become exponentials, by a warp; m and l into `state`.
+// A warp turns a head's 256 scores in shared memory into exponentials; m and l go to `state`.
 DEVICE void softmax_shared(float* scores, float* state) {
     float e[kPages], m, l;
     uint32_t seen = 0;
@@ -79,7 +79,7 @@ DEVICE void softmax_shared(float* scores, float* state) {
     if (lane() == 0) state[0] = m, state[1] = l;
 }
 
-// The last block of threads to arrive folds all blocks of keys of `count` heads, ascending. `last`: shared memory.
+// The last thread block to arrive folds all blocks of keys of `count` heads in ascending order. `last`: shared memory.
 OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count, int blocks, int* last, int halved = 0) {
     const int v_dim = a.values.dim;
     fence();
@@ -94,7 +94,7 @@ OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count,
         const int64_t head = int64_t(row) * a.heads + first + h;
         float m = minus_infinity(), l = 0.0f, acc = 0.0f;
         const float* at = a.partial + head * a.max_blocks * (2 + v_dim);
-        for (int b0 = 0; b0 < blocks; b0 += kFolded) {  // as many on their way: another block's results are far away
+        for (int b0 = 0; b0 < blocks; b0 += kFolded) {  // kFolded loads in flight: results of other blocks come from L2
             float m2[kFolded], l2[kFolded], acc2[kFolded];
 #pragma unroll
             for (int k = 0; k < kFolded; k++) {
@@ -115,14 +115,14 @@ OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count,
         }
         add_sink(a.mask, first + h, m, l, acc);
         const float y = acc * (1.0f / l);
-        const int column = (first + h) * v_dim + d;  // of the token's row
+        const int column = (first + h) * v_dim + d;  // in the token's row
         if (halved) store_halved(a.out, halved, row, column, y);
         else a.out[head * v_dim + d] = y;
     }
     if (thread() == 0) *counter = 0;
 }
 
-// Weighed values of `used` pages, [page][heads][v dim], added up: the result, or what is left to fold.
+// Sum the weighted values of `used` pages, [page][heads][v dim]: the result, or this block's part of the fold.
 DEVICE void add_pages(const AttentionArgs& a, const Where& at, const float* parts, float* state, int heads, int used) {
     const int v_dim = a.values.dim;
     for (int i = thread(); i < at.count * v_dim; i += threads()) {

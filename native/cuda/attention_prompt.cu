@@ -1,21 +1,22 @@
-// Attention for many tokens of a sequence, where it is most of the time (attention.h): heads of 64 or 128 values, a cache of
-// halves, positions that are slots, nothing kept.
+// Attention for many tokens of a sequence, fast path (attention.h): heads of 64 or 128 values, an f16 cache, positions
+// equal to slots, and no trace.
 //
-// block_x: a tile of ROWS query rows, the last first; block_y: kv head. 128 keys, then their values, lie in shared memory as floats
-// while the next ones are on their way in registers. A thread has 8 rows x 4 keys of the scores and D / 16 rows x 4 columns of the
-// result; lanes lie 4 x 8, so that a warp reads each float once. Bound by fma: 128 of them for 12 loads.
+// block_x: a tile of ROWS query rows, last tile first; block_y: kv head. 128 keys, then their values, are in shared
+// memory as floats, while the next 128 are prefetched into registers. A thread has 8 rows x 4 keys of the scores and D
+// / 16 rows x 4 columns of the result. Lanes are 4 x 8, so that a warp reads each float once. Bound by fma: 128 of them
+// for 12 loads.
 #include "attention.h"
 
 namespace assay {
 
-constexpr int kStaged = 128, kScores = kBlock + 8;  // keys at a time; from one row's scores to the next one's
+constexpr int kScores = kBlock + 8;  // floats between the scores of two rows
 
 DEVICE float4 low_halves(uint32_t x, uint32_t y) {
     return {half_to_float(uint16_t(x)), half_to_float(uint16_t(x >> 16)), half_to_float(uint16_t(y)), half_to_float(uint16_t(y >> 16))};
 }
 DEVICE bool not_finite(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (two & 0x7c000000u) == 0x7c000000u; }
 
-// acc += e v over 32 keys; CAREFUL: a key that is not seen is left out, as its value may not be finite.
+// acc += e v over 32 keys. CAREFUL: skip masked keys, whose values may not be finite.
 template <int D, int R, bool CAREFUL>
 DEVICE void weigh_page(const float* e, const float4* v, float (&part)[R][4]) {
 #pragma unroll 2
@@ -45,15 +46,17 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
     constexpr int count = 4 * ROWS, line = D + 4, held_each = 4 * D / ROWS, R = D / 16, wide = D / 32;
     float* const q = reinterpret_cast<float*>(shared);                   // [ROWS][line]
     float* const stage = q + ROWS * line;                                // keys: [D / 4][128][4]; values: [128][D]
-    float* const e = stage + kStaged * D;                                // [ROWS][kScores]: scores, then weights
+    float* const e = stage + kPromptKeys * D;                                // [ROWS][kScores]: scores, then weights
     RowState* const states = reinterpret_cast<RowState*>(e + ROWS * kScores);
-    int* const strange = reinterpret_cast<int*>(states + ROWS);          // [2]: a staged value is not finite
-    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
+    int* const strange = reinterpret_cast<int*>(states + ROWS);  // [2]: set if a staged value is not finite
+    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
-    // Lanes lie 4 x 8. Neighbours share a row, and the next but one a column: so two quarters of a warp read as one.
+    NEEDS_SHARED(attend_prompt_bytes(ROWS, D));
+    // Lanes are 4 x 8. Neighbouring lanes share a row, and every second pair a column, so two quarters of a warp read
+    // as one.
     const int rg = lane() >> 1 & 1 | lane() >> 2 & 2, cg = lane() & 1 | lane() >> 1 & 2 | lane() >> 2 & 4;
     next_may_start();
-    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3];
+    const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS];
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + r) / group; };
@@ -98,19 +101,19 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
 
     load_keys(from * kBlock);
     for (int base = from * kBlock; base < end; base += kBlock) {
-        const int halves = base + kStaged < end ? 2 : 1;
+        const int halves = base + kPromptKeys < end ? 2 : 1;
 #pragma unroll 1
         for (int half = 0; half < halves; half++) {
-            sync_block();  // nobody reads the stage any more
+            sync_block();  // all threads have finished reading the stage
 #pragma unroll
             for (int n = 0; n < held_each; n++) {
                 const int i = thread() + n * count, key = i / (kPage * (D / 8)) * kPage + i % kPage, d = i / kPage % (D / 8);
-                float4* to = reinterpret_cast<float4*>(stage) + 2 * d * kStaged + key;
+                float4* to = reinterpret_cast<float4*>(stage) + 2 * d * kPromptKeys + key;
                 to[0] = low_halves(held[n].x, held[n].y);
-                to[kStaged] = low_halves(held[n].z, held[n].w);
+                to[kPromptKeys] = low_halves(held[n].z, held[n].w);
             }
             sync_block();
-            if (half + 1 < halves) load_keys(base + kStaged);
+            if (half + 1 < halves) load_keys(base + kPromptKeys);
             else load_values(base);
             // Rows rg + 4 r of the warp's 32, keys cg + 8 n of its 32.
             const float* of_q = q + (warp / 4 * 32 + rg) * line;
@@ -124,7 +127,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
             for (int i = 0; i < D / 4; i++) {
                 float4 k[4];
 #pragma unroll
-                for (int n = 0; n < 4; n++) k[n] = of_k[i * kStaged + 8 * n];
+                for (int n = 0; n < 4; n++) k[n] = of_k[i * kPromptKeys + 8 * n];
 #pragma unroll
                 for (int r = 0; r < 8; r++) {
                     const float4 x = *reinterpret_cast<const float4*>(of_q + 4 * r * line + 4 * i);
@@ -137,14 +140,14 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                     }
                 }
             }
-            float* to = e + (warp / 4 * 32 + rg) * kScores + half * kStaged + warp % 4 * 32 + cg;
+            float* to = e + (warp / 4 * 32 + rg) * kScores + half * kPromptKeys + warp % 4 * 32 + cg;
 #pragma unroll
             for (int r = 0; r < 8; r++)
 #pragma unroll
                 for (int n = 0; n < 4; n++) to[4 * r * kScores + 8 * n] = s[r][n];
         }
         sync_block();
-        // A warp has 8 rows, four at a time. Row r sees the keys from `lowest` of lane r on, up to its `highest`.
+        // A warp has 8 rows, four at a time. Row r sees the keys from `lowest` of lane r to its `highest`.
         const bool plain = a.mask.causal && !a.mask.partial() && base + kBlock <= low + 1, simple = a.mask.cap == 0.0f && !a.mask.slopes;
         const int own = warp * 8 + lane() % 8, slot = plain && simple ? 0 : slot_of(own);
         const int lowest = plain ? 0 : a.mask.from(slot), highest = plain ? end : a.mask.to(slot, n_keys);
@@ -205,7 +208,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
             }
         }
         sync_warp();
-        if (lane() < 8) {  // the block's m and l into the row's
+        if (lane() < 8) {  // fold the block's m and l into those of the row
             RowState& state = states[warp * 8 + lane()];
             state.take(state.fa, state.fb);
         }
@@ -228,18 +231,18 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                 if (not_finite(w.x) || not_finite(w.y) || not_finite(w.z) || not_finite(w.w)) strange[half] = 1;
             }
             sync_block();
-            if (half + 1 < halves) load_values(base + kStaged);
+            if (half + 1 < halves) load_values(base + kPromptKeys);
             else if (base + kBlock < end) load_keys(base + kBlock);
             const bool careful = strange[half];
             if (thread() == 0) strange[1 - half] = 0;
 #pragma unroll 1
-            for (int p = 0; p < kStaged / kPage && base + half * kStaged + p * kPage < end; p++) {
+            for (int p = 0; p < kPromptKeys / kPage && base + half * kPromptKeys + p * kPage < end; p++) {
                 float part[R][4];
 #pragma unroll
                 for (int r = 0; r < R; r++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) part[r][i] = 0.0f;
-                const float* weights = e + row * kScores + half * kStaged + p * kPage;
+                const float* weights = e + row * kScores + half * kPromptKeys + p * kPage;
                 const float4* values = reinterpret_cast<const float4*>(stage) + p * kPage * (D / 4) + column;
                 if (careful) weigh_page<D, R, true>(weights, values, part);
                 else weigh_page<D, R, false>(weights, values, part);

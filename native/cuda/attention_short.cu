@@ -1,22 +1,16 @@
-// Attention for one token a sequence, a block of threads a head and 256 keys: the usual case and no other, in few instructions.
+// Attention for one token a sequence, fast path: a thread block a head and 256 keys, in few instructions.
 //
-// The cache is in halves, a query sees all keys before it, positions are slots, and there is neither a cap nor a slope nor a
-// sink (attention.py asks for it then; attention_halves.cu has all of these). A warp has a page of 32 keys: it copies keys and
-// values to shared memory before the kernel waits for the one that computes q, k and v, scores the keys, a lane each, and
-// weighs the values, two a lane. The result is left as floats and, if `acts` is given, quantised for the product that reads it.
-// Bound by latency: what is executed comes from afar, so it is short (docs/gpu-measured.md).
+// It needs an f16 cache, a causal mask without window, positions equal to slots, and neither cap nor slope nor sink;
+// attention_halves.cu has all of these. A warp has a page of 32 keys. It copies keys and values to shared memory before
+// the kernel waits for the one that computes q, k and v. Then it scores the keys, a lane each, and weighs the values,
+// two a lane. The result is stored as floats and, if `acts` is given, quantised for the product that reads it. Bound by
+// latency, including instruction fetch: the code is short on purpose (docs/lab/gpu-measured.md).
 #include "activations.h"
 #include "attention_one.h"
 
 namespace assay {
 
-struct ShortArgs {
-    AttentionArgs attention;
-    Acts acts;  // of the result, or null
-    int32_t copies, padding;
-};
-
-// The result of a head, element d of it in thread d, d < 32 * warps that call this.
+// Store the result of a head. Thread d has element d; whole warps call this.
 DEVICE void leave(const ShortArgs& s, int64_t head, int d, float y) {
     const AttentionArgs& a = s.attention;
     const int64_t at = head * a.values.dim + d;
@@ -43,11 +37,13 @@ KERNEL(attend_short, ShortArgs, 768) {
     SHARED;
     const AttentionArgs& t = a.attention;
     const int dim = t.keys.dim, warp = thread() / 32, page_halves = kPage * dim;
+    NEEDS_SHARED(attend_short_bytes(dim));
     next_may_start();
     const int row = block_z(), head = block_y(), kv = head / t.splits, slot = t.rows.slots[row], first = block_x() * kBlock;
-    if (slot < first) return wait_for_previous();  // of padding, too
+    if (slot < first) return wait_for_previous();  // also for a row of padding
     const int keys = slot + 1 - first < kBlock ? slot + 1 - first : kBlock, used = (keys + kPage - 1) / kPage;
-    const int mine = keys - warp * kPage, fresh = slot - first;  // keys of this warp; the new one, if it is here
+    // keys of this warp; index of the new key, if this block has it
+    const int mine = keys - warp * kPage, fresh = slot - first;
     const int32_t* pages = t.rows.pages + t.rows.tables[row] + first / kPage;
     uint16_t* const k = reinterpret_cast<uint16_t*>(shared) + warp * 2 * page_halves;  // [dim / 8][32][8], of the warp's page
     uint16_t* const v = k + page_halves;                                               // [32][dim]
@@ -89,7 +85,7 @@ KERNEL(attend_short, ShortArgs, 768) {
         else {
             const uint16_t h = float_to_half(y);
             new_k[d + (which - 1) * dim] = h;
-            if (head == kv * t.splits) {  // one head of the group puts them into the cache
+            if (head == kv * t.splits) {  // one head of the group writes them to the cache
                 const Pool& pool = which == 1 ? t.keys : t.values;
                 reinterpret_cast<uint16_t*>(head_of(t.cache, pool, new_page, kv))[pool.index(slot % kPage, d)] = h;
             }
@@ -111,7 +107,7 @@ KERNEL(attend_short, ShortArgs, 768) {
         for (int i = 0; i < dim / 8; i++) score_eight<1>(from[i * step], q + 8 * i, dim, sum);
         s = sum[0];
         s = s * t.mask.scale;
-        // The largest of the page, NaN left out; a page of nothing else says so by a NaN.
+        // The largest score of the page, ignoring NaN; NaN if there is no other.
         const bool counts = lane() < mine && s == s;
         float top = counts ? s : minus_infinity();
 #pragma unroll
@@ -129,7 +125,7 @@ KERNEL(attend_short, ShortArgs, 768) {
         e[thread()] = lane() < mine ? exponential(s - m) : 0.0f;
         sync_warp();
         const int in_page = mine < kPage ? mine : kPage, new_here = fresh - warp * kPage;
-        const auto weigh = [&](auto pairs) {  // two neighbouring values a lane, and as many pairs 64 values apart
+        const auto weigh = [&](auto pairs) {  // a lane has two neighbouring values, and further pairs 64 values apart
             constexpr int n = pairs.value;
 #pragma unroll 1
             for (int d = 2 * lane(); d < dim; d += 64 * n) {
@@ -169,7 +165,7 @@ KERNEL(attend_short, ShortArgs, 768) {
         if (d == 0) to[0] = m, to[1] = l;
     }
     if (blocks == 1) return;
-    // The last block of threads to arrive folds them all, ascending.
+    // The last thread block to arrive folds all blocks in ascending order.
     fence();
     sync_block();
     int32_t* const counter = t.arrived + of;
@@ -179,7 +175,7 @@ KERNEL(attend_short, ShortArgs, 768) {
     fence();
     m = minus_infinity(), l = acc = 0.0f;
 #pragma unroll 1
-    for (int b0 = 0; b0 < blocks; b0 += 4) {  // four on their way
+    for (int b0 = 0; b0 < blocks; b0 += 4) {  // four loads in flight
         float m2[4], l2[4], acc2[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -1,42 +1,45 @@
-// Attention on 16-bit tensor cores, for precision `tensor` (attention.h): heads of 64 or 128 values, a cache of halves.
+// Attention on 16-bit tensor cores, for precision `tensor` (attention.h): heads of 64 or 128 values, an f16 cache.
 //
-// Queries are rounded to f16, scores are sums of `mma` over the head ascending. A block of 256 keys is two halves: with m the largest
-// score so far, the weights 2^((s - m) log2 e) are rounded to f16, l and the weighted values are scaled when m grows, and values are
-// added by `mma`, 16 keys after 16. Blocks are folded ascending as everywhere. One warp has 16 query rows, all keys of a half and
-// the whole head, in both kernels below, so any batch and any chunk gives the same bits; they are not the cpu engine's.
+// Queries are rounded to f16, and scores are summed by `mma` over the head in ascending order. A block of 256 keys is
+// two halves. With m the largest score so far, the weights 2^((s - m) log2 e) are rounded to f16. l and the weighted
+// values are rescaled when m grows, and values are accumulated by `mma`, 16 keys at a time. Blocks are folded in
+// ascending order, as everywhere. In both kernels one warp has 16 query rows, all keys of a half and the whole head. So
+// the bits do not depend on batch or chunk; they differ from the cpu engine's.
 //
-//   attend_tensor       a prompt: a block takes 128 rows of a sequence (a.tiles) past all keys, the next half on its way
-//   attend_tensor_one   a token a sequence: a block of threads for each (token, kv head, 256 keys), as in attention_one.h
+//   attend_tensor       a prompt: a thread block takes 128 rows of a sequence (a.tiles) past all keys, and prefetches the
+//                       next half
+//   attend_tensor_one   one token a sequence: a thread block for each (token, kv head, 256 keys), as in attention_one.h
 //
-// A value that is NaN reaches every row that is computed together with it.
+// A NaN among the values reaches every row that is computed together with it.
 #include "attention_one.h"
 
 namespace assay {
 
-constexpr int kHalf = 128, kTiles = kHalf / 8;
+constexpr int kTiles = kHalfBlock / 8;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Half of a block in shared memory: keys as they lie in pages, [page][D / 8][32][8], values [128][D] with the 16-byte pieces of key j
-// at place (piece ^ j % 8).
+// Half a block in shared memory: keys as in pages, [page][D / 8][32][8]; values [128][D] with the 16-byte pieces of key
+// j at place (piece ^ j % 8).
 template <int D>
 struct HalfBlock {
-    static constexpr int bytes = 2 * kHalf * D * 2, line = 2 * D + 16;  // line: bytes of a query row
+    static constexpr int bytes = tensor_keys_bytes(D), line = tensor_query_bytes(D);  // line: bytes of a query row
     uint8_t *k, *v;
-    DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
+    DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalfBlock * D * 2) {}
     DEVICE HalfBlock(uint8_t* k, uint8_t* v) : k(k), v(v) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
-    // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too. once: this block alone reads them.
+    // Whole pages of keys from `base` to `end`, or values. The rest is zeroed, because it is multiplied as well. once:
+    // only this block reads them, so they are evict-first.
     template <bool once = false>
     DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end, bool values) const {
         constexpr int each = D / 8;
         const Pool& pool = values ? a.values : a.keys;
         const int32_t* const of = pages + base / kPage;
-        int page[kHalf / kPage];
+        int page[kHalfBlock / kPage];
 #pragma unroll
-        for (int p = 0; p < kHalf / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
+        for (int p = 0; p < kHalfBlock / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
 #pragma unroll
-        for (int p = 0; p < kHalf / kPage; p++) {
+        for (int p = 0; p < kHalfBlock / kPage; p++) {
             const uint8_t* const from = head_of(a.cache, pool, page[p], kv);
 #pragma unroll 4
             for (int i = thread(); i < kPage * each; i += threads()) {
@@ -49,7 +52,7 @@ struct HalfBlock {
 };
 
 template <int C>
-struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t and the next of C eights
+struct RowSums {  // rows g and g + 8 of a warp: m, l, and values 8 c + 2 t and the next of C groups of eight
     float m[2], l[2], acc[C][4];
     DEVICE void clear() {
         m[0] = m[1] = minus_infinity(), l[0] = l[1] = 0.0f;
@@ -60,7 +63,7 @@ struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t a
     }
 };
 
-// Raw scores of a half, in tiles of 8 keys, element as of `mma`.
+// Raw scores of a half, in tiles of 8 keys, elements as in `mma`.
 template <int D>
 DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTiles][4]) {
 #pragma unroll
@@ -82,8 +85,8 @@ DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTil
     }
 }
 
-// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on. `both`: there
-// are rows from g + 8 on; else their scores are 0.
+// Accumulate half a block: scores, with -inf for masked keys, and values from group `first` of eight on. `both`: rows
+// from g + 8 on exist; otherwise their scores are 0.
 template <int D, int C>
 DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums, bool both = true) {
     float factor[2] = {1.0f, 1.0f};
@@ -98,7 +101,8 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first,
         }
         for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
         const float finite = top == minus_infinity() ? 0.0f : top, shift = finite * -kLog2e;
-        factor[r] = power_of_two((sums.m[r] - finite) * kLog2e);  // 1 where m stays: a half that is not seen changes nothing
+        // 1 if m stays, so a half without visible keys changes nothing
+        factor[r] = power_of_two((sums.m[r] - finite) * kLog2e);
         sums.m[r] = top;
         float sum = 0.0f;
 #pragma unroll
@@ -116,7 +120,7 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first,
 #pragma unroll
         for (int e = 0; e < 4; e++) sums.acc[c][e] = sums.acc[c][e] * factor[e / 2];
 #pragma unroll
-    for (int i = 0; i < kHalf / 16; i++) {
+    for (int i = 0; i < kHalfBlock / 16; i++) {
         const uint32_t p[4] = {two_halves(s[2 * i][0], s[2 * i][1]), two_halves(s[2 * i][2], s[2 * i][3]),
                                two_halves(s[2 * i + 1][0], s[2 * i + 1][1]), two_halves(s[2 * i + 1][2], s[2 * i + 1][3])};
         const int key = 16 * i + lane() % 16;
@@ -130,21 +134,21 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first,
     }
 }
 
-// A score where positions differ from slots, or where it is more than scaled.
+// A score if positions differ from slots, or if more than a scale is applied.
 OUTLINED float masked_score(const AttentionArgs& a, float x, int64_t position, int64_t key, int head, bool inside) {
     const float y = a.mask.score(x, head, position - key);
     return inside && !a.mask.hides(position, key) ? y : minus_infinity();
 }
 
-// Which keys rows g and g + 8 of a warp see, and what their scores become.
+// Visible keys of rows g and g + 8 of a warp, and the mask applied to their scores.
 struct Sight {
     int64_t position[2];  // of the rows
     int low[2], high[2], head[2];
-    bool plain;           // scores are only scaled, positions are slots
+    bool plain;  // scores are only scaled, and positions equal slots
 
     DEVICE Sight(const AttentionArgs& a) : plain(a.mask.cap == 0.0f && !a.mask.slopes && !a.irregular) {}
 
-    // To N tiles of scores from slot `base` on; key: the position of the key in a slot.
+    // Mask N tiles of scores from slot `base` on; key(slot) is the position of that key.
     template <int N, class Key>
     DEVICE void apply(const AttentionArgs& a, float (&s)[N][4], int base, int end, Key&& key) const {
         const bool all = low[0] <= base && low[1] <= base && high[0] >= base + 8 * N && high[1] >= base + 8 * N;
@@ -170,11 +174,6 @@ struct Sight {
     }
 };
 
-struct TensorAttentionArgs {
-    AttentionArgs of;
-    int32_t halved, padding;  // where products on tensor cores read `out`, as store_halved says; else 0
-};
-
 template <int D, int C>
 DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
     float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
@@ -194,18 +193,19 @@ DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& 
     }
 }
 
-// Shared memory: queries [128][line], two halves of blocks.
+// block_x: query tile, last first; block_y: kv head. Shared memory: queries [128][line], two halves of blocks.
 template <int D>
 DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, kRows = 128;
-    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
+    NEEDS_SHARED(attend_tensor_bytes(kRows, D));
+    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
     uint8_t* const q = shared;
     const HalfBlock<D> stages[2] = {HalfBlock<D>(shared + kRows * line), HalfBlock<D>(shared + kRows * line + HalfBlock<D>::bytes)};
     next_may_start();
-    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
+    const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS], chunk_tokens = tile[TILE_TOKENS];
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + (r < rows ? r : rows - 1)) / group; };
@@ -235,16 +235,16 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
         const int row = own + 8 * r, slot = a.rows.slots[batch_row(row)];
         sight.position[r] = a.irregular ? a.rows.positions[batch_row(row)] : slot;
         sight.low[r] = a.mask.from(slot), sight.high[r] = a.mask.to(slot, n_keys), sight.head[r] = head_of_row(row);
-        scores_at[r] = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads +
-                       (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys;
+        scores_at[r] = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads +
+                       (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * n_keys;
     }
     RowSums<D / 8> total, sums;
     total.clear();
     sums.clear();
-    for (int base = first, n = 0; base < end; base += kHalf, n++) {
+    for (int base = first, n = 0; base < end; base += kHalfBlock, n++) {
         copies_done<0>();
-        sync_block();  // this half is there, and nobody reads the one before any more
-        if (base + kHalf < end) fetch(stages[(n + 1) % 2], base + kHalf);
+        sync_block();  // this half has arrived, and all warps have finished with the one before
+        if (base + kHalfBlock < end) fetch(stages[(n + 1) % 2], base + kHalfBlock);
         copy_group();
         const HalfBlock<D> at(shared + kRows * line + n % 2 * HalfBlock<D>::bytes);
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
@@ -262,9 +262,9 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
             sight.apply(a, s, base, end, [&](int slot) { return int64_t(a.irregular ? key_position(a, pages, slot) : slot); });
             weigh_half<D, D / 8>(s, at, 0, sums);
         }
-        if (base % kBlock == 0 && base + kHalf < end) continue;
+        if (base % kBlock == 0 && base + kHalfBlock < end) continue;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {  // the block is over
+        for (int r = 0; r < 2; r++) {  // end of a block of 256 keys
             float fa = 1.0f, fb = 0.0f;
             const bool some = sums.m[r] != minus_infinity() || sums.l[r] != 0.0f;
             if (some && total.m[r] == minus_infinity()) total.m[r] = sums.m[r], total.l[r] = sums.l[r], fa = 0.0f, fb = 1.0f;
@@ -288,17 +288,18 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     }
 }
 
-// Shared memory: queries [16][line], values of half a block, scores [8 or 16][kScoreLine], the new key. A warp has a page of keys in registers, as
-// `mma` wants them, then a quarter of the head.
+// Shared memory: queries [16][line], values of half a block, scores [8 or 16][kScoreLine], the new key. A warp holds a
+// page of keys in registers as `mma` fragments, then computes a quarter of the head.
 template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
-    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
-    constexpr bool once = D == 128;  // heads of 64 gain nothing by it
+    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalfBlock + 8;
+    constexpr bool once = D == 128;  // evict-first; heads of 64 gain nothing by it
+    NEEDS_SHARED(attend_tensor_one_bytes(D, a.heads / a.keys.heads));
     uint8_t* const q = shared;
     const HalfBlock<D> stage(nullptr, shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(stage.v + kHalf * D * 2);
+    float* const scores = reinterpret_cast<float*>(stage.v + kHalfBlock * D * 2);
     uint16_t* const last_key = reinterpret_cast<uint16_t*>(scores + (a.heads / a.keys.heads > 8 ? 16 : 8) * kScoreLine);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
@@ -345,10 +346,10 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     }
     RowSums<C> sums;
     sums.clear();
-    for (int base = at.base; base < end; base += kHalf) {
-        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalf;
+    for (int base = at.base; base < end; base += kHalfBlock) {
+        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalfBlock;
         const int new_slot = at.slot % kPage, new_page = (at.slot - base) / kPage;
-        if (base == at.base) sync_block();  // queries are there
+        if (base == at.base) sync_block();  // queries have been stored
         if (has_new && fresh && at.sub == 0) {
             const int page = at.pages[at.slot / kPage], d = thread();
             reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[a.keys.index(new_slot, d)] = new_k;
@@ -388,7 +389,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
                     if (!r || both) *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
         }
         copies_done<0>();
-        sync_block();  // scores and values are there
+        sync_block();  // scores and values have been stored
         if (has_new) {
             const int d = thread();
             if (fresh) *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
@@ -404,9 +405,9 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
                 s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
             }
         weigh_half<D, C>(s, stage, C * warp, sums, both);
-        if (base + kHalf >= end) break;
+        if (base + kHalfBlock >= end) break;
         sync_block();
-        fetch(base + kHalf);
+        fetch(base + kHalfBlock);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -1,26 +1,20 @@
-// The k largest values of each row, falling, equal ones by lower index; a NaN counts as larger than all, so that it shows.
+// The k largest values of each row in descending order, ties by lower index. NaN sorts above all values, so that it
+// shows.
 //
-// A warp takes 512 values and lists its k best; then a warp a row picks the k best of all lists. The host reads k pairs of
-// a row instead of the row. Bound by latency: k rounds of two reductions over a warp, twice. With k = 1 the tables of the
-// step are moved on by a token, so that it can be run again without the host: a row with none left becomes padding.
+// A warp takes 512 values and lists its k best; then a warp a row picks the k best of all lists. The host reads k pairs
+// instead of the row. Latency-bound: k rounds of two warp reductions, twice. With k = 1 the kernel also advances the
+// step's tables by the chosen token, so that the step can run again without the host. A row with no tokens left becomes
+// padding.
 #include "arithmetic.h"
 
 namespace assay {
 
-struct BestArgs {
-    const float* x;    // [rows][width]
-    uint2* lists;      // [rows][n_lists][k]: order and index
-    float* out;        // [rows][2 k]: values, then indices
-    int32_t *tokens, *positions, *slots, *left;  // of the step's rows, where the best is its row's next token; else null
-    int32_t width, n_lists, k, padding;
-};
-
-constexpr int kEach = 16;                 // values of a lane
+constexpr int kEach = 16;  // values of a lane
 constexpr uint32_t kNobody = 0xffffffffu;
 
-DEVICE uint32_t order_of(float x) {       // as unsigned integers compare
+DEVICE uint32_t order_of(float x) {  // unsigned integers that order like floats
     if (x != x) return 0xffffffffu;
-    const uint32_t b = bits(x + 0.0f);    // one zero
+    const uint32_t b = bits(x + 0.0f);  // -0 becomes +0
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 DEVICE float value_of(uint32_t order) {
@@ -29,7 +23,7 @@ DEVICE float value_of(uint32_t order) {
 }
 DEVICE bool before(uint2 a, uint2 b) { return a.x > b.x || (a.x == b.x && a.y < b.y); }
 
-// The best of all lanes' candidates; nobody's has index kNobody.
+// The best candidate of all lanes; a lane without a candidate has index kNobody.
 DEVICE uint2 best_of_warp(uint2 mine) {
     const uint32_t top = reduce_max(mine.y == kNobody ? 0u : mine.x);
     return {top, reduce_min(mine.y != kNobody && mine.x == top ? mine.y : kNobody)};
@@ -48,7 +42,7 @@ KERNEL(best_lists, BestArgs, 256) {
     uint2 taken = {0u, kNobody}, mine = {0u, kNobody};
     bool stale = true;
     for (int n = 0; n < a.k; n++) {
-        if (stale) {  // the lane's best of those that come after what it gave last
+        if (stale) {  // the lane's best candidate after the one it gave last
             mine = {0u, kNobody};
 #pragma unroll
             for (int i = 0; i < kEach; i++) {
@@ -75,12 +69,13 @@ DEVICE void go_on(const BestArgs& a, int row, int token) {
     }
 }
 
-// block_x: row; a lane has every 32nd list
+// block_x: row; lane l has lists l, l + 32, ...
 KERNEL(best_of_lists, BestArgs, 32) {
     SHARED;
+    NEEDS_SHARED(best_lists_bytes(a.n_lists));
     next_may_start();
     wait_for_previous();
-    int32_t* used = reinterpret_cast<int32_t*>(shared);  // of each list
+    int32_t* used = reinterpret_cast<int32_t*>(shared);  // entries taken from each list
     const uint2* lists = a.lists + int64_t(block_x()) * a.n_lists * a.k;
     for (int i = lane(); i < a.n_lists; i += 32) used[i] = 0;
     uint2 mine = {0u, kNobody};

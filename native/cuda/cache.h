@@ -1,37 +1,23 @@
-// A page of the cache on the GPU: 32 positions, a part for each pool, head by head.
+// A page of the KV cache on the GPU: 32 positions of every pool, head by head.
 //
-// 16 bytes hold E = 4 (f32), 8 (f16, bf16) or 16 (q8_0) values. Keys lie [dim / E][32 positions][E], so a warp reads one
-// vector of each of 32 keys side by side; values lie [32][dim], each position padded to 16 bytes. q8_0 appends a half
-// per 32 values: keys [dim / 32][32 positions], values [32][dim / 32].
+// 16 bytes hold E = 4 (f32), 8 (f16, bf16) or 16 (q8_0) values. Keys are [dim / E][32 positions][E], so a warp reads
+// one vector of each of 32 keys with one coalesced access. Values are [32][dim], each position padded to 16 bytes. q8_0
+// appends an f16 scale per 32 values: keys [dim / 32][32 positions], values [32][dim / 32].
 #pragma once
 #include "arithmetic.h"
 
 namespace assay {
 
-enum KvType { KV_F32, KV_F16, KV_BF16, KV_Q8 };
-constexpr int kPage = 32;
-
-struct Pool {
-    int64_t offset;  // in a page
-    int32_t type, keys, heads, dim;
-    int32_t head_bytes, columns, first, padding;  // a position has `columns` values a head; those from `first` on are meant
-
-    DEVICE int each() const { return type == KV_F32 ? 4 : type == KV_Q8 ? 16 : 8; }
-    DEVICE int vectors() const { return (columns + each() - 1) / each(); }
-    DEVICE int index(int slot, int d) const {
-        d += first;
-        return keys ? (d / each() * kPage + slot) * each() + d % each() : slot * vectors() * each() + d;
-    }
-    DEVICE int scale_index(int slot, int d) const {
-        return keys ? (first + d) / 32 * kPage + slot : slot * (columns / 32) + (first + d) / 32;
-    }
-    DEVICE int scales_at() const { return kPage * vectors() * 16; }
-};
-
-struct Cache {
-    uint8_t* pages;
-    int64_t page_bytes, positions_at;
-};
+DEVICE int Pool::each() const { return type == KV_F32 ? 4 : type == KV_Q8_0 ? 16 : 8; }
+DEVICE int Pool::vectors() const { return (columns + each() - 1) / each(); }
+DEVICE int Pool::index(int slot, int d) const {
+    d += first;
+    return keys ? (d / each() * kPage + slot) * each() + d % each() : slot * vectors() * each() + d;
+}
+DEVICE int Pool::scale_index(int slot, int d) const {
+    return keys ? (first + d) / 32 * kPage + slot : slot * (columns / 32) + (first + d) / 32;
+}
+DEVICE int Pool::scales_at() const { return kPage * vectors() * 16; }
 
 DEVICE uint8_t* head_of(const Cache& cache, const Pool& pool, int page, int head) {
     return cache.pages + page * cache.page_bytes + pool.offset + int64_t(head) * pool.head_bytes;
@@ -46,12 +32,12 @@ DEVICE float read_value(const Pool& p, const uint8_t* head, int slot, int d) {
     return float(reinterpret_cast<const int8_t*>(head)[i]) * half_to_float(s);
 }
 
-// Store value d of a position and give back what a reader will see. All threads of a warp call it, lane d % 32 with d;
-// q8_0 heads are multiples of 32 wide. With `store` false nothing is written.
+// Store value d of a position and return it as a reader will see it. All lanes of a warp call it, lane d % 32 with d.
+// Heads of a q8_0 cache are multiples of 32 wide. With `store` false nothing is written.
 DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x, bool store) {
     const int i = p.index(slot, d);
     const bool mine = d < p.dim;
-    if (p.type == KV_Q8) {
+    if (p.type == KV_Q8_0) {
         int top = mine ? int(bits(x) & 0x7fffffffu) : 0;
         for (int h = 1; h < 32; h *= 2) {
             const int other = shuffle_xor(top, h);
@@ -75,13 +61,6 @@ DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x,
     return p.type == KV_F16 ? half_to_float(h) : brain_to_float(h);
 }
 
-// Which cache slot and page table each row of the step has. A row of padding has slot -1.
-struct Rows {
-    const int32_t* tokens;
-    const int32_t* positions;
-    const int32_t* slots;
-    const int32_t* tables;  // where the row's page table begins
-    const int32_t* pages;
-};
+// Rows (abi.h) has the cache slot and page table of each row of the step. A row of padding has slot -1.
 
 }  // namespace assay

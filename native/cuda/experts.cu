@@ -1,22 +1,18 @@
-// Products of several matrices for many pairs (token, choice): pairs are sorted by the matrix that they take, and tiles of them are
-// multiplied as tiles of tokens of one matrix are (gemm.h, gemm_tiles.h). Every row has the bits of product_one, whatever its tile.
+// Products of several matrices (experts) for many pairs (token, choice). Pairs are sorted by matrix, and tiles of pairs
+// are multiplied like tiles of tokens (gemm.h, gemm_tiles.h). Every row has the bits of product_one, whatever its tile.
 #include "gemm_tiles.h"
 
 namespace assay {
 
-struct SortArgs {
-    const float* experts;  // the matrix of each pair, or null (matrix_of)
-    int32_t *pairs, *matrices;
-    int32_t count, n, tile, tiles;  // pairs, matrices, slots of a tile, tiles that there is room for
-};
-
-// pairs [tiles * tile]: the pairs of matrix 0 ascending, then those of matrix 1, ... Each matrix begins with a tile; slots without a
-// pair have -1. matrices [tiles]: the matrix of each tile, -1 behind the last. block_x: a matrix, whose pairs this block sorts.
+// pairs [tiles * tile]: the pairs of matrix 0 ascending, then those of matrix 1, and so on. Each matrix begins a new
+// tile; slots without a pair hold -1. matrices [tiles]: the matrix of each tile, -1 behind the last. block_x: the
+// matrix whose pairs this block collects.
 KERNEL(sort_pairs, SortArgs, 1024) {
     SHARED;
     int* const counts = reinterpret_cast<int*>(shared);  // [n]: pairs of each matrix
-    int* const found = counts + a.n;                     // [warps]: pairs of this one that each warp has
+    int* const found = counts + a.n;  // [warps]: pairs of this matrix that each warp has found
     const int warp = thread() / 32, warps = threads() / 32, mine = block_x();
+    NEEDS_SHARED(sort_pairs_bytes(a.n, warps));
     const int each = (a.count + threads() - 1) / threads() * 32, begin = warp * each, end = begin + each < a.count ? begin + each : a.count;
     for (int i = thread(); i < a.n; i += threads()) counts[i] = 0;
     next_may_start();
@@ -38,7 +34,8 @@ KERNEL(sort_pairs, SortArgs, 1024) {
     }
     all = reduce_add(all), before = reduce_add(before);
     int at = before * a.tile;
-    const int last = mine == a.n - 1 ? a.tiles : before + (counts[mine] + a.tile - 1) / a.tile;  // the last matrix fills what is left
+    // the last matrix also fills the unused tiles
+    const int last = mine == a.n - 1 ? a.tiles : before + (counts[mine] + a.tile - 1) / a.tile;
     for (int i = at + counts[mine] + thread(); i < last * a.tile; i += threads()) a.pairs[i] = -1;
     for (int i = before + thread(); i < last; i += threads()) a.matrices[i] = i < all ? mine : -1;
     for (int w = 0; w < warp; w++) at += found[w];
@@ -50,20 +47,14 @@ KERNEL(sort_pairs, SortArgs, 1024) {
     }
 }
 
-struct PairArgs {
-    const float* x;  // rows of floats; `share` pairs have one row
-    const int32_t* pairs;
-    Acts acts;
-    int32_t width, share;
-};
-
-// The row of x of every slot, quantised, in the order of slots, padded with zeros to the stride. block_x: slot; block_y shares columns.
+// Quantise the row of x of every slot, in slot order, padded with zeros to the stride. block_x: slot; block_y: part of
+// the columns.
 KERNEL(quantise_pairs, PairArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int64_t slot = block_x();
     const int pair = a.pairs[slot];
-    if (pair < 0) return;  // what it has is multiplied and not stored
+    if (pair < 0) return;  // its stale row is multiplied, but the result is not stored
     const float* x = a.x + int64_t(pair / a.share) * a.width;
     for (int i = block_y() * threads() + thread(); i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps
         float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
@@ -72,12 +63,8 @@ KERNEL(quantise_pairs, PairArgs, 256) {
     }
 }
 
-struct SortedArgs {
-    ProductArgs product;
-    const int32_t *pairs, *matrices;
-};
-
-// out[pairs[slot]] of 32 rows x 8 slots a block of threads (gemm.h), or of tiles (gemm_tiles.h). block_x: tile of slots; block_y: tile of rows.
+// out[pairs[slot]], in tiles of 32 rows x 8 slots (gemm.h) or larger ones (gemm_tiles.h). block_x: tile of slots;
+// block_y: tile of rows.
 #define EXPERTS(name, threads, blocks, ...)                                                \
     CROWDED(name, SortedArgs, threads, blocks) {                                           \
         next_may_start();                                                                  \

@@ -1,9 +1,9 @@
-// How weights lie on the GPU, and what a block of 32 of them says.
+// Layouts of weights on the GPU, and how a block of 32 weights is decoded.
 //
-// An item is 256 columns (a "unit") of one row: what one thread multiplies. Rows are taken in groups of G; the items of
-// a group, unit by unit and in a unit row by row, are dealt to tiles of 32, an item a lane. A tile is a list of chunks,
-// chunk c being 16 bytes for each lane, so that a warp reads it 512 bytes at a time and rows of a unit lie side by side:
-// 8 rows of a chunk are one row half of an `mma` fragment.
+// An item is 256 columns (a "unit") of one row: the work of one thread. Rows are taken in groups of G. The items of a
+// group are ordered by unit, then by row, and dealt to tiles of 32, an item a lane. A tile is a list of chunks; a chunk
+// has 16 bytes for each lane. So a warp reads 512 bytes at a time, and rows of a unit are adjacent: 8 rows of a chunk
+// are one row half of an `mma` fragment.
 //
 //   kind   chunks of codes
 //   N4     8, one a block: byte i has column i in its low nibble, column 16 + i in its high one
@@ -15,9 +15,9 @@
 //   HALVES   a chunk: 8 f16 d; with minima another: 8 f16 m
 //   BRAINS   a chunk: 8 bf16 d
 //   SUPER    a chunk of sub-scales: 8 int8, then 8 uint8 of minima; or 16 int8; and a word a lane: f16 d, f16 dmin
-//   FLOATS   2 chunks (4 where there is one per 16): f32 d; with minima as many again: f32 m
+//   FLOATS   2 chunks (4 with a scale per 16): f32 d; with minima as many again: f32 m
 //
-// The codes are unsigned where a type has an offset; the product takes it out of the integer sum.
+// Types with an offset have unsigned codes; the product subtracts the offset from the integer sum.
 #pragma once
 #include "arithmetic.h"
 
@@ -27,14 +27,14 @@ enum Kind { N4, N5, N6, N8 };
 enum Scales { HALVES, BRAINS, SUPER, FLOATS };
 enum Book { PLAIN, IQ4, MX4 };
 
-// Words of the 16-entry code books, four entries each.
+// Word i of a 16-entry code book: four entries.
 DEVICE uint32_t book_word(int book, int i) {
     const uint32_t iq4[4] = {pack4(-127, -104, -83, -65), pack4(-49, -35, -22, -10), pack4(1, 13, 25, 38), pack4(53, 69, 89, 113)};
     const uint32_t mx4[4] = {pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)};
     return book == IQ4 ? iq4[i] : mx4[i];
 }
-// Eight codes of 4 bits to the book's values: those of the low nibbles, and of the high ones. A nibble is a selector of `permute` but for its
-// top bit, which chooses between the halves of the book.
+// Look up eight 4-bit codes in the book: the low nibbles, then the high ones. A nibble is a selector of `permute`
+// except for its top bit, which chooses between the halves of the book.
 template <int BOOK>
 DEVICE void look_up(uint32_t codes, uint32_t& low, uint32_t& high) {
     const uint32_t index = codes & 0x77777777u, half = (codes >> 1 & 0x44444444u) | 0x32103210u;
@@ -46,8 +46,8 @@ DEVICE void look_up(uint32_t codes, uint32_t& low, uint32_t& high) {
     low = permute(first, second, 0x6420), high = permute(first, second, 0x7531);
 }
 
-// Sub16: a scale per 16 columns. Min: has minima. Offset: what to subtract from the codes; with minima the codes are
-// centred by it and 16 d goes into the minimum, but only in products.
+// SUB16: a scale per 16 columns. MIN: has minima. OFFSET: subtracted from the codes. With minima, products centre the
+// codes by the offset and add 16 d to the minimum instead.
 template <Kind KIND, Scales SCALES, bool SUB16, bool MIN, int OFFSET = 0, Book BOOK = PLAIN>
 struct Layout {
     static constexpr bool sub16 = SUB16, min = MIN;
@@ -61,7 +61,7 @@ struct Layout {
     static constexpr bool word = SCALES == SUPER;
     static constexpr int tile_bytes = chunks * 512 + (word ? 128 : 0);
 
-    // Columns 4 t .. 4 t + 3 and 16 + 4 t .. of block i, a byte each. `chunk(c, w)`: word w of chunk c.
+    // Columns 4 t .. 4 t + 3 and 16 + 4 t .. of block i, a byte each. `chunk(c, w)` is word w of chunk c.
     template <class Chunk>
     static DEVICE void words(const Chunk& chunk, int i, int t, uint32_t& low, uint32_t& high) {
         if constexpr (KIND == N8) {
@@ -85,7 +85,7 @@ struct Layout {
         }
     }
 
-    // The same of N6, four times the signed codes: a byte's sign is then all that is left of the offset.
+    // The same for N6, as four times the signed codes: flipping the sign bit of each byte then subtracts the offset.
     template <class Chunk>
     static DEVICE void words_by_four(const Chunk& chunk, int i, int t, uint32_t& low, uint32_t& high) {
         const uint32_t v = chunk(i, t), x = chunk(8 + i / 2, i % 2 * 2), y = chunk(8 + i / 2, i % 2 * 2 + 1);
@@ -93,21 +93,22 @@ struct Layout {
         high = masked_or(v >> 2, 0x3c3c3c3cu, (y << (6 - 2 * t) & 0xc0c0c0c0u) ^ 0x80808080u);
     }
 
-    // Whether high nibbles can be multiplied where they stand: sixteen times the codes, in one sum with nothing else.
+    // Whether high nibbles can be multiplied without a shift: the sum is 16 times that of the codes, and has no other
+    // terms.
     static constexpr bool high_in_place = KIND == N4 && BOOK == PLAIN && !SUB16;
 
     struct Values {
         float d[2], m[2];
     };
-    // d times an unsigned byte: exact, as 2^23 d is.
+    // d times an unsigned byte: exact, because 2^23 d is exact.
     static DEVICE float times_byte(float d, uint32_t word, int j) {
         return fma(d, as_float(permute(word, 0x4b000000u, 0x7540u | uint32_t(j))), d * -8388608.0f);
     }
     static DEVICE float signed_float(uint32_t word, int j) {
         return as_float(permute(word ^ 0x80808080u, 0x4b000000u, 0x7540u | uint32_t(j))) - 8388736.0f;
     }
-    // Scales and minima of the halves of block i, as the file has them; `super` is the lane's word of a SUPER layout. `by`: of one with SUB16,
-    // a power of two that they are multiplied with.
+    // Scales and minima of the halves of block i, as the file has them. `super` is the lane's word of a SUPER layout.
+    // `by` is a power of two that scales are multiplied by (SUB16 only).
     template <class Chunk>
     static DEVICE Values scales(const Chunk& chunk, uint32_t super, int i, float by = 1.0f) {
         Values v;
@@ -123,7 +124,7 @@ struct Layout {
                 v.d[0] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2), 0.0f);
                 v.d[1] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2 + 1), 0.0f);
             } else {
-                const uint32_t word = chunk(codes, i / 4);  // of 6 bits and unsigned where there are minima
+                const uint32_t word = chunk(codes, i / 4);  // 6 bits and unsigned if there are minima
                 v.d[0] = v.d[1] = MIN ? times_byte(d, word, i % 4) : fma(d, signed_float(word, i % 4), 0.0f);
             }
             if constexpr (MIN)
@@ -138,7 +139,7 @@ struct Layout {
         }
         return v;
     }
-    // Those of a product.
+    // Scales and minima as products use them.
     template <class Chunk>
     static DEVICE Values factors(const Chunk& chunk, uint32_t super, int i, float by = 1.0f) {
         Values v = scales(chunk, super, i, by);
@@ -148,8 +149,7 @@ struct Layout {
     }
 };
 
-// The numbers are those of engines/cuda/layout.py.
-enum Format { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, WIDE16, WIDE16_MIN };
+// The layout of each WeightFormat (abi.h).
 
 template <int FORMAT> struct LayoutOf;
 template <> struct LayoutOf<Q4_0> : Layout<N4, HALVES, false, false, 8> { static constexpr int number = Q4_0; };
@@ -163,8 +163,20 @@ template <> struct LayoutOf<Q6_K> : Layout<N6, SUPER, true, false, 32> { static 
 template <> struct LayoutOf<IQ4_NL> : Layout<N4, HALVES, false, false, 0, IQ4> { static constexpr int number = IQ4_NL; };
 template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> { static constexpr int number = IQ4_XS; };
 template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> { static constexpr int number = MXFP4; };
-template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };          // any other type, expanded
+// any other type, expanded
+template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };
 template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { static constexpr int number = WIDE16_MIN; };
+
+// The compiler in Python places matrices by the sizes of abi.h.
+template <int FORMAT>
+constexpr bool same_size() {
+    using L = LayoutOf<FORMAT>;
+    constexpr FormatSize size = format_size(FORMAT);
+    return L::chunks == size.chunks && L::scale_chunks == size.scale_chunks && L::word == size.word && (L::sub16 && L::min) == size.half_sums;
+}
+static_assert(same_size<Q4_0>() && same_size<Q4_1>() && same_size<Q5_0>() && same_size<Q5_1>() && same_size<Q8_0>());
+static_assert(same_size<Q4_K>() && same_size<Q5_K>() && same_size<Q6_K>() && same_size<IQ4_NL>() && same_size<IQ4_XS>());
+static_assert(same_size<MXFP4>() && same_size<WIDE16>() && same_size<WIDE16_MIN>());
 
 // Call f with the layout of a quantised format.
 template <class F>
@@ -186,17 +198,10 @@ DEVICE void with_layout(int format, F&& f) {
     }
 }
 
-// A matrix in device memory. Floats lie in the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.
-struct Matrix {
-    const uint8_t* data;
-    int64_t group_bytes;
-    int32_t format, rows, columns, units, group, tiles;  // tiles of a group: ceil(group * units / 32)
-    int32_t tile_bytes, all_rows;  // all_rows: those of all groups, padding and pairs counted
+// Float matrices have the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.
+DEVICE const uint8_t* Matrix::tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
 
-    DEVICE const uint8_t* tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
-};
-
-// An item in memory: word w of chunk c, and the lane's own word behind the chunks.
+// An item in memory: word w of chunk c, and the lane's word behind the chunks.
 struct InMemory {
     const uint8_t* tile;
     int lane;

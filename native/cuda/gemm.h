@@ -1,15 +1,14 @@
-// Matrix products for a few tokens on tensor cores: a block of threads takes 32 or 16 rows x 8 J tokens, and its warps share the units of
-// 256 columns. A warp copies the weights of its unit, as they lie in memory, and the activations to shared memory; the partial
-// sums of the units are added in order.
+// Matrix products for a few tokens on tensor cores: a thread block computes 32 or 16 rows x 8 J tokens, and its warps
+// share the units of 256 columns. A warp copies the weights of its unit, as they are in memory, and the activations to
+// shared memory. The partial sums of the units are added in ascending order.
 //
-// What a unit is made of is a `Stage`: here int8 `mma` with the float chain of docs/arithmetic.md behind each block, in
-// gemm_halves.cu 16-bit floats. gemm_tiles.h has more tokens, and says why integer sums start at kMagic.
+// A `Stage` is a unit and its arithmetic: here int8 `mma`, followed for each block by the float chain of
+// docs/reference/arithmetic.md; in gemm_halves.cu 16-bit floats. gemm_tiles.h is for more tokens, and says why integer sums start
+// at kMagic.
 #pragma once
 #include "product.h"
 
 namespace assay {
-
-constexpr int kLine = 272;  // bytes from a row's or a token's 256 codes to the next one's: eight of them hit all banks
 
 // A row of a stage: word w of chunk c.
 struct InStage {
@@ -30,12 +29,12 @@ struct Held {
 };
 
 template <class L>
-DEVICE uint32_t signed_codes(uint32_t x) {  // without carries: the codes are small
+DEVICE uint32_t signed_codes(uint32_t x) {  // codes are small, so bytes do not carry into each other
     return L::offset == 0 ? x : (x + (0x80u - uint32_t(L::offset)) * 0x01010101u) ^ 0x80808080u;
 }
 
-// Where a thread copies weights from: it keeps to a row of `rows` from layout row `first`, and takes every `count / rows`-th chunk.
-// In shared memory they lie [chunks][rows][16], then the rows' words if there are any.
+// Source of a thread's weight copies: one of `rows` rows from layout row `first`, every `count / rows`-th chunk. In
+// shared memory they are [chunks][rows][16], then the rows' words if the layout has any.
 struct Source {
     const uint8_t* group;
     int row, item, tile_bytes, per, chunks;
@@ -60,8 +59,10 @@ struct Stage {
     static constexpr int factors_at = sums_at + (L::sub16 && L::min ? tokens * 32 : 0);
     static constexpr int weights_at = factors_at + 64 * rows * (L::sub16 && L::min ? 2 : 1);
     static constexpr int words_at = weights_at + L::chunks * rows * 16;
+    static_assert(words_at + L::word * rows * 4 == few_stage_bytes(tokens, staged_weights_bytes(rows, chunks, L::word),
+                                                                   few_factors_bytes(rows, tokens, L::sub16 && L::min)));
 
-    // Unit u of the activations of the tile, by a warp: codes [tokens][kLine], scales and sums [8][tokens].
+    // Unit u of the tile's activations, by a warp: codes [tokens][kLine], scales and sums [8][tokens].
     static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
         const int8_t* q = acts.q + int64_t(token) * acts.stride + u * 256;
         for (int i = lane(); i < tokens * 16; i += 32) copy_async(to + i / 16 * kLine + i % 16 * 16, q + i / 16 * acts.stride + i % 16 * 16);
@@ -75,10 +76,10 @@ struct Stage {
                 copy_async(to + sums_at + i * 16, acts.n + int64_t(u * 8 + b) * acts.step + token + t);
             }
     }
-    // The partial sums of a warp: fragment, eight tokens, element of the fragment.
+    // Partial sums of a warp: [fragment][eight tokens][element of the fragment].
     static DEVICE void multiply(uint8_t* stage, float (&part)[ROWS / 16][J][4]) {
         const int g = lane() / 4, t = lane() % 4;
-        {  // a lane has a row, or half of one: its factors, (d, m), (d0, d1) or both, once
+        {  // a lane has a row, or half of one: decode its factors once, as (d, m), (d0, d1) or both
             const int row = lane() % rows, first = lane() / rows * (rows / 4);
             const InStage w{stage + weights_at, rows, row};
             const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(stage + words_at + row * 4) : 0;
@@ -154,7 +155,7 @@ struct Stage {
     }
 };
 
-// Sums begin at -0: the first partial sum added to it is itself.
+// Sums start at -0, so that adding the first partial sum gives exactly that sum.
 template <int F, int J>
 DEVICE void clear_sums(float (&sums)[F][J][4]) {
 #pragma unroll
@@ -165,9 +166,9 @@ DEVICE void clear_sums(float (&sums)[F][J][4]) {
             for (int e = 0; e < 4; e++) sums[f][j][e] = -0.0f;
 }
 
-// What follows the sums of a warp: rows g + 8 r of 32 from `row`, tokens 8 j + 2 t and the next from `token`. A pair lies 8 or 16
-// rows apart, in this lane. Everything is read before anything is written. SORTED: `pairs` has the row of the result of each token,
-// or -1.
+// Epilogue of a warp's sums: rows g + 8 r of 32 from `row`, tokens 8 j + 2 t and the next from `token`. The two rows of
+// a pair are 8 or 16 apart, in the same lane. All loads come before the first store. SORTED: `pairs` has the result row
+// of each token, or -1.
 template <int J, bool SORTED = false>
 DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, int tokens, const int32_t* pairs = nullptr) {
     const int half = p.paired ? p.w.group / 2 : p.w.group, g = lane() / 4;
@@ -180,7 +181,7 @@ DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, i
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         const int at = row + 8 * r + g, in_group = at % p.w.group;
-        out[r] = in_group < half ? at / p.w.group * half + in_group : p.w.rows;  // not before the rows: not wanted
+        out[r] = in_group < half ? at / p.w.group * half + in_group : p.w.rows;  // p.w.rows: this row is not stored
         bias[r] = p.bias && out[r] < p.w.rows ? p.bias[out[r]] : 0.0f;
     }
     const auto each = [&](auto&& f) {
@@ -206,7 +207,8 @@ DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, i
     each([&](int r, int j, int e, int64_t at) { p.out[at] = y[r / 2][j][e]; });
 }
 
-// gate(SILU, x) of all gates of a warp's sums, times up: side by side, where none is so large or small that a division needs its checks.
+// silu(gate) * up of all gates of a warp, interleaved, with a division that skips range checks. False, and nothing
+// changed, if a gate is outside its range.
 template <int J>
 DEVICE bool silu_pairs(float (&sum)[J][4]) {
     bool usual = true;
@@ -233,18 +235,21 @@ struct Integers {
     using Of = Stage<L, J, ROWS>;
 };
 
-// block_x: tile of tokens; block_y: tile of rows. After every round each thread adds the partial sums of its results in order. Weights are on their way
-// before the kernel waits. SORTED: tokens are slots of experts.cu, `pairs` the rows of their results, `from` where the matrix begins.
+// block_x: tile of tokens; block_y: tile of rows. After every round each thread adds the partial sums of its results in
+// order. Weights are prefetched before the kernel waits for its predecessor. SORTED: tokens are slots of experts.cu,
+// `pairs` has their result rows, `from` is the offset of the matrix.
 template <class Kind, int J, int SPLITS, int ROWS = 32, bool SORTED = false>
 DEVICE void few_tokens(const ProductArgs& a, const int32_t* pairs = nullptr, int64_t from = 0) {
     SHARED;
-    constexpr int tokens = 8 * J, results = ROWS * tokens, each = (results + 32 * SPLITS - 1) / (32 * SPLITS), line = J == 1 ? 8 : tokens + 8;  // strides that spread rows over the banks
+    // padded so that rows spread over the banks
+    constexpr int tokens = 8 * J, results = ROWS * tokens, each = (results + 32 * SPLITS - 1) / (32 * SPLITS), line = J == 1 ? 8 : tokens + 8;
     const int tile = block_y(), first_token = block_x() * tokens, split = thread() / 32;
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const int first = (tile - p.first_group) * ROWS;
     const int units = p.w.units;
+    NEEDS_SHARED(few_shared_bytes(ROWS, tokens, SPLITS, a.stages));
     float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][rows][line]
-    uint8_t* const stage = shared + 2 * SPLITS * ROWS * line * 4 + split * a.stages;  // stages: bytes of one
+    uint8_t* const stage = shared + 2 * SPLITS * ROWS * line * 4 + split * a.stages;  // a.stages: bytes of a stage
     float total[each];
     Tail tails[each];  // element k: row i / tokens, token i % tokens of i = thread + 32 SPLITS k
 #pragma unroll
@@ -252,7 +257,7 @@ DEVICE void few_tokens(const ProductArgs& a, const int32_t* pairs = nullptr, int
         const int i = thread() + k * 32 * SPLITS, row = first + i / tokens, slot = first_token + i % tokens;
         const int token = SORTED ? pairs[slot] : slot;
         if (i < results && (SORTED ? token >= 0 : token < a.tokens) && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
-        total[k] = -0.0f;  // the first partial sum added to it is itself
+        total[k] = -0.0f;  // adding the first partial sum gives exactly that sum
     }
     next_may_start();
     Kind::with(p.w.format, [&](auto layout) {
@@ -298,7 +303,8 @@ DEVICE void few_tokens(const ProductArgs& a, const int32_t* pairs = nullptr, int
             }
         }
     });
-    float* const whole = parts + (units + SPLITS - 1) / SPLITS % 2 * SPLITS * ROWS * line;  // nobody reads it any more
+    // the buffer that is no longer read
+    float* const whole = parts + (units + SPLITS - 1) / SPLITS % 2 * SPLITS * ROWS * line;
     if (p.paired) {
 #pragma unroll
         for (int k = 0; k < each; k++)

@@ -1,4 +1,4 @@
-// 32 rows x 8 or 16 tokens, for batches of up to 16; 16 rows, where there are few.
+// gemm.h for batches of up to 16 tokens: tiles of 32 rows x 8 or 16 tokens, or of 16 rows for matrices with few rows.
 #include "gemm.h"
 
 namespace assay {

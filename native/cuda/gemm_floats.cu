@@ -1,15 +1,13 @@
-// Products of F32, F16 and BF16 weights for many tokens, in the cpu's order: within a unit of 256 columns one chain over the even
-// columns and one over the odd ones, units added ascending (docs/arithmetic.md).
+// Products of F32, F16 and BF16 weights for many tokens, in the cpu engine's order: within a unit of 256 columns one
+// chain over the even columns and one over the odd ones; units are added in ascending order (docs/reference/arithmetic.md).
 //
-// A lane has 8 rows x 8 tokens of one of the two chains, its neighbour those of the other; a warp has 32 rows x 32 tokens, a group of
-// WR WT warps 32 WR rows x 32 WT tokens. S groups take the units in turn, and their partial sums are added in order. Weights and
-// activations lie in shared memory as floats, 16 columns at a time, [column][row] and [column][token], while the next 16 are on
-// their way. Bound by `fma`, where there are tiles for every multiprocessor.
+// A lane has 8 rows x 8 tokens of one chain; its neighbour has those of the other. A warp has 32 rows x 32 tokens, a
+// group of WR WT warps 32 WR rows x 32 WT tokens. S groups take the units in turn, and their partial sums are added in
+// order. 16 columns of weights and activations are in shared memory as floats, [column][row] and [column][token], while
+// the next 16 are prefetched. Bound by `fma` if every multiprocessor has a tile.
 #include "product.h"
 
 namespace assay {
-
-constexpr int kStep = 16;  // columns in shared memory at a time
 
 template <int FORMAT>
 DEVICE void as_floats(const uint4& v, float (&w)[FORMAT == F32 ? 4 : 8]) {
@@ -21,7 +19,7 @@ DEVICE void as_floats(const uint4& v, float (&w)[FORMAT == F32 ? 4 : 8]) {
     }
 }
 
-// Columns c to c + 3 of a row that is followed by zeros.
+// Columns c to c + 3 of a row; zeros past its end.
 DEVICE float4 four_of(const float* row, int c, int columns) {
     if (columns % 4 == 0) return c < columns ? *reinterpret_cast<const float4*>(row + c) : float4{0, 0, 0, 0};
     float v[4];
@@ -33,11 +31,13 @@ DEVICE float4 four_of(const float* row, int c, int columns) {
 template <int FORMAT, int WR, int WT>
 struct FloatTile {
     static constexpr int rows = 32 * WR, tokens = 32 * WT, count = 32 * WR * WT;
-    static constexpr int row_line = rows + 4, token_line = tokens + 4;  // even and odd columns in other banks
-    static constexpr int floats = kStep * (row_line + token_line);      // of a step
-    static constexpr int per = FORMAT == F32 ? 4 : 8, chunks = kStep / per / WT, quads = kStep / 4 / WR;  // chunks, fours: a thread's
+    // padding puts even and odd columns into different banks
+    static constexpr int row_line = rows + 4, token_line = tokens + 4;
+    static constexpr int floats = kFloatStep * (row_line + token_line);  // floats of a step
+    // chunks, quads: of a thread
+    static constexpr int per = FORMAT == F32 ? 4 : 8, chunks = kFloatStep / per / WT, quads = kFloatStep / 4 / WR;
 
-    // What a thread brings: chunks of one row, fours of tokens.
+    // Prefetched by a thread: chunks of one row, quads of tokens.
     uint4 w[chunks];
     float4 x[quads];
 
@@ -46,13 +46,13 @@ struct FloatTile {
         const uint8_t* from = group + int64_t(at >> 5) * m.tile_bytes + (at & 31) * 16;
 #pragma unroll
         for (int i = 0; i < chunks; i++)
-            w[i] = load_stream(reinterpret_cast<const uint4*>(from + (step * (kStep / per) + me / rows + i * WT) * 512));
+            w[i] = load_stream(reinterpret_cast<const uint4*>(from + (step * (kFloatStep / per) + me / rows + i * WT) * 512));
     }
     DEVICE void ask_tokens(const ProductArgs& a, int first, int column, int me) {
 #pragma unroll
         for (int i = 0; i < quads; i++) {
-            const int n = me + i * count, token = first + n / (kStep / 4);
-            x[i] = token < a.tokens ? four_of(a.x + int64_t(token) * a.x_stride, column + n % (kStep / 4) * 4, a.columns) : float4{0, 0, 0, 0};
+            const int n = me + i * count, token = first + n / (kFloatStep / 4);
+            x[i] = token < a.tokens ? four_of(a.x + int64_t(token) * a.x_stride, column + n % (kFloatStep / 4) * 4, a.columns) : float4{0, 0, 0, 0};
         }
     }
     DEVICE void put(float* to, int me) const {
@@ -63,20 +63,20 @@ struct FloatTile {
 #pragma unroll
             for (int j = 0; j < per; j++) to[((me / rows + i * WT) * per + j) * row_line + me % rows] = v[j];
         }
-        float* const second = to + kStep * row_line;
+        float* const second = to + kFloatStep * row_line;
 #pragma unroll
         for (int i = 0; i < quads; i++) {
             const int n = me + i * count;
-            float* const at = second + n % (kStep / 4) * 4 * token_line + n / (kStep / 4);
+            float* const at = second + n % (kFloatStep / 4) * 4 * token_line + n / (kFloatStep / 4);
             at[0] = x[i].x, at[token_line] = x[i].y, at[2 * token_line] = x[i].z, at[3 * token_line] = x[i].w;
         }
     }
-    // row, token: the first of the lane's.
+    // row, token: the lane's first ones.
     static DEVICE void multiply(const float* from, int row, int token, float (&sums)[8][8]) {
         const float* w_at = from + lane() % 2 * row_line + row;
-        const float* x_at = from + kStep * row_line + lane() % 2 * token_line + token;
+        const float* x_at = from + kFloatStep * row_line + lane() % 2 * token_line + token;
 #pragma unroll
-        for (int k = 0; k < kStep / 2; k++) {
+        for (int k = 0; k < kFloatStep / 2; k++) {
             const float4 a = *reinterpret_cast<const float4*>(w_at + 2 * k * row_line), b = *reinterpret_cast<const float4*>(w_at + 2 * k * row_line + 4);
             const float4 c = *reinterpret_cast<const float4*>(x_at + 2 * k * token_line), d = *reinterpret_cast<const float4*>(x_at + 2 * k * token_line + 4);
             const float w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, x[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
@@ -88,7 +88,8 @@ struct FloatTile {
     }
 };
 
-// Shared memory: totals [tokens][rows + 4]; where S > 1, partial sums of each group likewise; of each group two steps.
+// Shared memory: totals [tokens][rows + 4]; if S > 1, partial sums of each group in the same shape; two steps of each
+// group.
 template <int FORMAT, int WR, int WT, int S>
 DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, int first_token) {
     SHARED;
@@ -98,7 +99,9 @@ DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, i
     const int row = warp / WT * 32 + lane() / 2 % 4 * 8, token = warp % WT * 32 + lane() / 8 * 8, odd = lane() % 2;
     constexpr int line = T::rows + 4, all = T::tokens * line;
     float* const totals = reinterpret_cast<float*>(shared);
-    float* const mine = totals + (S > 1 ? (1 + group) * all : 0) + token * line + row + 4 * odd;  // this lane's four rows of eight tokens
+    NEEDS_SHARED(float_tile_bytes(T::rows, T::tokens, S));
+    // this lane's four rows of eight tokens
+    float* const mine = totals + (S > 1 ? (1 + group) * all : 0) + token * line + row + 4 * odd;
     float* const steps = totals + (S > 1 ? (1 + S) * all : all) + group * 2 * T::floats;
     const auto sync = [&] {
         if constexpr (T::count == 32) sync_warp();
@@ -109,7 +112,8 @@ DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, i
     if (at >= m.all_rows) at = m.all_rows - 1;
     const uint8_t* const base = m.tile(at / m.group, 0);
     const int item = at % m.group;
-    for (int i = thread(); i < all; i += threads()) totals[i] = -0.0f;  // the first partial sum added to it is itself
+    // adding the first partial sum gives exactly that sum
+    for (int i = thread(); i < all; i += threads()) totals[i] = -0.0f;
     T next;
     if (group < m.units) next.ask_weights(m, base, item, group, 0, me);
     wait_for_previous();
@@ -121,8 +125,8 @@ DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, i
     }
     for (int u0 = 0; u0 < m.units; u0 += S) {
         const int u = u0 + group;
-        if (kRacecheck && u >= m.units)  // it counts barriers without their numbers: everybody has as many
-            for (int step = 0; step < 256 / kStep + (u0 == 0); step++) sync();
+        if (kRacecheck && u >= m.units)  // racecheck counts barriers without their ids: all groups need the same number
+            for (int step = 0; step < 256 / kFloatStep + (u0 == 0); step++) sync();
         if (S == 1 || u < m.units) {
             float sums[8][8];
 #pragma unroll
@@ -130,11 +134,11 @@ DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, i
 #pragma unroll
                 for (int t = 0; t < 8; t++) sums[r][t] = 0.0f;
 #pragma unroll 1
-            for (int step = 0; step < 256 / kStep; step++) {
-                const int then = (step + 1) % (256 / kStep), unit = then ? u : u + S;
+            for (int step = 0; step < 256 / kFloatStep; step++) {
+                const int then = (step + 1) % (256 / kFloatStep), unit = then ? u : u + S;
                 if (unit < m.units) {
                     next.ask_weights(m, base, item, unit, then, me);
-                    next.ask_tokens(a, first_token, unit * 256 + then * kStep, me);
+                    next.ask_tokens(a, first_token, unit * 256 + then * kFloatStep, me);
                 }
                 T::multiply(steps + step % 2 * T::floats, row, token, sums);
                 if (unit < m.units) next.put(steps + (step + 1) % 2 * T::floats, me);
@@ -168,7 +172,7 @@ DEVICE void multiply_floats(const ProductArgs& a, const Product& p, int first, i
     }
 }
 
-// block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
+// block_x: tile of tokens; block_y: tile of rows. Blocks that run at the same time share weights in L2.
 template <int WR, int WT, int S>
 DEVICE void floats_tile(const ProductArgs& a) {
     next_may_start();

@@ -1,4 +1,5 @@
-// Tiles for many tokens: 128 rows x 128 tokens, 128 x 64, and for batches of up to 64, 64 x 64, 32 x 64 and 32 x 32.
+// gemm_tiles.h for many tokens: tiles of 128 rows x 128 tokens, 128 x 64, and for up to 64 tokens 64 x 64, 32 x 64, 32
+// x 32.
 #include "gemm_tiles.h"
 
 namespace assay {

@@ -1,20 +1,21 @@
-// Products of quantised weights on 16-bit tensor cores, for precision `tensor`: weights and activations rounded to f16, sums in
-// float32 by the tensor core, 16 columns after 16, ascending, from +0. Rows of more than 4096 columns that are no pair are cut into
-// `chains` of units, whose sums are added ascending. Every kernel here does that, so any batch and any chunk gives the same bits; they are
-// not the cpu engine's.
+// Products of quantised weights on 16-bit tensor cores, for precision `tensor`. Weights and activations are rounded to
+// f16; the tensor core sums in float32, 16 columns at a time, ascending, from +0. Unpaired rows of more than 4096
+// columns are cut into `chains` of units, whose sums are added in ascending order. All kernels here do this, so the
+// bits do not depend on batch or chunk. They differ from the cpu engine's.
 //
-// A weight is fma(q, d, m) in f16, q being exact, d and m rounded to f16 after they were multiplied by 64: so that no scale of a
-// real file is subnormal. The sum is divided by 64. Columns 4 t to 4 t + 3 of 16 take places 2 t, 8 + 2 t, 2 t + 1 and 9 + 2 t: what
-// a lane holds of a fragment is then one word of codes, and two halves of it are made by one `and` and `or`. d and m are made when
-// a matrix is loaded (make_factors).
+// A weight is fma(q, d, m) in f16. q is exact; d and m are multiplied by 64 before rounding, so that no scale of a real
+// file is subnormal, and the sum is divided by 64. Columns 4 t to 4 t + 3 of 16 take places 2 t, 8 + 2 t, 2 t + 1 and 9
+// + 2 t. A lane's share of a fragment is then one word of codes, and one `and` and one `or` make two halves of it.
+// make_factors computes d and m when a matrix is loaded.
 //
-// Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they lie in memory, to shared memory some units ahead,
-// and makes fragments in registers. Activations lie in memory as they are multiplied (half_at): a copy engine brings a step of 64
-// columns of all tokens of a tile, for all warps of a block, as each block reads all of them through the second-level cache.
-//   tensor_256, ..., tensor_32  groups of four warps have 64 rows each; fragments of 64 columns are made while the 64 before are
-//                               multiplied. Bound by tensor cores, with few tokens by unpacking
-//   turns_64, ..., turns_8      64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
-//                               own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
+// Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they are in memory, to shared memory some
+// units ahead, and unpacks fragments into registers. Activations are stored in the order in which they are multiplied
+// (half_at). A bulk copy fetches 64 columns of a tile's tokens for all warps of a block; all blocks read them through
+// L2.
+//   tensor_256, ..., tensor_32  groups of four warps have 64 rows each; the fragments of 64 columns are unpacked while the
+//                               64 before are multiplied. Bound by tensor cores, with few tokens by unpacking
+//   turns_64, ..., turns_8      64 rows; groups of four warps take the units of 256 columns in turn: each unpacks its own
+//                               unit, then gets the sums from the group before. Bound by unpacking and the product chain
 #include "gemm.h"
 #include "warpgroup.h"
 
@@ -24,7 +25,7 @@ constexpr float kLift = 64.0f;
 
 DEVICE uint32_t lifted(float x) { return float_to_half(x * kLift); }
 
-// The factors of a layout's block as words: (d, m), (d of a half, d of the other), or with two of each (m, m) besides.
+// Factors of a block as words: (d, m), or (d of the first half, d of the second), and for two of each also (m, m).
 template <class L, class Chunk>
 DEVICE uint2 factor_words(const Chunk& chunk, uint32_t super, int i) {
     const typename L::Values v = L::factors(chunk, super, i);
@@ -35,14 +36,7 @@ DEVICE uint2 factor_words(const Chunk& chunk, uint32_t super, int i) {
     return {scales, minima};
 }
 
-struct FactorArgs {
-    Matrix w;
-    uint8_t* out;   // [tiles][chunks][32][16]: word i % 4 of chunk i / 4 is block i's, minima come two chunks later
-    int64_t tiles;  // of the whole matrix
-    int32_t chunks, padding;
-};
-
-// The factors of all items of a matrix, once, when it is loaded.
+// The factors of all items of a matrix, once, when it is loaded. A thread has a block of 32 columns.
 KERNEL(make_factors, FactorArgs, 256) {
     for (int64_t n = int64_t(block_x()) * threads() + thread(); n < a.tiles * 256; n += int64_t(grid_x()) * threads()) {
         const int i = int(n % 8), of = int(n / 8 % 32);
@@ -57,8 +51,8 @@ KERNEL(make_factors, FactorArgs, 256) {
     }
 }
 
-// Codes of columns 16 h + 4 t to 16 h + 4 t + 3 of block i as the exact halves of q: the first and third, the second and fourth.
-// 1024 + code is a half whose low bits are the code, and 1024 + 16 code one whose next bits are.
+// Codes of columns 16 h + 4 t to 16 h + 4 t + 3 of block i as exact halves of q: first and third, second and fourth.
+// The half 1024 + code has the code in its low bits, and 1024 + 16 code in the next ones.
 template <class L>
 DEVICE void codes_as_halves(const InStage& row, int i, int t, uint32_t (&x)[2][2]) {
     constexpr uint32_t magic = 0x64006400u, off = L::negative ? 128u : uint32_t(L::offset), minus = (0xe400u + off) * 0x10001u;
@@ -78,7 +72,7 @@ DEVICE void codes_as_halves(const InStage& row, int i, int t, uint32_t (&x)[2][2
     }
 }
 
-// Fragments of 16 rows from block `first`, an even one, of a unit on: [codes][16 rows][16], then factors.
+// Fragments of 16 rows from the even block `first` of a unit on: [codes][16 rows][16], then factors.
 template <class L, int S>
 DEVICE void unpack_step(const uint8_t* raw, int first, uint32_t (&a)[S][4]) {
     const int g = lane() / 4, t = lane() % 4;
@@ -121,21 +115,11 @@ struct LayoutsOf {
     }
 };
 
-struct TensorArgs {
-    ProductArgs product;         // first_group counts tiles of rows here
-    const uint8_t* factors[4];   // of each part, as make_factors left them
-    int32_t codes[4], pairs[4];  // chunks of codes and of factors of an item
-    float4* partial;             // sums of chains on their way, [tiles][chains, or 1 where a block has them all][J][threads]
-    int32_t* arrived;            // [tiles], zero before and after
-    int32_t room, chains;        // room: for rows of `out` where results are stored as halves, else 0
-    int32_t split, padding;      // split: block_z is the chain
-};
-
-// Units of a chain: from the first of it to the first of the next.
+// First unit of a chain; a chain ends where the next one begins.
 DEVICE int chain_begin(const TensorArgs& a, int units, int chain) { return chain * units / a.chains; }
 
-// The rows of a warp, 16 from `first`: a lane's two are a pair where there are pairs, 8 or 16 apart. What a lane copies is of row
-// lane % 16, every other chunk.
+// The rows of a warp, 16 from `first`. A lane's two rows are a pair if matrices are paired, 8 or 16 apart. A lane
+// copies every other chunk of row lane % 16.
 struct WarpRows {
     int second, row, item, per, tile_bytes, unit_bytes;  // unit_bytes: of 16 rows
     const uint8_t *from, *factors;
@@ -150,7 +134,7 @@ struct WarpRows {
         from = p.w.tile(at / p.w.group, 0);
         factors = a.factors[part] + int64_t(at / p.w.group) * p.w.tiles * a.pairs[part] * 512;
     }
-    // once: nobody else will read it, but for blocks that do so now.
+    // once: evict-first, as only blocks that run now read these weights.
     template <class L, bool once>
     DEVICE void fetch(uint8_t* to, int u) const {
         constexpr int pairs = L::sub16 && L::min ? 4 : 2;
@@ -174,8 +158,8 @@ DEVICE void clear_rows(float (&sum)[J][4]) {
         for (int e = 0; e < 4; e++) sum[j][e] = 0.0f;
 }
 
-// The residual of a warp's sums, all of it on its way together; tokens and rows that are not there have another's. Sums of more tokens
-// leave no registers for it, and a pair has none.
+// The residual of a warp's sums, loaded together. For absent tokens and rows another element is loaded and ignored.
+// With more tokens registers do not suffice, and pairs have no residual.
 template <int J>
 struct Residual {
     static constexpr bool few = J <= 8;
@@ -201,8 +185,8 @@ struct Residual {
     }
 };
 
-// What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
-// Everything is read before anything is written.
+// Epilogue of a warp's sums: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from
+// `token`. All loads come before the first store.
 template <int J>
 DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], const Residual<J>& residual, int row, int second, int token, int tokens) {
     const int g = lane() / 4, half = p.paired ? p.w.group / 2 : p.w.group;
@@ -211,7 +195,7 @@ DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], const Res
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int at = row + g + r * second, out = p.paired ? at / p.w.group * half + at % p.w.group : at;
-            if ((p.paired && r) || out >= p.w.rows) continue;  // of a pair the second row is the first one's up
+            if ((p.paired && r) || out >= p.w.rows) continue;  // the second row of a pair is the up of the first
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
@@ -244,8 +228,8 @@ DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], const Res
     else each([&](float& y, float, int, int, int64_t to) { p.out[to] = y; });
 }
 
-// Chains of other blocks: each leaves its sums, and the last to arrive adds them up, ascending. Whether this is the last; `me` of
-// `count` threads, `sync` a barrier of theirs, `last` in shared memory.
+// Fold the chains of several blocks: each stores its sums, and the last to arrive adds them in ascending order. Returns
+// whether this block is the last. `me` of `count` threads; `sync` is their barrier; `last` is in shared memory.
 template <int J, class Sync>
 DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int count, int* last, Sync&& sync) {
     constexpr int at_once = 4, some = J < 4 ? J : 4;
@@ -254,7 +238,7 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
 #pragma unroll
     for (int j = 0; j < J; j++) from[int64_t(block_z() * J + j) * count] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
     sync();
-    if (me == 0) {  // a fence is for what it knows of, too
+    if (me == 0) {  // the fence also covers writes that this thread has observed
         fence();
         *last = fetch_add(a.arrived + tile, 1) == a.chains - 1;
         fence();
@@ -263,7 +247,8 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
     if (!*last) return false;
 #pragma unroll
     for (int j0 = 0; j0 < J; j0 += some)
-        for (int c0 = 0; c0 < a.chains; c0 += at_once) {  // as many on their way: another block's results are far away
+        // at_once loads in flight: results of other blocks come from L2
+        for (int c0 = 0; c0 < a.chains; c0 += at_once) {
             uint4 v[at_once][some];
 #pragma unroll
             for (int c = 0; c < at_once; c++)
@@ -284,8 +269,9 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
     return true;
 }
 
-// Shared memory: a ring of steps of activations, [16 S columns / 64][tokens][128 bytes], two units of weights of each warp, [chunks][16 rows][16]
-// and words, and arrivals. Warps fetch activations for all in turn. block_x: tile of tokens; block_y: tile of rows.
+// Shared memory: a ring of activations, [16 S columns / 64][tokens][128 bytes]; two units of weights of each warp,
+// [chunks][16 rows][16] and words; mbarriers. Warps take turns in fetching activations for all. block_x: tile of
+// tokens; block_y: tile of rows.
 template <class Layouts, int J, int S>
 DEVICE void tensor_tile(const TensorArgs& all) {
     const ProductArgs& a = all.product;
@@ -301,7 +287,8 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     uint8_t* const raw = shared + ring * stage_bytes + warp * 2 * of.unit_bytes;
     Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes + threads() / 32 * 2 * of.unit_bytes);
     Arrival* const gone = here + ring;
-    const int64_t step_bytes = int64_t(a.acts.step) * 128;  // of 64 columns
+    NEEDS_SHARED(tensor_tile_bytes(tokens, ring, S / 4, threads() / 32, of.unit_bytes));
+    const int64_t step_bytes = int64_t(a.acts.step) * 128;  // bytes of 64 columns
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + 4 * first * step_bytes + first_token * 128;
     const uint32_t steps = parts * units;
     const auto fetch_acts = [&](uint32_t n) {
@@ -315,7 +302,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     clear_rows<J>(sum);
     Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
-        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        constexpr int unit_bytes = tensor_unit_bytes(L::codes, L::sub16 && L::min ? 4 : 2);
         for (int u = 0; u < 2; u++) {
             if (u < units) of.template fetch<L, J <= 8>(raw + u * unit_bytes, first + u);
             copy_group();
@@ -325,7 +312,8 @@ DEVICE void tensor_tile(const TensorArgs& all) {
         if (warp == 0)
             for (uint32_t n = 0; n < ring; n++) fetch_acts(n);
         int unit = 0;
-        // Fragments of a part of the unit at hand; behind the last one, the unit that comes into its place is asked for.
+        // Unpack the fragments of a part of the current unit. After the last part, prefetch the next unit into its
+        // place.
         const auto unpack = [&](uint32_t which, uint32_t (&to)[S][4]) {
             uint8_t* const at = raw + unit % 2 * unit_bytes;
             unpack_step<L, S>(at, which * (S / 2), to);
@@ -350,7 +338,8 @@ DEVICE void tensor_tile(const TensorArgs& all) {
             products_sent();
             products_done<1>();
             if (n > 0) leave_place(gone + (n - 1) % ring);
-            if ((n & (threads() / 32 - 1)) == uint32_t(warp) && n >= late) {  // what all have multiplied makes room
+            // refill the slot that all warps have multiplied
+            if ((n & (threads() / 32 - 1)) == uint32_t(warp) && n >= late) {
                 piece_here(gone + (n - late) % ring, (n - late) / ring % 2);
                 fetch_acts(n - late + ring);
             }
@@ -363,14 +352,15 @@ DEVICE void tensor_tile(const TensorArgs& all) {
         uint32_t n = 0;
         for (int c = chain;;) {
             const uint32_t stop = parts * (chain_begin(all, p.w.units, c + 1) - first);
-            do {  // at least once: so the compiler knows that nothing but products writes the sums
+            do {  // at least once: so the compiler knows that only products write the sums
                 step(n, Constant<0>{}, now, next);
                 step(n + 1, Constant<1>{}, next, now);
                 n += 2;
             } while (n < stop);
             products_over<J>(sum);
             if (all.split) break;
-            float4* const total = all.partial + int64_t(tile * grid_x() + block_x()) * J * threads() + thread();  // this thread's own
+            // of this thread
+            float4* const total = all.partial + int64_t(tile * grid_x() + block_x()) * J * threads() + thread();
             if (c > 0)
 #pragma unroll
                 for (int j = 0; j < J; j++) {
@@ -388,8 +378,8 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     store_rows<J>(p, all.room, sum, residual, of.row, of.second, first_token, a.tokens);
 }
 
-// Shared memory: activations of a unit of each group, [4][tokens][128 bytes], sums on their way, [J][128 lanes], two units of weights of each
-// warp, and arrivals. Barriers: 1 + group for sums, 8 + group for the group alone.
+// Shared memory: a unit of activations of each group, [4][tokens][128 bytes]; sums that are passed on, [J][128 lanes];
+// two units of weights of each warp; mbarriers. Barriers: 1 + group for sums, 8 + group within a group.
 template <class Layouts, int J>
 DEVICE void tensor_turns(const TensorArgs& all) {
     const ProductArgs& a = all.product;
@@ -405,6 +395,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     uint8_t* const acts = shared + group * acts_bytes;
     uint8_t* const raw = shared + groups * acts_bytes + 256 * tokens + thread() / 32 * 2 * of.unit_bytes;
     Arrival* const here = reinterpret_cast<Arrival*>(shared + groups * (acts_bytes + 8 * of.unit_bytes) + 256 * tokens) + group;
+    NEEDS_SHARED(tensor_turns_bytes(tokens, groups, of.unit_bytes));
     const int64_t step_bytes = int64_t(a.acts.step) * 128;
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + first_token * 128;
     const auto fetch_acts = [&](int u) {
@@ -415,7 +406,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     bool last = false;
     Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
-        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        constexpr int unit_bytes = tensor_unit_bytes(L::codes, L::sub16 && L::min ? 4 : 2);
         for (int i = 0, u = first + group; i < 2; i++, u += groups) {
             if (u < units) of.template fetch<L, J <= 8>(raw + i * unit_bytes, u);
             copy_group();
@@ -454,7 +445,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
 #pragma unroll
             for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
             arrive_some(1 + (group + 1) % groups, 256);
-            sync_some(8 + group, 128);  // nobody reads the activations any more
+            sync_some(8 + group, 128);  // all warps have finished reading the activations
             fetch_acts(u + groups);
         }
     });
@@ -467,8 +458,9 @@ DEVICE void tensor_turns(const TensorArgs& all) {
 
 CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 32, 4>(a); }
 CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 16, 4>(a); }
-// Of up to 64 tokens, kernels of one layout, or of two that the usual mixes put side by side: a step of 64 took up to a tenth longer with all of them in
-// each. turns_64 has 384 threads, and registers as for 512: so that a block of attention fits beside it.
+// For up to 64 tokens a kernel has one layout, or two that common files mix: with all layouts in each kernel a step of
+// 64 tokens took up to a tenth longer. turns_64 has 384 threads, and the registers of 512, so that an attention block
+// fits beside it.
 #define TENSOR(name, A, B)                                                                                      \
     CROWDED(tensor_64_##name, TensorArgs, 512, 1) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }                    \
     CROWDED(tensor_64_alone_##name, TensorArgs, 128, 2) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }              \

@@ -1,27 +1,29 @@
-// Products of quantised weights for many tokens. A block of WR WT warps takes 16 F WR rows x 8 J WT tokens, a warp 16 F x 8 J.
+// Products of quantised weights for many tokens on int8 tensor cores. A block of WR WT warps computes 16 F WR rows x 8
+// J WT tokens, a warp 16 F x 8 J.
 //
-// Unit by unit (256 columns) the weights, as they lie in memory, and the activations are copied to shared memory some units
-// ahead. All warps unpack the weights, once: codes to int8, scales and minima to floats. Then `mma` reads both through
-// `ldmatrix`, and the float chain of docs/arithmetic.md follows each block of 32 columns. Partial sums of the units are added in
-// order. Of a 16 x 8 x 32 fragment the chain is 12 instructions (16 with a scale per 16), everything else about 3. Bound by the
-// rate of instructions.
+// Unit by unit (256 columns), weights as they are in memory and activations are copied to shared memory some units
+// ahead. All warps unpack the weights once: codes to int8, scales and minima to floats. Then `mma` reads both through
+// `ldmatrix`, and the float chain of docs/reference/arithmetic.md follows each block of 32 columns. Partial sums of the units are
+// added in ascending order. For a 16 x 8 x 32 fragment the chain is 12 instructions (16 with a scale per 16);
+// everything else is about 3. Bound by the issue rate.
 //
-// The integer sums start at kMagic, so they are floats already: fma(x, d, -kMagic d) is exactly float(s) * d rounded once, because
-// kMagic d is exact for every scale a file can have (11 bits of f16 times 8 of sub-scale times 3).
+// Integer sums start at kMagic, so they are already floats: fma(x, d, -kMagic d) is exactly float(s) * d rounded once.
+// The reason: kMagic d is exact for every scale a file can have (11 bits of f16 times 8 of sub-scale times 3).
 #pragma once
 #include "gemm.h"
 
 namespace assay {
 
-// Shared memory: twice codes [rows][kLine] and factors [8][rows], then the stages: activations of a unit [tokens][kLine], their
-// scales [8][tokens], the sums of half blocks [8][tokens] where minima want them; weights of the unit after it, [chunks][rows][16]
-// and words [rows].
+// Shared memory: two sets of codes [rows][kLine] and factors [8][rows], then the stages. A stage has the activations of
+// a unit [tokens][kLine], their scales [8][tokens] and, for layouts with minima per 16, the sums of half blocks
+// [8][tokens]. It also has the weights of the next unit, [chunks][rows][16], and their words [rows].
 template <bool SUB16, bool MIN, int WR, int WT, int F, int J>
 struct Tile {
     static constexpr int rows = 16 * F * WR, tokens = 8 * J * WT, count = 32 * WR * WT;
     static constexpr int factors_at = rows * kLine, set_bytes = factors_at + (SUB16 && MIN ? 128 : 64) * rows;
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
     static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
+    static_assert(set_bytes == tile_set_bytes(rows, SUB16 && MIN) && weights_at == tile_stage_bytes(tokens, SUB16 && MIN, 0));
 
     static DEVICE void fetch_acts(uint8_t* stage, const Acts& acts, int token, int u, int me) {
         const int8_t* q = acts.q + int64_t(token + me / 16) * acts.stride + u * 256 + me % 16 * 16;
@@ -36,7 +38,7 @@ struct Tile {
                 copy_async(stage + sums_at + i * 16, acts.n + int64_t(u * 8 + i / (tokens / 4)) * acts.step + token + i % (tokens / 4) * 4);
     }
 
-    // Factors of a row and a block: (d, m) or (d0, d1), and behind them (m0, m1).
+    // Factors of a row and a block: (d, m) or (d0, d1), then (m0, m1).
     template <class L>
     static DEVICE void unpack(uint8_t* shared, const uint8_t* weights, int me) {
         const int row = me % rows;
@@ -70,7 +72,7 @@ struct Tile {
         }
     }
 
-    // The partial sums of a unit: fragment, eight tokens, element of the fragment.
+    // Partial sums of a unit: [fragment][eight tokens][element of the fragment].
     static DEVICE void multiply(const uint8_t* shared, const uint8_t* stage, int warp, float (&part)[F][J][4]) {
         const int g = lane() / 4, t = lane() % 4, row = warp / WT * 16 * F, token = warp % WT * 8 * J;
         const uint8_t* a_at = shared + (row + lane() % 16) * kLine + lane() / 16 * 16;
@@ -87,7 +89,7 @@ struct Tile {
 #pragma unroll(J > 2 ? 1 : 2)
         for (int i = 0; i < 8; i++) {
             uint32_t a[F][4], b[J > 1 ? 4 : 2];
-            float2 d[2 * F], m[2 * F];  // of rows g, g + 8, ...
+            float2 d[2 * F], m[2 * F];  // rows g, g + 8, ...
             float c[2 * F];
 #pragma unroll
             for (int f = 0; f < F; f++) load_matrices(a[f], a_at + 16 * f * kLine + i * 32);
@@ -133,8 +135,8 @@ struct Tile {
     }
 };
 
-// S groups of warps take the units in turn, each with shared memory of its own; the first adds the partial sums of all, in order.
-// SORTED: tokens are slots of experts.cu, `pairs` the rows of their results, `from` where the matrix begins.
+// S groups of warps take the units in turn, each with its own shared memory; the first group adds all partial sums in
+// order. SORTED: tokens are slots of experts.cu, `pairs` has their result rows, `from` is the offset of the matrix.
 template <bool SUB16, bool MIN, int WR, int WT, int F, int J, int S, bool SORTED>
 DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token, const int32_t* pairs, int64_t from) {
     SHARED;
@@ -146,6 +148,7 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     uint8_t* const room = shared + group * (2 * T::set_bytes + ahead * bytes);
     float4* const parts = reinterpret_cast<float4*>(shared + S * (2 * T::set_bytes + ahead * bytes)) + me;  // [2][S - 1][F J][count]
     const auto stage = [&](int n) { return room + 2 * T::set_bytes + n * bytes; };
+    NEEDS_SHARED(tile_shared_bytes(T::rows, T::tokens, S, ahead, T::set_bytes, bytes));
     const auto sync = [&] {
         if constexpr (S > 1) sync_some(1 + group, T::count);
         else sync_block();
@@ -163,7 +166,7 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     };
     float total[F][J][4];
     clear_sums<F, J>(total);
-    fetch_rows(ahead - 1, group);  // where nothing else goes before it is unpacked
+    fetch_rows(ahead - 1, group);  // into the stage that nothing overwrites before it is unpacked
     for (int k = 0; k < ahead - 1; k++) fetch_rows(k, (k + 1) * S + group);
     wait_for_previous();
     for (int k = 0; k < ahead - 1; k++) {
@@ -173,12 +176,12 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     copies_done<0>();
     sync();
     if (group < units) unpack(ahead - 1, 0);
-    int now = 0, then = ahead - 1;  // the stage at hand, and the one that is fetched
+    int now = 0, then = ahead - 1;  // the stage that is multiplied, and the one that is fetched
     for (int k = 0; k * S < units; k++) {
         const int u = k * S + group, next = u + (ahead - 1) * S;
-        if (ahead <= 2) copies_done<0>();  // all but the last ahead - 2 have landed
+        if (ahead <= 2) copies_done<0>();  // all groups but the last ahead - 2 have landed
         else copies_done<1>();
-        sync();  // and nobody reads any more what is overwritten now
+        sync();  // all warps have finished reading the stage that is overwritten next
         fetch_rows(then, next + S);
         if (next < units) T::fetch_acts(stage(then), a.acts, first_token, next, me);
         copy_group();
@@ -218,7 +221,7 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
         store_sums<J, SORTED>(p, &total[f], first + (warp / WT * F + f) * 16, first_token + warp % WT * 8 * J, a.tokens, pairs);
 }
 
-// block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
+// block_x: tile of tokens; block_y: tile of rows. Blocks that run at the same time share weights in L2.
 template <int WR, int WT, int F, int J, int S = 1, bool SORTED = false>
 DEVICE void product_tile(const ProductArgs& a, const int32_t* pairs = nullptr, int64_t from = 0) {
     next_may_start();

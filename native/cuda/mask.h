@@ -1,39 +1,31 @@
-// Which keys a query sees, and what becomes of a score before its softmax.
+// Which keys a query sees, and what becomes of a score before the softmax.
 #pragma once
 #include "arithmetic.h"
 
 namespace assay {
 
-struct Mask {
-    const float *sinks, *slopes;  // of each head: a score more, the slope of ALiBi; or null
-    int32_t window, chunk, causal, padding;
-    float scale, cap;
+DEVICE int64_t Mask::chunk_start(int64_t query) const { return (query >= 0 ? query / chunk : (query + 1) / chunk - 1) * chunk; }
+DEVICE bool Mask::hides(int64_t query, int64_t key) const {
+    const int64_t distance = query - key, away = distance < 0 ? -distance : distance;
+    if (causal ? distance < 0 || (window && distance >= window) : window && away > window / 2) return true;
+    return chunk && key < chunk_start(query);
+}
+// If key positions are 0, 1, 2, ..., n - 1, the query sees [from, to).
+DEVICE int Mask::from(int query) const {
+    const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
+    const int start = chunk ? int(chunk_start(query)) : 0, first = behind > start ? behind : start;
+    return first > 0 ? first : 0;
+}
+DEVICE int Mask::to(int query, int n) const {
+    const int64_t ahead = int64_t(query) + window / 2 + 1;
+    return causal ? query + 1 : window && ahead < n ? int(ahead) : n;
+}
+DEVICE bool Mask::partial() const { return window || chunk; }  // earlier keys may be masked
 
-    DEVICE bool hides(int64_t query, int64_t key) const {
-        const int64_t distance = query - key, away = distance < 0 ? -distance : distance;
-        if (causal ? distance < 0 || (window && distance >= window) : window && away > window / 2) return true;
-        return chunk && key < chunk_start(query);
-    }
-    // Where keys lie at positions 0, 1, 2, ...: the query sees [from, to), `n` being how many there are.
-    DEVICE int from(int query) const {
-        const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
-        const int start = chunk ? int(chunk_start(query)) : 0, first = behind > start ? behind : start;
-        return first > 0 ? first : 0;
-    }
-    DEVICE int to(int query, int n) const {
-        const int64_t ahead = int64_t(query) + window / 2 + 1;
-        return causal ? query + 1 : window && ahead < n ? int(ahead) : n;
-    }
-    DEVICE bool partial() const { return window || chunk; }  // earlier keys may be unseen
-
-    DEVICE float score(float x, int head, int64_t distance) const {
-        if (cap != 0.0f) x = softcap(x, cap);
-        x = x * scale;
-        return slopes ? x + -(slopes[head] * float(distance < 0 ? -distance : distance)) : x;
-    }
-
-private:
-    DEVICE int64_t chunk_start(int64_t query) const { return (query >= 0 ? query / chunk : (query + 1) / chunk - 1) * chunk; }
-};
+DEVICE float Mask::score(float x, int head, int64_t distance) const {
+    if (cap != 0.0f) x = softcap(x, cap);
+    x = x * scale;
+    return slopes ? x + -(slopes[head] * float(distance < 0 ? -distance : distance)) : x;
+}
 
 }  // namespace assay

@@ -1,13 +1,13 @@
-// The inner loop of the products of one token: 256 columns of a row, as docs/arithmetic.md says.
+// The inner loop of products for one token: 256 columns of a row, with the arithmetic of docs/reference/arithmetic.md.
 //
-// It is a loop over pieces of an item and not one long list of instructions: a kernel runs for a few microseconds, and
-// instructions that are met for the first time come from afar (docs/gpu-measured.md). Weights and x lie in shared memory.
+// It is a loop over pieces of an item and not fully unrolled: a kernel runs for a few microseconds, and instructions
+// that are fetched for the first time miss the instruction cache (docs/lab/gpu-measured.md). Weights and x are in shared memory.
 #pragma once
 #include "product.h"
 
 namespace assay {
 
-// Four blocks of an item of layout L in registers. To the functions of the layout they are blocks 0 to 3.
+// Four blocks of an item of layout L in registers. The layout's functions see them as blocks 0 to 3.
 template <class L>
 struct Half {
     static constexpr int per = L::kind == N8 ? 8 : 4;  // chunks of codes
@@ -16,8 +16,8 @@ struct Half {
     uint4 code[per], more[fifths + 1], d[floats + 1], m[floats + 1];
     uint32_t scale[2], least[2];
 
-    // `at`: the item's first chunk; `rest`: the same where chunks from the eighth on lie; `scales`, `minima`: the chunks of
-    // scales that are no floats.
+    // `at`: the item's first chunk; `rest`: base of chunks from the eighth on; `scales`, `minima`: the chunks of scales
+    // that are not floats.
     DEVICE Half(const uint4* at, const uint4* rest, int half, const uint4& scales, const uint4& minima) {
 #pragma unroll
         for (int c = 0; c < per; c++) code[c] = (L::kind == N8 && half ? rest : at)[(half * per + c) * 32];
@@ -45,7 +45,7 @@ struct Half {
     }
 };
 
-// What a block of an item adds to the partial sum: products, one after the other.
+// Terms that a block of an item adds to the partial sum, one after the other.
 template <class L>
 struct Terms {
     static constexpr int count = !L::min ? 1 : L::sub16 ? 3 : 2;
@@ -57,14 +57,14 @@ struct Terms {
     }
 };
 
-// Block i of an item: its columns of x, their scale, that times their sum, and the sums of their halves.
+// Block i of an item: its columns of x, their scale d, d * sum, and the sums of their halves.
 template <class L>
 DEVICE Terms<L> block_terms(const Half<L>& w, uint32_t super, int i, const int4& a, const int4& b, float d, float dn, uint32_t sum) {
-    constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that take the offset out of the sums
+    constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that subtract the offset from the sums
     const int low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
     const typename L::Values f = L::factors(w, super, i);
     constexpr int start = int(kMagicBits);
-    int s = start, t = 0;  // of both halves of the block
+    int s = start, t = 0;  // sums of the two halves of the block
     Terms<L> terms;
     if constexpr (L::high_in_place) {
         if constexpr (L::offset != 0) s = dp2a(sum, low_of | high_of, s);
@@ -97,7 +97,7 @@ DEVICE Terms<L> block_terms(const Half<L>& w, uint32_t super, int i, const int4&
     return terms;
 }
 
-// What an item has beside its codes and floats: chunks of scales, and a word.
+// Scales of an item: chunks, and a word.
 template <class L>
 struct Scaled {
     uint4 scales = {}, minima = {};
@@ -128,8 +128,8 @@ struct Columns {
     }
 };
 
-// The partial sums of the lane's items of one or two tiles, which have the same columns: x is read once for them. `rest`: where
-// a tile lies from its eighth chunk on, less these.
+// Partial sums of the lane's items of one tile, or of two tiles of the same columns, for which x is read once. `rest`:
+// base of a tile's chunks from the eighth on, minus the offset of these.
 template <class L, int N>
 DEVICE void multiply(const uint8_t* const (&tiles)[N], const uint8_t* rest, const int8_t* q, const float2* ds, const uint32_t* n,
                      float (&parts)[N]) {
@@ -157,7 +157,7 @@ DEVICE float multiply(const uint8_t* tile, const uint8_t* rest, const int8_t* q,
     return part[0];
 }
 
-// The partial sum of an item by two lanes, l and l + 16, of which the second has it. The first has the first 128 columns.
+// Partial sum of an item by two lanes, l and l + 16. Lane l computes the first 128 columns; lane l + 16 gets the sum.
 template <class L>
 DEVICE float multiply_by_two(const uint8_t* tile, int item, const int8_t* q, const float2* ds, const uint32_t* n) {
     const int half = lane() / 16;
@@ -177,7 +177,7 @@ DEVICE float multiply_by_two(const uint8_t* tile, int item, const int8_t* q, con
     return part;
 }
 
-// 8 chunks of an item of floats: two chains, even and odd columns, go on.
+// Continue the two chains, even and odd columns, over 8 chunks of an item of floats.
 template <int FORMAT>
 DEVICE void multiply_floats(const uint8_t* piece, const float* x, float& even, float& odd) {
     constexpr int per = FORMAT == F32 ? 4 : 8;
@@ -203,7 +203,7 @@ DEVICE void multiply_floats(const uint8_t* piece, const float* x, float& even, f
     }
 }
 
-// Floats come in pieces of 8 chunks.
+// Float tiles are fetched in pieces of 8 chunks.
 template <int FORMAT, int CHUNKS>
 struct Floats {
     static constexpr int number = FORMAT, tile_bytes = CHUNKS * 512, pieces = CHUNKS / 8;
@@ -215,8 +215,8 @@ struct Codes : LayoutOf<FORMAT> {
     static constexpr bool floats = false;
 };
 
-using F32s = Floats<F32, 64>;
-using F16s = Floats<F16, 32>;
-using BF16s = Floats<BF16, 32>;
+using F32s = Floats<F32, format_size(F32).chunks>;
+using F16s = Floats<F16, format_size(F16).chunks>;
+using BF16s = Floats<BF16, format_size(BF16).chunks>;
 
 }  // namespace assay

@@ -1,43 +1,13 @@
-// What every product kernel is told, and what follows a sum: bias, residual, or the gate of a pair.
+// Arguments of the product kernels (abi.h), and the epilogue of a sum: bias, residual, or the gate of a pair.
 #pragma once
 #include "activations.h"
 #include "formats.h"
 
 namespace assay {
 
-struct Product {  // one matrix of a launch, and what follows it
-    Matrix w;
-    float* out;             // [tokens][out_stride]
-    const float* bias;      // or null
-    const float* residual;  // or null: [tokens][out_stride]
-    float* gate_out;        // of a pair of matrices: gate and up as they are, if somebody keeps them
-    float* up_out;
-    int32_t out_stride, first_group;
-    int32_t paired, act;    // paired: each group has group / 2 rows of the gate, then as many of up; out = act(gate) up
-};
-
-enum Prologue { GIVEN, PLAIN_ROWS, NORMED_ROWS };
-
-struct ProductArgs {
-    Product parts[4];
-    Acts acts;            // GIVEN: quantised already
-    const float* x;       // else rows of floats ...
-    const float* norm;    // ... and the weights of their norm
-    const float* experts; // the matrix of each pair (token, choice), or null: each token has all of them in turn (heads)
-    int64_t expert_bytes;
-    int32_t n_parts, groups, tokens, columns, x_stride, prologue;
-    float eps;
-    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
-                                     // one matrix, of product_one: copies of the quantised row
-    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more;
-                                     // share of gemm_halves.cu: room for rows of `out` where results are stored as 16-bit floats, else 0
-    int32_t shift;                   // the group is 1 << shift rows
-    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece;
-                                     // of a walk: from a warp's tile to its second one, in groups, where these have the same columns
-};
-
-// What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before
-// anything is waited for: looking up arguments by part is slow. `ask` is for when the residual is there.
+// Epilogue of the sum y of row r of a group, token t; `up` is the sum of the paired row. The constructor looks up
+// arguments by part, which is slow, so it runs before the kernel waits for its predecessor. `ask` loads the residual
+// afterwards.
 struct Tail {
     float *out = nullptr, *gate_out = nullptr, *up_out = nullptr;
     const float* residual_at = nullptr;
@@ -78,7 +48,7 @@ OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, flo
     tail.finish(y, up);
 }
 
-// Partial sums of a group lie [unit][row]: the totals of row r and of the one that is `pair` rows behind it.
+// Partial sums of a group are [unit][row]: the totals of row r and of row r + pair.
 DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
     float2 total = {parts[0], parts[pair]};
 #pragma unroll 8
@@ -89,18 +59,18 @@ DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
     return total;
 }
 
-// The matrix of a pair (token, choice) as the graph says it; without a list, each token has all of them in turn.
+// Matrix of a pair (token, choice) as the graph chose it; without a list, pair p takes matrix p % n.
 DEVICE int matrix_of(const float* experts, int pair, int n) {
     if (!experts) return pair % n;
     const float id = experts[pair];
     return id >= 0.0f && id < float(n) ? int(id) : 0;
 }
 
-// With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
+// Several matrices: the pair of this thread block, with its row of x, its matrix and its row of the result.
 struct Pair {
     int row = 0, row_of_x = 0, matrix = 0;
     const float* x;
-    DEVICE Pair(const ProductArgs& a) : x(a.x) {  // where `experts` are given, after the kernel that chose them
+    DEVICE Pair(const ProductArgs& a) : x(a.x) {  // reads `experts`: construct after the kernel that chose them
         if (!a.n_experts) return;
         row = block_z() * grid_y() + block_y();
         row_of_x = row / a.rows_of_x;

@@ -1,10 +1,10 @@
 // Matrix products for one token: out[r] = sum_i W[r, i] x[i], a thread an item of 256 columns.
 //
-// A block of threads takes a run of groups of rows, its warps their tiles in turn. A warp has some tiles on their way to
-// shared memory before the kernel waits for the one that computes x, which comes quantised; each warp multiplies its tiles
-// and asks for the next ones; the partial sums of all units meet in shared memory, and one thread a row adds them in order.
-// Bound by memory: the weights are read once. A small model is bound by latency, so what is executed after the wait is
-// short, and registers and shared memory leave room for the next kernels to begin meanwhile.
+// A thread block takes a run of groups of rows, and its warps take tiles in turn. A warp prefetches some tiles into its
+// ring in shared memory before the kernel waits for the one that computes x, which arrives quantised. Each warp
+// multiplies its tiles and requests the next ones. Partial sums of all units go to shared memory, and one thread a row
+// adds them in order. Memory-bound: the weights are read once. A small model is latency-bound, so the code after the
+// wait is short, and registers and shared memory leave room for the next kernels to start early.
 #include "multiply.h"
 
 namespace assay {
@@ -14,12 +14,12 @@ template <class A, class B>
 DEVICE void one_token(const ProductArgs& a) {
     SHARED;
     constexpr bool alike = A::number == B::number;
-    const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
+    const Matrix& shape = a.parts[0].w;  // all parts agree except in rows and layout
     const int tiles = shape.tiles, units = shape.units, stride = units * 256;
     const int warp = thread() / 32, warps = threads() / 32, slots = a.slots, room = a.stages;
     const int begin = block_x() * a.share + (block_x() < a.extra ? block_x() : a.extra);
     const int groups = a.share + (block_x() < a.extra), first = begin * tiles, end = (begin + groups) * tiles;
-    // In shared memory: pieces of weights, what says that they are there, x, sums.
+    // Shared memory: ring slots, their mbarriers, x, sums.
     uint8_t* const places = shared + warp * slots * room;
     Arrival* const arrivals = reinterpret_cast<Arrival*>(shared + warps * slots * room) + warp * slots;
     float* const row = reinterpret_cast<float*>(arrivals + (warps - warp) * slots + (warps * slots & 1)) + 4;  // floats ...
@@ -27,12 +27,13 @@ DEVICE void one_token(const ProductArgs& a) {
     float2* const ds = reinterpret_cast<float2*>(q + stride);
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
+    NEEDS_SHARED(one_product_bytes(stride, A::floats, groups * tiles, warps, slots, room));
     next_may_start();
     if (a.experts) wait_for_previous();  // the expert is known only when the kernel before is done
     if (no_pair(a)) return;
     const Pair pair(a);
     make_arrivals(arrivals, slots);
-    // The next piece that this warp asks for; of each place: whether its weights have the first layout.
+    // The next piece that this warp requests; a bit per slot: whether its weights have the first layout.
     int next = first + warp, next_piece = 0;
     uint32_t firsts = 0;
     const auto fetch = [&](int slot) {
@@ -49,7 +50,8 @@ DEVICE void one_token(const ProductArgs& a) {
         if (++next_piece == A::pieces) next_piece = 0, next += warps;
     };
 #pragma unroll 1
-    for (int s = 0; s < slots; s++) {  // one after the other: too much on its way delays the kernels before this one
+    // one after the other: too many requests in flight delay the kernels before this one
+    for (int s = 0; s < slots; s++) {
         if (s && first + warp + (s - 1) / A::pieces * warps < end) piece_here(arrivals + s - 1, 0);
         fetch(s);
     }
@@ -57,7 +59,7 @@ DEVICE void one_token(const ProductArgs& a) {
     const int row_shift = a.parts[0].paired ? a.shift - 1 : a.shift;
 #pragma unroll 1
     for (int mine = thread(); mine < all || mine == thread(); mine += threads()) {
-        // What follows the sum is looked up before the wait.
+        // Look up the epilogue before the kernel waits.
         const int group = mine >> row_shift, r = mine & (rows - 1);
         Tail tail;
         if (mine < all) {
@@ -77,7 +79,7 @@ DEVICE void one_token(const ProductArgs& a) {
                     sync_block();
                 }
             } else {
-                // Of a row that all blocks read there are copies: one place in memory cannot answer all of them at once.
+                // A row that all blocks read has copies: one address in L2 cannot serve all readers at once.
                 const int64_t of = int64_t(a.n_experts ? pair.row_of_x : block_x() % a.rows_of_x) * stride;
                 const uint8_t* const codes = reinterpret_cast<const uint8_t*>(a.acts.q + of);
                 const uint8_t* const scales = reinterpret_cast<const uint8_t*>(a.acts.ds + of / 32) - stride;
@@ -90,7 +92,7 @@ DEVICE void one_token(const ProductArgs& a) {
                 sync_block();
             }
             int slot = 0, phase = 0;
-            const auto turn = [&] {  // the piece at hand is used
+            const auto turn = [&] {  // the current piece is used: refill its slot
                 sync_warp();
                 fetch(slot);
                 if (++slot == slots) slot = 0, phase ^= 1;
@@ -133,7 +135,7 @@ DEVICE void one_token(const ProductArgs& a) {
     }
 }
 
-// One kernel a layout, and one for each pair that the usual mixes put side by side.
+// A kernel for each layout, and for each pair of layouts that common files mix.
 #define ONE(name, A, B) \
     CROWDED(product_one_##name, ProductArgs, 384, 2) { one_token<A, B>(a); }
 #define ONE_OF(name, A) ONE(name, Codes<A>, Codes<A>)

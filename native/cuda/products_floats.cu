@@ -1,12 +1,13 @@
-// Matrix products of F32, F16 and BF16 weights for a few tokens: two chains a unit, even and odd columns. x lies in shared
-// memory as it is, or normed; a thread has an item of 256 columns, a block a group of rows.
+// Matrix products of F32, F16 and BF16 weights for a few tokens: two chains a unit, even and odd columns. x is in
+// shared memory, normed if the prologue says so. A thread has an item of 256 columns, a block a group of rows.
+// Memory-bound.
 #include "product.h"
 
 namespace assay {
 
 DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }
 
-constexpr int ahead = 16;  // chunks of a lane on their way
+constexpr int ahead = 16;  // chunks of a lane in flight
 
 DEVICE void load_ahead(const uint8_t* tile, uint4 (&next)[ahead]) {
 #pragma unroll
@@ -56,6 +57,7 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
     const int stride = a.parts[0].w.units * 256;
     float* rows = reinterpret_cast<float*>(shared);
     float* parts = rows + M * stride;
+    NEEDS_SHARED(few_floats_bytes(M, a.parts[0].w.units, a.parts[0].w.tiles));
     next_may_start();
     uint4 next[ahead];
     if (warp < a.parts[0].w.tiles && block_x() < a.groups) {

@@ -1,28 +1,20 @@
-// From the file's blocks to the layouts of formats.h, when a model is loaded: a thread a block of 32 columns.
+// Convert a file's blocks to the layouts of formats.h when a model is loaded: a thread a block of 32 columns.
 #include "formats.h"
 
 namespace assay {
 
-struct RepackArgs {
-    const uint8_t* raw;      // rows as they lie in the file; WIDE: int8 codes [rows][columns] ...
-    const float *d, *m;      // ... and scales, minima [rows][columns / 16]
-    Matrix to;
-    int64_t first_row, rows; // of the matrix: raw begins with row first_row
-    int64_t row_bytes;
-    int32_t half, part;      // group of `half` rows of this matrix in each group of `to`, the part-th of them
-};
-
 DEVICE uint16_t u16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
-DEVICE uint16_t finite_half(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }  // an infinite scale counts as NaN
+// an infinite scale counts as NaN
+DEVICE uint16_t finite_half(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }
 DEVICE float e8m0_half(uint8_t e) { return e > 228 ? not_a_number() : as_float(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23); }
 
-// The eight 6-bit scales and minima of Q4_K and Q5_K in 12 bytes.
+// The eight 6-bit scales and minima of Q4_K and Q5_K, packed into 12 bytes.
 DEVICE void k4_scales(const uint8_t* s, int j, int& sc, int& mn) {
     sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     mn = j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | (s[j] >> 6) << 4;
 }
 
-// Code i of block b of a row, unsigned where the layout has an offset.
+// Code i of block b of a row; unsigned if the layout has an offset.
 template <int FORMAT>
 DEVICE int code(const uint8_t* row, int b, int i) {
     const int j = b % 8, nibble = i / 16 * 4;

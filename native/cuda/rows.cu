@@ -1,25 +1,11 @@
-// Maps and row operations: a thread a value or a block of threads a row, any number of rows.
+// Elementwise and row operations on any number of rows: a thread a value, or a thread block a row. Bound by launch
+// latency.
 //
-// Values are matrices of float32 rows, [rows][width], as on the cpu engine (docs/arithmetic.md has the formulas).
+// Values are float32 matrices [rows][width], as in the cpu engine (docs/reference/arithmetic.md has the formulas).
 #include "activations.h"
 #include "softmax.h"
 
 namespace assay {
-
-enum MapOp {
-    ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM, CLAMP, ACT, GLU_SPLIT,
-    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS, EXPERT_GAIN, SIGMOID, MUL, MUL_WEIGHT, CONCAT
-};
-
-struct MapArgs {
-    const float *x, *y, *z;  // z: a table of weights, where y says which of them
-    float* out;
-    int64_t rows;
-    int32_t width, x_width, y_width, op;  // width: of out
-    int32_t integer, z_rows;              // the activation, the first column of a slice, x is one head for all; rows of z
-    int32_t parts, padding;               // heads or experts of a row of out
-    float number, second;                 // a bound, a factor; the upper bound, a limit
-};
 
 DEVICE float clamped(float x, float lo, float hi) { return x < lo ? lo : x > hi ? hi : x; }
 DEVICE float glu_oai(float gate, float up, float alpha, float limit) {
@@ -69,10 +55,10 @@ KERNEL(map, MapArgs, 256) {
             case SIGMOID: v = 1.0f / (1.0f + exponential(-x[j])); break;
             case MUL: v = x[j] * y[a.y_width == 1 ? 0 : j]; break;
             case MUL_WEIGHT: v = x[j] * a.y[j % a.y_width]; break;
-            case CONCAT: {  // an operand of one head gives it to all
+            case CONCAT: {  // an operand of one head is broadcast
                 const int64_t each = a.width / a.parts, head = j / each, at = j % each;
-                const int64_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
-                v = at < n ? x[(a.integer & 1 ? 0 : head * n) + at] : y[(a.integer & 2 ? 0 : head * m) + at - n];
+                const int64_t n = a.integer & X_IS_ONE_HEAD ? a.x_width : a.x_width / a.parts, m = each - n;
+                v = at < n ? x[(a.integer & X_IS_ONE_HEAD ? 0 : head * n) + at] : y[(a.integer & Y_IS_ONE_HEAD ? 0 : head * m) + at - n];
                 break;
             }
             case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
@@ -97,22 +83,13 @@ KERNEL(map, MapArgs, 256) {
     }
 }
 
-struct RowArgs {  // a block of threads a row
-    const float* x;
-    const float *w, *b;  // weights and bias of a norm, or null
-    float* out;
-    Acts acts;
-    int32_t width, parts;
-    float eps;
-    int32_t w_step;  // from one part's weights to the next one's
-};
-
 // y = w x / sqrt(mean x^2 + eps) over each of `parts` parts of a row; block_x: row * parts + part
 KERNEL(rms_norm, RowArgs, 256) {
     SHARED;
     next_may_start();
     wait_for_previous();
     const int n = a.width / a.parts;
+    NEEDS_SHARED(normed_row_bytes(n));
     const int64_t at = int64_t(block_x()) * n;
     float* row = reinterpret_cast<float*>(shared) + 4;
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
@@ -122,12 +99,13 @@ KERNEL(rms_norm, RowArgs, 256) {
     for (int i = thread(); i < n; i += threads()) a.out[at + i] = a.w ? (row[i] * f) * w[i] : row[i] * f;
 }
 
-// The same of x - mean, and a bias; sum64 of docs/arithmetic.md by the first warp
+// The same of x - mean, with a bias; the first warp computes sum64 of docs/reference/arithmetic.md.
 KERNEL(layer_norm, RowArgs, 256) {
     SHARED;
     next_may_start();
     wait_for_previous();
     const int n = a.width / a.parts;
+    NEEDS_SHARED(normed_row_bytes(n));
     const int64_t at = int64_t(block_x()) * n;
     float* row = reinterpret_cast<float*>(shared) + 4;
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
@@ -154,9 +132,9 @@ KERNEL(layer_norm, RowArgs, 256) {
     }
 }
 
-// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row; of `parts`
-// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in
-// shared memory meanwhile.
+// Quantise a row, after an RMS norm if there are weights, padded with zeros to the stride. block_x: row, modulo `parts`
+// rows, because the result may have copies. A thread has 8 values at a time. Without a norm, block_y is a part of the
+// columns. With one, the row is held in shared memory.
 KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
     const int64_t row = block_x(), at = a.acts.step ? row : row * (a.acts.stride / 32);
@@ -164,6 +142,7 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     const float* x = a.x + row % a.parts * a.width;
     float* const copy = reinterpret_cast<float*>(shared) + 4;
     const int first = block_y() * threads() + thread();
+    NEEDS_SHARED(a.w ? normed_row_bytes(a.width) : 0);
     float v[8], w[8], f = 0.0f;
     next_may_start();
     if (a.w && 8 * first < a.width) load_eight(a.w + 8 * first, w);
@@ -181,7 +160,8 @@ KERNEL(quantise_rows, RowArgs, 1024) {
         f = norm_factor(copy, a.width, a.eps, copy - 4);
     }
 #pragma unroll 1
-    for (int i = first; i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps: the stride is a multiple of 256
+    // whole warps: the stride is a multiple of 256
+    for (int i = first; i < a.acts.stride / 8; i += grid_y() * threads()) {
         const bool there = 8 * i < a.width;
         if (there && (a.w || i != first)) load_eight((a.w ? copy : x) + 8 * i, v);
         if (there && a.w && i != first) load_eight(a.w + 8 * i, w);
@@ -191,22 +171,14 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-struct HalveArgs {
-    const float* x;
-    const float* norm;  // weights of a norm before, or null
-    uint16_t* out;
-    int32_t width, stride, room;  // room: for rows
-    float eps;
-    int32_t kind, padding;  // as store_halved: f16 by half_at, f16 by float_at, bf16 by float_at
-};
-
-// The row, normed if there are weights, rounded to 16-bit floats as products on tensor cores read them, zeros up to the stride; block_x: row.
-// A thread has 8 columns at a time.
+// Round a row to the 16-bit floats that products on tensor cores read, after an RMS norm if there are weights, with
+// zeros up to the stride. block_x: row. A thread has 8 columns at a time.
 KERNEL(halve_rows, HalveArgs, 512) {
     SHARED;
     float* const row = reinterpret_cast<float*>(shared) + 4;
     const float* x = a.x + int64_t(block_x()) * a.width;
-    const bool even = a.width % 8 == 0;  // else a row does not begin where eight floats may be read at once
+    NEEDS_SHARED(halved_row_bytes(a.width));
+    const bool even = a.width % 8 == 0;  // otherwise rows are not aligned for loads of eight floats
     const auto load = [&](const float* from, int i, float (&v)[8]) {
         if (even && 8 * i < a.width) return load_eight(from + 8 * i, v);
 #pragma unroll
@@ -234,7 +206,7 @@ KERNEL(halve_rows, HalveArgs, 512) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const float y = a.norm ? (v[j] * f) * w[j] : v[j];
-            h[j] = 8 * i + j >= a.width ? 0 : a.kind == 2 ? float_to_brain(y) : float_to_half(y);
+            h[j] = 8 * i + j >= a.width ? 0 : a.kind == ORDERED_BF16 ? float_to_brain(y) : float_to_half(y);
         }
         if (a.kind)
             *reinterpret_cast<uint4*>(a.out + float_at(block_x(), 8 * i, a.room)) = {h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16};
@@ -245,8 +217,8 @@ KERNEL(halve_rows, HalveArgs, 512) {
     }
 }
 
-// x where its group is one of the `keep` with the largest sum of their two best, ties to the lower group; else -inf.
-// parts: groups of a row; w_step: how many are kept.
+// y = x in the w_step groups whose two best values have the largest sums, ties to the lower group; -inf elsewhere.
+// `parts`: groups of a row.
 KERNEL(group_mask, RowArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -278,7 +250,7 @@ KERNEL(softmax, RowArgs, 32) {
     softmax_row(a.x + int64_t(block_x()) * a.width, a.out + int64_t(block_x()) * a.width, a.width);
 }
 
-// Places by rank: how many come before. Largest first, equal ones by index, NaN last.
+// Indices by rank, which is the number of values that come before: largest first, ties by index, NaN last.
 KERNEL(argsort, RowArgs, 256) {
     next_may_start();
     wait_for_previous();

@@ -1,22 +1,25 @@
-// Coroutines for shim.h, and all kernels compiled for the host: one shared library that the tests load.
+// Coroutines for shim.h. Together with all kernels, compiled for the host, it is one shared library that the tests
+// load.
 //
 //   c++ -O2 -std=c++20 -ffp-contract=off -shared -fPIC -DASSAY_SHIM shim.cpp -o shim.so
 //
-// With -fsanitize=address,undefined every allocation ends where it says, shared memory too, and a launch may touch no
-// other part of a program's memory than the values it was given (shim_guard).
-#include "shim.h"
+// With -fsanitize=address,undefined an access past the end of an allocation or of shared memory is an error. So is an
+// access of a launch to program memory outside the values it was given (shim_guard).
+#include "abi.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
 
-// Fair at 0. Else a seed of bad weather: memory holds other garbage, warps lag behind each other, threads and blocks come in another
-// order; what is sent off is done when it is waited for and not before: copies where bit 0 of the seed is set, products where bit 1 is.
+// 0: threads and blocks run in order. Otherwise a seed of unfavourable conditions: memory holds other garbage, warps
+// lag, threads and blocks run in another order. Asynchronous work is done only when it is waited for: copies if bit 0
+// of the seed is set, tensor-core products if bit 1 is.
 static int weather;
 extern "C" void shim_weather(int seed) { weather = seed; }
 
@@ -31,7 +34,7 @@ extern "C" void* shim_alloc(size_t bytes) {
 }
 extern "C" void shim_free(void* at) { std::free(at); }
 
-// Close or open memory to the kernels; nothing without the sanitizer.
+// Forbid or allow kernels to access this memory; without the sanitizer, do nothing.
 extern "C" void shim_guard(void* at, size_t bytes, int closed) {
 #if defined(__SANITIZE_ADDRESS__)
     if (closed) ASAN_POISON_MEMORY_REGION(at, bytes);
@@ -39,6 +42,23 @@ extern "C" void shim_guard(void* at, size_t bytes, int closed) {
 #else
     (void)at, (void)bytes, (void)closed;
 #endif
+}
+
+// Lines "Struct size" and "Struct.field offset" for the structs of abi.h, as this compiler lays them out.
+extern "C" const char* shim_abi() {
+    using namespace assay;
+    static const std::string report = [] {
+        std::string text;
+        const auto add = [&](const char* name, size_t n) { text += std::string(name) + " " + std::to_string(n) + "\n"; };
+#define SIZE(name, size) add(#name, sizeof(name));
+#define OFFSET(name, member, offset) add(#name "." #member, __builtin_offsetof(name, member));
+        ABI_STRUCTS(SIZE)
+        ABI_FIELDS(OFFSET)
+#undef SIZE
+#undef OFFSET
+        return text;
+    }();
+    return report.c_str();
 }
 
 namespace shim {
@@ -49,7 +69,7 @@ namespace {
 
 constexpr size_t kStack = 64 << 10;
 
-// Saves the callee-saved registers on this stack, leaves its pointer in *from, and goes on where `to` was left.
+// Pushes the callee-saved registers, stores the stack pointer in *from, and resumes the stack `to`.
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -123,7 +143,7 @@ struct Bulk {
     int64_t step;
 };
 
-struct Block {  // that is under way
+struct Block {  // a block that is running
     std::unique_ptr<void, void (*)(void*)> memory{nullptr, shim_free};
     int at[3] = {}, alive = 0, arrived = 0, turn = 0, warp_alive[32] = {}, some_arrived[16] = {}, some_turn[16] = {};
     std::vector<Fiber> fibers;
@@ -131,18 +151,18 @@ struct Block {  // that is under way
     std::vector<int> warp_arrived, warp_turn, order;
     std::vector<Bulk> bulk;
 };
-uint32_t chance() {  // some bits
+uint32_t chance() {  // pseudo-random bits
     static uint64_t x;
     x = x * 6364136223846793005u + 1442695040888963407u + uint64_t(weather);
     return uint32_t(x >> 33);
 }
 
 std::vector<Block> blocks;
-Block* now;  // the one whose thread runs
+Block* now;  // the block of the running thread
 void* scheduler;
 void (*body)(void*);
 void* context;
-long idle;  // looks since the last barrier of a block
+long idle;  // pauses since the last barrier of a block
 
 void leave() { shim_switch(&now->fibers[state.thread].at, scheduler); }
 
@@ -181,7 +201,7 @@ void start(Fiber& fiber) {
 
 }  // namespace
 
-// A thread that has returned is no longer waited for, as on the GPU.
+// As on the GPU, barriers do not wait for a thread that has returned.
 void barrier_block() {
     if (++now->arrived == now->alive) {
         now->arrived = 0;
@@ -210,9 +230,15 @@ void barrier_some(int id, int count, bool wait) {
     if (wait) wait_on(&now->some_turn[id]);
 }
 
+void needs_shared(int bytes) {
+    if (bytes <= state.shared_bytes) return;
+    std::fprintf(stderr, "shim: a launch has %d bytes of shared memory, its kernel needs %d\n", state.shared_bytes, bytes);
+    std::abort();
+}
+
 void pause() {
     if (++idle > 100'000'000) {
-        std::fprintf(stderr, "shim: what a thread looks for does not come\n");
+        std::fprintf(stderr, "shim: a spin-wait did not end\n");
         std::abort();
     }
     leave();
@@ -268,7 +294,7 @@ void begin(Block& block, int threads, int shared_bytes, const int* at) {
     }
 }
 
-// Every thread that can go on does, once, but for warps that lag; whether one did, or may.
+// Resume every runnable thread once, except those of warps that lag. False: no thread can make progress.
 bool advance(Block& block) {
     const uint32_t lag = weather ? chance() & chance() : 0;
     bool moved = lag;
@@ -305,6 +331,7 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
     context = c;
     idle = 0;
     state.threads = threads;
+    state.shared_bytes = shared_bytes;
     std::memcpy(state.grid, grid, sizeof state.grid);
     const int count = grid[0] * grid[1] * grid[2], at_once = together ? count : 1;
     if (blocks.size() < size_t(at_once)) blocks.resize(size_t(at_once));
@@ -320,7 +347,7 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
                 alive |= blocks[size_t(i)].alive > 0;
             }
             if (alive && !moved) {
-                std::fprintf(stderr, "shim: the threads of a block wait for each other\n");
+                std::fprintf(stderr, "shim: deadlock: all threads of the blocks wait at barriers\n");
                 std::abort();
             }
         }

@@ -1,7 +1,8 @@
-// The host's side of platform.h: a block's threads are coroutines, switched at barriers; warps exchange through memory.
+// The host's implementation of platform.h: the threads of a block are coroutines that switch at barriers, and the lanes
+// of a warp exchange values through memory.
 //
-// It finds wrong indices and wrong bits on any machine, in seconds, and in bad weather (shim_weather) what goes right by luck.
-// Every switch is at a barrier.
+// It finds wrong indices and wrong bits on any machine, in seconds. With a seed (shim_weather) it also finds kernels
+// that are right only for one order of threads and copies.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -14,20 +15,24 @@
 #define DEVICE inline
 #define OUTLINED inline
 #define SHARED uint8_t* const shared = shim::state.shared
+// A launch must have at least the bytes of shared memory that the kernel's formula in abi.h gives.
+#define NEEDS_SHARED(bytes) shim::needs_shared(bytes)
 #define CONSTANT static const
 #define KERNEL(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, false)
 #define KERNEL_OF(name, Args, most_threads, together)                                 \
     static void body_##name(const Args& a);                                           \
+    extern "C" int shim_threads_##name() { return most_threads; }                     \
+    extern "C" int shim_args_##name() { return int(sizeof(Args)); }                   \
     extern "C" void shim_##name(const int* grid, int count, int bytes, const void* a) { \
         shim::launch(grid, count, bytes, most_threads, together, [=] { body_##name(*static_cast<const Args*>(a)); }); \
     }                                                                                 \
     static void body_##name(const Args& a)
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
-#define TEAM 384  // of walks, whose sources are one here
+#define TEAM (32 * kWalkWarps)  // walk.cu and its variants share one value here
 #define TOGETHER(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, true)
 
-// Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
+// Aligned as on a GPU, where a misaligned access faults; the sanitizing build reports it.
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) int4 { int32_t x, y, z, w; };
@@ -37,24 +42,26 @@ struct alignas(16) float4 { float x, y, z, w; };
 namespace shim {
 
 struct State {
-    int thread = 0, threads = 0, block[3] = {}, grid[3] = {};
+    int thread = 0, threads = 0, block[3] = {}, grid[3] = {}, shared_bytes = 0;
     uint8_t* shared = nullptr;
-    uint32_t* slots = nullptr;  // of this thread's warp: two sets of 32 x 16 words
-    int* exchanged = nullptr;  // how often this thread's warp has exchanged: sets are used in turn
+    uint32_t* slots = nullptr;  // exchange memory of this thread's warp: two sets of 32 x 16 words
+    int* exchanged = nullptr;  // exchanges of this thread's warp so far; the two sets alternate
 };
 extern State state;
 
 void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, bool together, void (*body)(void*), void* context);
+void needs_shared(int bytes);
 void barrier_block();
-void pause();  // let the others run
+void pause();  // let other threads run
 void barrier_warp();
 void barrier_some(int id, int count, bool wait = true);
-// 16 words of each lane of this thread's warp. Written, a barrier, read, `exchanged`: as the next exchange uses the other set,
-// nobody writes what a lane that is behind has yet to read.
+// 16 words of each lane of this thread's warp. An exchange is: write, barrier, read, `exchanged`. The next exchange
+// uses the other set, so it cannot overwrite a word that a slower lane has yet to read.
 inline uint32_t* warp_slots(int lane) { return state.slots + ((*state.exchanged & 1) * 32 + lane) * 16; }
 inline void exchanged() { ++*state.exchanged; }
 
-// What a thread sends off in groups, done at once or, in bad weather, when it waits for it.
+// Asynchronous work that a thread commits in groups. It is done at once or, with a seed, only when the thread waits for
+// it.
 struct Work {
     void (*run)(const Work&);
     void* to;
@@ -67,14 +74,14 @@ struct Queue {
     bool late() const;
     void add(Work one);
     void send() { sent++; }
-    void finish(int left);  // all but the last groups
+    void finish(int left);  // all groups but the last `left`
 };
-Queue& copies();  // of this thread
+Queue& copies();  // of the running thread
 Queue& products();
-// A copy that an arrival tells of; `land` does it where it is late, if there is one.
+// A bulk copy that completes on an mbarrier. `land` does a delayed copy to this mbarrier, if there is one.
 void bulk(void* to, const void* from, int bytes, uint64_t* arrival, int count = 1, int64_t step = 0);
 bool land(uint64_t* arrival);
-inline void arrive(uint64_t* place) {  // make_places says what it counts
+inline void arrive(uint64_t* place) {  // make_places describes the counts
     if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
     else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
 }
@@ -192,7 +199,7 @@ inline uint16_t half_nearest(float f) {
     return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
 }
 
-inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not to the last bit where c is far from a b
+inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not exact to the last bit if c is far from a b
     uint32_t d = 0;
     for (int i = 0; i < 32; i += 16)
         d |= uint32_t(half_nearest(fma(half_to_float(uint16_t(a >> i)), half_to_float(uint16_t(b >> i)), half_to_float(uint16_t(c >> i))))) << i;
@@ -235,11 +242,12 @@ inline void copy_group() { shim::copies().send(); }
 template <int LEFT>
 inline void copies_done() { shim::copies().finish(LEFT); }
 typedef uint64_t Arrival;
-inline void make_arrivals(Arrival* first, int count) {  // how often a place has been filled
+inline void make_arrivals(Arrival* first, int count) {  // an Arrival counts the fills of its slot
     for (int i = lane(); i < count; i += 32) first[i] = 0;
     shim::barrier_warp();
 }
-// How often all warps that use a place have left it; from bit 32 on how many have since, from bit 48 on how many they are, less one.
+// Bits 0 to 31: how often all consumer warps have left the slot. From bit 32: arrivals since then. From bit 48:
+// arrivals needed, minus one.
 inline void make_places(Arrival* first, int count, int leavers = 1) {
     for (int i = lane(); i < count; i += 32) first[i] = uint64_t(leavers - 1) << 48;
     shim::barrier_warp();
@@ -262,7 +270,7 @@ inline void next_may_start() {}
 inline void wait_for_previous() {}
 
 namespace shim {
-template <int WORDS>  // of 4 columns a half: 8 words a row of a (k = 32) or 4 (k = 16)
+template <int WORDS>  // words of 4 columns: 8 a row of a (k = 32) or 4 (k = 16)
 __attribute__((optimize("O3"))) inline void multiply(int (&d)[4], const uint32_t* a, const uint32_t* b) {
     const int me = lane(), g = me / 4, t = me % 4, halves = WORDS / 4;
     for (int i = 0; i < 2 * halves; i++) warp_slots(me)[i] = a[i];
@@ -316,7 +324,7 @@ inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
 }
 
 namespace shim {
-// The order of the sums is the shim's own: exact products, ascending, in double.
+// The shim's own order of summation: exact products, ascending, in double.
 template <class ToFloat>
 inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
     const int me = lane(), g = me / 4, t = me % 4;

@@ -3,8 +3,8 @@
 
 namespace assay {
 
-// softmax of a row: the largest, exp(x - m), 32 chains; a warp a row. `sink`, if given, is one more value behind the last,
-// which has no place in y.
+// Softmax of a row by one warp: the maximum, exp(x - m), 32 chains for the sum. `sink`, if given, is one more score
+// behind the last, without a place in y.
 DEVICE void softmax_row(const float* x, float* y, int64_t n, const float* sink = nullptr) {
     float m = minus_infinity();
     for (int64_t i = lane(); i < n; i += 32) m = m < x[i] ? x[i] : m;

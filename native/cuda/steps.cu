@@ -1,26 +1,11 @@
-// What a step begins and ends with: embeddings, rotations, positions, the cache, rows taken and pooled.
+// First and last kernels of a step: embedding, RoPE tables, cache reads and writes, rows to take, scale or pool.
 #include "arithmetic.h"
 #include "cache.h"
 #include "formats.h"
 
 namespace assay {
 
-struct StepArgs {
-    Rows rows;
-    Cache cache;
-    Pool pool;
-    Matrix table;
-    const float* x;
-    float* out;
-    const double* frequencies;
-    const int32_t* which;  // rows to take, tokens, positions
-    int64_t n;
-    int32_t width, n_rot;
-    float magnitude;
-    int32_t kind;          // of pooling
-};
-
-// out[row] = the table's row of that token, or position
+// out[row] = the table's row of that token or position; block_x: row.
 KERNEL(embed, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -47,7 +32,7 @@ KERNEL(embed, StepArgs, 256) {
     }
 }
 
-// [cosines | sines] of each row's position; angles in double
+// [cosines | sines] of each row's position; angles in double.
 KERNEL(rope_table, StepArgs, 128) {
     next_may_start();
     wait_for_previous();
@@ -61,13 +46,7 @@ KERNEL(rope_table, StepArgs, 128) {
     }
 }
 
-// heads of a row turned from value `offset` on; x: [rows][width], table: [rows][cosines | sines]
-struct RopeArgs {
-    const float *x, *table;
-    float* out;
-    int64_t rows;
-    int32_t width, heads, n_rot, neox, offset, padding;
-};
+// RoPE of the heads of a row from value `offset` on; x: [rows][width], table: [rows][cosines | sines].
 KERNEL(rope, RopeArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -86,7 +65,7 @@ KERNEL(rope, RopeArgs, 256) {
     }
 }
 
-// rows [which[i]] of x
+// out[i] = x[which[i]]; block_x: i.
 KERNEL(take_rows, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -94,7 +73,7 @@ KERNEL(take_rows, StepArgs, 256) {
     for (int i = thread(); i < a.width; i += threads()) a.out[int64_t(block_x()) * a.width + i] = from[i];
 }
 
-// block_x: row of the step; a warp a head
+// Store a row's keys or values in the cache. block_x: row of the step; a warp a head.
 KERNEL(cache_write, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -111,7 +90,7 @@ KERNEL(cache_write, StepArgs, 256) {
         *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * (slot % kPage)) = a.rows.positions[row];
 }
 
-// The keys of all sequences, as the cache holds them; which: [keys][2]: page, slot
+// Keys or values of all sequences as the cache holds them; which: [keys][2]: page, slot.
 KERNEL(cache_read, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -120,7 +99,7 @@ KERNEL(cache_read, StepArgs, 256) {
         a.out[int64_t(block_x()) * a.width + i] = read_value(a.pool, head_of(a.cache, a.pool, page, i / a.pool.dim), slot, i % a.pool.dim);
 }
 
-// The natural logarithm of a positive integer (docs/arithmetic.md)
+// The natural logarithm of a positive integer (docs/reference/arithmetic.md).
 OUTLINED double logarithm(int64_t x) {
     double m = double(x);
     int e = 0;
@@ -133,14 +112,6 @@ OUTLINED double logarithm(int64_t x) {
 }
 
 // y = x * (1 + beta * ln(floor((position + offset) / unit) + 1)); block_x: row
-struct PositionArgs {
-    const float* x;
-    float* out;
-    const int32_t* which;  // position of each row
-    double beta;
-    int64_t unit, offset;
-    int32_t width, padding;
-};
 KERNEL(pos_scale, PositionArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -149,12 +120,12 @@ KERNEL(pos_scale, PositionArgs, 256) {
     for (int i = thread(); i < a.width; i += threads()) a.out[row * a.width + i] = a.x[row * a.width + i] * factor;
 }
 
-// One row of each sequence: its tokens' mean, the first or the last; which: chunks as in scores.cu, block_x: chunk
-enum Pooling { MEAN, FIRST_TOKEN, LAST_TOKEN };
+// One row of each sequence: the mean of its tokens, the first or the last. which: chunks (abi.h, ChunkWord); block_x:
+// chunk.
 KERNEL(pool_rows, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
-    const int64_t first = a.which[6 * block_x()], n = a.which[6 * block_x() + 1];
+    const int64_t first = a.which[kChunkWords * block_x() + CHUNK_TOKEN], n = a.which[kChunkWords * block_x() + CHUNK_TOKENS];
     for (int i = thread(); n && i < a.width; i += threads()) {
         const float* x = a.x + first * a.width + i;
         float y = a.kind == LAST_TOKEN ? x[(n - 1) * a.width] : x[0];

@@ -1,23 +1,22 @@
-// One token through a run of products and attentions by one kernel: a block of threads on every multiprocessor that stays.
+// A walk: one token through a list of products and attentions in one persistent kernel (megakernel), with one resident
+// thread block a multiprocessor.
 //
-// It computes docs/arithmetic.md. A run is a list of steps in device memory. The last warp of a block asks for weights, step
-// after step, as places in shared memory become free: it does not wait for x, so the stream does not pause between steps.
-// The other warps take x of a step when it is there (norm and quantisation are done by every block for itself), multiply a
-// tile each, add up partial sums in order, and leave rows of the result in global memory.
+// The arithmetic is that of docs/reference/arithmetic.md. The list of steps is in device memory. The last warp of a block is the
+// producer: it prefetches weights, step after step, as slots of a ring buffer in shared memory become free. It does not
+// wait for x, so the stream of weights does not pause between steps. The consumer warps wait for x of a step; every
+// block norms and quantises x for itself. They multiply a tile each, add partial sums in order, and publish result rows
+// in global memory.
 //
-// There is no barrier between steps. What one step leaves for another is `kNotYet` before (kernel `clear`) and never after:
-// readers look until it is something else. So all blocks must run at the same time (`together`), and a value is written once.
-// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/gpu-measured.md).
+// There is no barrier between steps. A value that one step publishes for another is `kNotYet` before (kernel `clear`)
+// and never after; readers spin-wait for the change. So all blocks must be resident (`together`), and a value is
+// written once. Memory-bound at 7B. A small model is bound by latency: of x from block to block, and of every
+// instruction behind it (docs/lab/gpu-measured.md).
 #include "walk_attention.h"
 #include "walk_products.h"
 
 namespace assay {
 
 #ifndef WALK_MORE
-struct ClearArgs {
-    uint4* at;
-    int64_t vectors;
-};
 KERNEL(clear, ClearArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -31,10 +30,11 @@ DEVICE void walk(const WalkArgs& a) {
     SHARED;
     Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
     ring.gone = ring.here + a.slots;
-    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
+    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two steps
     uint8_t* const work = reinterpret_cast<uint8_t*>(steps + 2);
     constexpr int vectors = sizeof(WalkStep) / 16;
     static_assert(sizeof(WalkStep) % 16 == 0);
+    NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 0));
     const auto bring = [&](int s) {
         if (s < a.n_steps && thread() < vectors)
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
@@ -62,7 +62,7 @@ DEVICE void walk(const WalkArgs& a) {
     }
 }
 
-#ifndef WALK_MORE  // another file has kernels of its own
+#ifndef WALK_MORE  // walk_more.cu and walk_two.cu define other kernels
 #define WALK(name, A, B) \
     TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B, false>(a); }
 #define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)

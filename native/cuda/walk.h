@@ -1,56 +1,16 @@
-// What the steps of a walk share (walk.cu): what they are told, values on their way from block to block, and pieces of
-// weights, keys and values, which one warp fetches and the others use.
+// Shared by the steps of a walk (walk.cu): values that one thread block publishes for others, and the ring buffer of
+// weights, keys and values that producer warps fill and consumer warps read.
 #pragma once
 #include "attention_one.h"
 #include "multiply.h"
 
 namespace assay {
 
-// Kernels with more (MORE, walk_more.cu) have norms as steps, gates before a row is quantised, and of attention norms of heads, a factor of q,
-// windows, caps and heads of 256. Others do without: what is in a kernel costs, whether it runs or not.
-enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE, NORM };
-// Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
-// lanes have an item, and a tile is two pieces; codes of several rows lie as they are, and are counted.
-enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16, COUNTED = 32 };
+// Kernels with MORE (walk_more.cu) also have norms as steps and gates before a row is quantised. Their attention has
+// head norms, a factor of q, windows, caps and heads of 256. The other kernels omit these: code costs registers and
+// instruction cache even if it never runs. StepFlag (abi.h) has the flags of a step.
 
-struct WalkAttention : AttentionArgs {
-    const float *q_norm, *k_norm;  // weights of a norm of every head before it is turned, or null
-    float eps, factor;             // of q, when it has been turned
-};
-struct Norm {  // (x f) w, then + b, + residual; centred: of x less its mean
-    const float *x, *w, *b, *residual;
-    float* out;
-    const float* more;  // null, or what is added to x first
-    float* sum;         // where that goes
-    int32_t columns, first, centred;  // first: of its tasks, of 256 columns of a row each
-    float eps;
-};
-struct NormArgs {
-    Norm parts[2];
-    int32_t n_parts, tokens, tasks, padding;
-};
-struct WalkStep {
-    int32_t kind, fresh;
-    int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
-                                                    // log2 of their width, and 65536 / heads of a group, rounded up
-    int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
-    int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
-                              // on their way at most
-    int32_t second, per_row;  // the first group of parts that have the kernel's second layout, or of attention 2^24 / of_block, rounded
-                              // up; of the attention of several rows: 65536 / key heads, rounded up
-    union {
-        ProductArgs product;
-        WalkAttention attention;
-        NormArgs norm;
-    };
-};
-struct WalkArgs {
-    const WalkStep* steps;
-    const int32_t* slot;                  // of the token, in the cache
-    int32_t n_steps, slots, room, rows;   // places for pieces of weights, and their bytes; tokens of the step
-};
-
-// ---- values from block to block -------------------------------------------------------------------------------------
+// ---- values that blocks publish for each other ---------------------------------------------------------------------
 DEVICE float await(const float* p, bool fresh) {
     float v = load_fresh(p);
     Patience patience;
@@ -70,16 +30,17 @@ struct Eight {
     }
 };
 
-// 32 quantised values on their way: their codes, then (d, d * sum, sums of the halves), 48 bytes. No code is -128 and no sum
-// -32768, so that these words, turned over, are never `kNotYet`.
+// A block of 32 quantised values that is published: codes, then (d, d * sum, sums of the halves), 48 bytes. No code is
+// -128 and no sum is -32768, so these words, xor-ed with the masks, are never `kNotYet`.
 constexpr uint32_t kCodes = 0x7f7f7f7fu, kSums = 0x7fff7fffu;
 
-// Of what all blocks read there are copies, as one place in memory cannot answer all of them at once: which one is mine.
+// Values that all blocks read have copies, because one address in L2 cannot serve all readers at once: this block's
+// copy.
 DEVICE const uint8_t* copy_of(const WalkStep& step, const void* x) {
     return static_cast<const uint8_t*>(x) + (block_x() & (step.in_copies - 1)) * step.in_bytes;
 }
 
-// A warp leaves its 32 values, one a lane.
+// A warp publishes 32 quantised values, one a lane.
 DEVICE void leave_codes(uint8_t* to, float y) {
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
     const int code = quantise(y, scale), all = reduce_add(code), first = reduce_add(lane() < 16 ? code : 0);
@@ -87,7 +48,7 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     word |= uint32_t(shuffle_xor(int(word), 1));
     word |= uint32_t(shuffle_xor(int(word), 2));
     word ^= kCodes;
-    // Lanes 0, 4, ... have the codes, lanes 1, 5, 9 and 13 the rest.
+    // Lanes 0, 4, ... have the codes; lanes 1, 5, 9 and 13 have d, d * sum and the half sums.
     if (lane() == 1) word = bits(scale.d);
     if (lane() == 5) word = bits(scale.d * float(all));
     if (lane() == 9) word = (uint32_t(first & 0xffff) | uint32_t(all - first) << 16) ^ kSums;
@@ -96,20 +57,19 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
 
-// What is done before a row is quantised, by `paired` of a step's first part: nothing; act(x) y, y being the second half of the row; act(x).
-enum Gating { AS_IT_IS, SPLIT, ALONE };
+// Gating (abi.h), in `paired` of a step's first part, says what is computed before a row is quantised.
 
-// Quantised values of eight rows (walk_few.h): 256 columns are `kColumns` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
-// second operand, [two blocks][lane][16 bytes], its two words of the first block and of the second; then (d, d * sum), [block][row].
-constexpr int kRows = 8, kColumns = 2560, kOfCodes = 2048;
-DEVICE uint32_t* code_at(uint8_t* x, int row, int column) {  // of four neighbours
+// Quantised values of eight rows (walk_few.h): 256 columns take `kWalkUnitBytes` bytes. Codes are laid out as the
+// second operand of `mma` m16n8k32: [two blocks][lane][16 bytes], two words of the first block and two of the second.
+// Then come (d, d * sum), [block][row].
+DEVICE uint32_t* code_at(uint8_t* x, int row, int column) {  // word of four neighbouring columns
     const int block = column >> 5 & 7, word = column >> 2 & 7, lane_of = row * 4 + (word & 3);
-    return reinterpret_cast<uint32_t*>(x + (column >> 8) * kColumns + (block >> 1) * 512 + lane_of * 16) + (block & 1) * 2 + (word >> 2);
+    return reinterpret_cast<uint32_t*>(x + (column >> 8) * kWalkUnitBytes + (block >> 1) * 512 + lane_of * 16) + (block & 1) * 2 + (word >> 2);
 }
 DEVICE float* scale_at(uint8_t* x, int row, int column) {
-    return reinterpret_cast<float*>(x + (column >> 8) * kColumns + kOfCodes) + ((column >> 5 & 7) * kRows + row) * 2;
+    return reinterpret_cast<float*>(x + (column >> 8) * kWalkUnitBytes + kWalkCodeBytes) + ((column >> 5 & 7) * kWalkRows + row) * 2;
 }
-// A warp leaves 32 values of a row from `column` on, one a lane.
+// A warp publishes 32 values of a row from `column` on, one a lane.
 DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
     const int code = quantise(y, scale), all = reduce_add(code);
@@ -120,25 +80,25 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
-// The warps that compute; the next one fetches, and is the last one but in walk_few.cu and walk_two.cu.
+// Consumer threads. The producer warp comes after them; walk_few.cu and walk_two.cu have one more warp.
 #ifndef TEAM
 #define TEAM (threads() - 32)
 #endif
 DEVICE int team() { return TEAM; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
-// In a function: its own thread and lane. What a compiler makes of the usual ones it keeps in registers from step to step.
+// thread() and lane() recomputed in a function: the compiler would keep the usual ones in registers from step to step.
 #define OWN_THREAD(is)                                                                      \
     [[maybe_unused]] const int own_thread = (is) ? opaque(::thread()) : 0;                  \
     [[maybe_unused]] const auto thread = [=] { return (is) ? own_thread : ::thread(); };    \
     [[maybe_unused]] const auto lane = [=] { return (is) ? own_thread & 31 : ::lane(); }
 
-// Blocks of threads are counted from the one that begins.
+// Thread blocks are numbered from the step's first one.
 DEVICE int block_of(const WalkStep& step) {
     const int at = int(block_x()) - step.first;
     return at + (at >> 31 & int(grid_x()));
 }
-// The groups of rows of this block.
+// The groups of rows of this thread block.
 struct Share {
     int begin, groups, tiles;
     DEVICE Share(const WalkStep& step) {
@@ -149,39 +109,38 @@ struct Share {
     }
 };
 
-// ---- what is fetched ------------------------------------------------------------------------------------------------
-// Pieces of weights, and of keys and values, in the order in which the steps use them. The last warp asks for them as places
-// become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
-// A piece of weights is a tile; in a step with tiles that are larger than a place, half a tile: its first `kCut` bytes, the chunks
-// of low bits, and the rest.
-// TWO: two warps ask, each for every other piece. `ahead` is odd then, so that either waits for pieces of the other one, and is never a turn
-// of the ring in front of it.
-constexpr int kAtOnce = 4, kCut = 8 * 512;
+// ---- what the producer warps fetch ---------------------------------------------------------------------------------
+// Pieces of weights, keys and values, in the order in which the steps use them. The producer warp requests them as ring
+// slots become free; up to kAtOnce lanes request a piece each. `ahead` limits the pieces in flight, because earlier
+// requests delay later ones. A piece of weights is a tile. In a step whose tiles are larger than a slot it is half a
+// tile: its first `kCutBytes` bytes, the chunks of low bits, and the rest. TWO: two producer warps take alternate
+// pieces. `ahead` is odd, so each waits on the other's slots and is never a whole turn of the ring in front of it.
+constexpr int kAtOnce = 4;
 template <bool TWO>
 struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
     int which = 0, ahead = 0, slot = 0, fill = 0, before = 0;
-    DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
+    DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // by lanes 0 to count - 1, at most kAtOnce
         const bool mine = lane() < count && (!TWO || (before + lane()) % 2 == which);
         int at = slot + lane(), of = fill, late = at - ahead, late_of = fill;
         if (at >= a.slots) at -= a.slots, of++;
         if (late < 0) late += a.slots, late_of--;
         if (mine && of > 0) piece_here(gone + at, (of - 1) & 1);
-        for (int i = 0; kRacecheck && i < count; i++) {  // it takes all copies for those of the first lane
+        for (int i = 0; kRacecheck && i < count; i++) {  // racecheck attributes all copies to the first lane
             const int place = slot + i, turn = place < a.slots ? fill - 1 : fill;
             if (turn >= 0) piece_here(gone + (place < a.slots ? place : place - a.slots), turn & 1);
         }
         if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
-        sync_warp();  // a lane that looks late must not find the next turn
+        sync_warp();  // a lane that waits late must not see the next phase
         if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
         slot += count, before += count;
         if (slot >= a.slots) slot -= a.slots, fill++;
     }
 };
 
-// Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
+// A float tile has several pieces: first pieces of all warps' tiles, then second pieces, and so on.
 template <class A, bool TWO>
 DEVICE void fetch_floats(const WalkStep& walk_step, Fetch<TWO>& fetch) {
     const ProductArgs& p = walk_step.product;
@@ -205,7 +164,7 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch<TWO>& fetch) {
     if constexpr (A::floats) return fetch_floats<A>(walk_step, fetch);
     const ProductArgs& p = walk_step.product;
     const Share my(walk_step);
-    const int cut = walk_step.fresh & CUT ? 1 : 0, end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
+    const int cut = walk_step.fresh & SPLIT_TILE ? 1 : 0, end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
     const int rest = cut & lane();
     int at = my.begin * my.tiles;
 #pragma unroll 1
@@ -213,8 +172,8 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch<TWO>& fetch) {
         const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
         const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
         const int tile = is_first ? A::tile_bytes : B::tile_bytes, step = (kAtOnce >> cut) * tile;
-        const int bytes = rest ? tile - kCut : cut ? kCut : tile;
-        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + (lane() >> cut)) * tile + rest * kCut;
+        const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile;
+        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + (lane() >> cut)) * tile + rest * kCutBytes;
 #pragma unroll 1
         for (int left = (to - at) << cut; left > 0; left -= kAtOnce, from += step) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         if (to > at) at = to;
@@ -229,21 +188,22 @@ DEVICE int first_seen(const WalkStep& step, int slot) {
     return window && first > 0 ? first : 0;
 }
 
-// The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys, one, two or four, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
-// item without keys, as somebody waits for its result.
+// An item of a thread block: 256 keys of some heads of one group; the block takes its items in turn. A page has
+// `pieces` pieces of keys (one, two or four) and as many of values. Query and key heads are numbered through all rows.
+// A row of padding has slot -1 and an item without keys, because other blocks spin-wait for its result.
 template <bool MANY, bool MORE>
 struct Item {
     const int* slots;
-    int block, of, pieces, row, slot;  // 256 keys, counted from the first block that the query sees; which heads; whose
-    int seen;                          // the first key that it sees
+    // block: of 256 keys, from the first that the query sees; of: its heads; row, slot: its query
+    int block, of, pieces, row, slot;
+    int seen;  // first visible key
     DEVICE Item(const WalkStep& step, const int* slots) : slots(slots), block(0), of(block_of(step)), row(0), slot(*slots) {
         pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
         seen = first_seen<MORE>(step, slot);
         find(step);
     }
     DEVICE void find(const WalkStep& step) {
-        if constexpr (!MANY) {  // a loop takes 50 cycles a turn, and there may be 16
+        if constexpr (!MANY) {  // a loop costs 50 cycles a turn and may take 16 turns
             const int blocks = int(uint64_t(of) * uint32_t(step.second) >> 24);
             of -= blocks * step.of_block, block += blocks;
             return;
@@ -257,13 +217,13 @@ struct Item {
             if (!block || begin() <= slot) return;
         }
     }
-    DEVICE int at() const { return MORE ? seen / kBlock + block : block; }  // of all blocks
-    DEVICE int begin() const { return at() * kBlock; }                      // its first key
+    DEVICE int at() const { return MORE ? seen / kBlock + block : block; }  // among all blocks of the sequence
+    DEVICE int begin() const { return at() * kBlock; }  // its first key
     DEVICE bool more(const WalkStep& step) const { return MANY ? block < step.attention.max_blocks : begin() <= slot; }
     DEVICE void next(const WalkStep& step) { of += grid_x(), find(step); }
     DEVICE int head(const WalkStep& step) const { return of * step.heads; }
     DEVICE int kv(const WalkStep& step) const { return head(step) * step.per_group >> 16; }
-    // Keys of the item that are not seen, and the first and the last page that is, and one.
+    // Masked keys at the beginning of the item; its first visible page, and one past its last.
     DEVICE int low() const { return MORE && seen > begin() ? seen - begin() : 0; }
     DEVICE int first() const { return low() / kPage; }
     DEVICE int used() const {
@@ -276,7 +236,7 @@ struct Item {
     }
 };
 
-// All keys of an item before its values, the first pieces of all pages before the second ones: as they are used.
+// All keys of an item before its values, and first pieces of all pages before second pieces: the order of use.
 template <bool MANY, bool MORE, bool TWO>
 DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch<TWO>& fetch) {
     const AttentionArgs& t = step.attention;
@@ -306,7 +266,7 @@ DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch<TWO> fetch) {
     }
 }
 
-struct Ring {  // where pieces lie, and the place of the one that a step begins with
+struct Ring {  // the ring buffer, and the slot of the step's first piece
     uint8_t* places;
     Arrival *here, *gone;
     int slots, room, slot, fill;
@@ -314,7 +274,7 @@ struct Ring {  // where pieces lie, and the place of the one that a step begins 
 #pragma unroll 1
         for (slot += pieces; slot >= slots; slot -= slots) fill++;
     }
-    // `late`: the piece that has this place now may not be there yet.
+    // `late`: the slot's previous piece may not have been left yet, so wait for that first.
     DEVICE const uint8_t* take(bool late = false) const {
         if (late && fill) piece_here(gone + slot, (fill - 1) & 1);
         piece_here(here + slot, fill & 1);

@@ -1,10 +1,10 @@
-// The attention of a walk (walk.cu), of the usual kind: blocks of 256 keys, then their fold where there are several.
+// Attention as steps of a walk (walk.cu), over an f16 cache: blocks of 256 keys, then their fold if there are several.
 #pragma once
 #include "walk.h"
 
 namespace assay {
 
-// The result of 32 values of a head, one a lane, `at`: the first of them, in all heads of all rows.
+// Write 32 result values of a head, one a lane; `at` is the index of the first, through all heads of all rows.
 template <bool MANY>
 DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     float* const out = step.attention.out;
@@ -14,11 +14,11 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     else leave_codes(codes + at / 32 * 48, y);
 }
 
-// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values.
+// Partial result of 256 keys for a head: the largest score, the sum of exponentials, the weighted values.
 template <bool MORE>
-constexpr int kPart = 2 + (MORE ? 256 : 128);
+constexpr int kPart = 2 + (MORE ? kWalkHead : 128);
 
-// A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
+// A warp norms a head of q or the new key and applies RoPE: `q` gets floats or `k` gets halves.
 template <int DIM>
 OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* turn, bool fresh, float* work, float* q, uint16_t* k) {
     constexpr int PAIRS = DIM > 64 ? DIM / 64 : 1;
@@ -56,15 +56,15 @@ OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* t
     }
 }
 
-// A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
-// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it, or the last ones (attention.py).
+// A thread block takes 256 keys of H query heads of one group at a time, a warp a page of 32. A lane scores a key, and
+// weighs WIDE neighbouring elements of values. A query sees all keys before it, or those of its window.
 template <int DIM, int H, bool MANY, bool MORE>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     OWN_THREAD(MANY);
     constexpr int PIECES = DIM > 64 ? DIM / 64 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, STEP = H == 1 ? 8 : 4;
     constexpr int WIDE = DIM > 64 ? DIM / 32 : 2;
     const WalkAttention& t = step.attention;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
     float* const q = reinterpret_cast<float*>(work);                   // [H][DIM]
     uint16_t* const new_k = reinterpret_cast<uint16_t*>(q + H * DIM);  // [DIM], and the new value
@@ -77,15 +77,16 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll 1
     for (Item<MANY, MORE> item(step, slots); item.more(step); item.next(step)) {
         const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.begin();
-        // Keys that are not seen; pages: the first, the end, how many.
+        // Masked keys; first page, end, number of pages.
         const int low = MORE ? item.low() : 0, first = MORE ? item.first() : 0, end = item.used(), used = MORE ? end - first : end;
         const float* const turn = t.turn + item.row * t.n_rot;
-        const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
+        const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one to the newest
         const bool here = newest < kBlock && (!MANY || newest >= 0), busy = (!MORE || warp >= first) && warp < end;
         Ring keys = ring, values = ring;
         if (busy) keys.skip(pieces + warp - first), values.skip(pieces + used * PIECES + warp - first);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
-        // Two elements a thread: of q, of the new key, of the new value. Where heads are normed, a warp has one, and others the new value.
+        // Two elements a thread: of q, of the new key, of the new value. With head norms a warp has a whole head, and
+        // other warps have the new value.
         const bool normed = MORE && t.q_norm;
         if (normed && warp < (here ? H + 1 : H)) {
             const bool is_k = warp == H;
@@ -127,7 +128,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                     for (int k = 0; k < 4; k++, query += 8, key += is_new ? 1 : kPage) score_eight<H>(*key, query, DIM, s);
                 keys.leave(used);
             }
-            // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
+            // The largest score of the page, ignoring NaN; the lowest finite float if there is no other.
             const float scale = t.mask.scale;
             const bool seen = lane() < mine && (!MORE || thread() >= low);
             bool odd = false;
@@ -157,11 +158,12 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
         if (busy) {
             float* const mine_e = e + warp * kPage;
 #pragma unroll
-            for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));  // without a branch: all at the same time
+            // without a branch, so that all heads overlap
+            for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));
 #pragma unroll
             for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine && (!MORE || thread() >= low) ? s[h] : 0.0f;
             sync_warp();
-            // From the new one on it is the new value: what comes behind it has no weight.
+            // From the new slot on use the new value: later slots have no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
             const int at = WIDE * lane() < DIM ? WIDE * lane() : 0;
             float sum[H][WIDE] = {};
@@ -169,7 +171,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             for (int i = 0; i < PIECES; i++) {
                 const uint8_t* const piece = values.take();
                 const uint16_t* value = reinterpret_cast<const uint16_t*>(piece) + at;
-                // Values that are not seen may be no numbers: zeros in their place.
+                // Masked values may be NaN: use zeros.
                 const int unseen = MORE ? (low - warp * kPage - i * ROWS) * (DIM / 8) : 0;
                 if (MORE && unseen > 0) {
 #pragma unroll 1
@@ -212,7 +214,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                     for (int x = 0; x < WIDE; x += 2)
                         *reinterpret_cast<float2*>(parts + (warp * H + h) * DIM + at + x) = {sum[h][x], sum[h][x + 1]};
         }
-        if (warp >= kPages && warp < kPages + H) {  // the sum of a head
+        if (warp >= kPages && warp < kPages + H) {  // the sum of exponentials of a head
             const int h = warp - kPages;
             const float m = top_of(h);
             float l = 0.0f;
@@ -227,7 +229,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
             }
         }
-        // One head of a group puts the new key and value into the cache, two neighbours a lane.
+        // One head of a group writes the new key and value to the cache, two neighbouring elements a lane.
         if (warp == kPages + 3 && here && (head - 1) * step.per_group >> 16 != kv) {
             const int page = item.pages(t)[newest / kPage], in_page = slot % kPage;
 #pragma unroll 1
@@ -247,7 +249,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
                 for (int k = 0; k < EACH; k++) acc[k] = acc[k] + parts[p * H * DIM + k * STEPS + thread()];
             };
-            if (used == kPages) {  // all on their way
+            if (used == kPages) {  // issue all loads at once
 #pragma unroll
                 for (int p = 0; p < kPages; p++) add(p);
             } else {
@@ -266,8 +268,8 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
     return pieces;
 }
 
-// The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block: of one
-// that is left out, what changes no sum.
+// Fold a head's blocks of 256 keys in ascending order; a lane has an element. A lane computes the factors of one block;
+// a skipped block gets factors that change no sum.
 template <bool MANY, bool MORE>
 DEVICE void fold_step(const WalkStep& step, const int* slots) {
     const AttentionArgs& t = step.attention;
@@ -282,7 +284,7 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
         float m = minus_infinity(), l = -0.0f, acc = -0.0f;
 #pragma unroll 1
         for (int left = blocks; left > 0; left -= some, from += some * kPart<MORE>) {
-            // Some blocks on their way together; what is behind the last one is not looked at.
+            // Several loads in flight; values past the last block are ignored.
             const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart<MORE>, *const element = from + 2 + d;
             float m2, l2, acc2[some] = {};
             Patience patience;
@@ -297,7 +299,7 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
                 more = any_lane(largest == kNotYet);
             }
             if (lane() >= some || lane() >= left) m2 = minus_infinity();
-            float top = m2;  // the largest so far, this block's included
+            float top = m2;  // the largest so far, including this block's
 #pragma unroll
             for (int h = 1; h < 32; h *= 2) {
                 const float other = shuffle(top, lane() >= h ? lane() - h : lane());

@@ -1,19 +1,19 @@
-// Two to eight tokens, of a sequence each, through a run of products and attentions by one kernel (walk.cu): the same ring, the same steps
-// and the same way from block to block. Products are those of tensor cores, and what they read is quantised once, by a step of its own.
+// A walk of two to eight tokens, each of its own sequence (walk.cu): the same ring, steps and publishing. Products use
+// tensor cores and read values that a step of its own has quantised.
 #ifndef TEAM
-#define TEAM 384  // and two more warps
+#define TEAM (32 * kWalkWarps)  // two producer warps follow
 #endif
 #include "walk_few.h"
 
 namespace assay {
 
-// Shared memory: places of the ring and their arrivals, those of parts of x, steps, slots, and room for a step. It is looked up anew for
-// every step: what is kept in registers from step to step, products do not have.
+// Layout of shared memory: ring slots and their mbarriers, mbarriers of the parts of x, steps, cache slots, work space
+// of a step. It is recomputed for every step: registers held across steps would be missing in products.
 struct Room {
     Ring ring;
     Parts parts;
-    WalkStep* steps;  // two
-    int* slots;       // [kRows]
+    WalkStep* steps;  // two steps
+    int* slots;       // [kWalkRows]
     uint8_t* work;
     DEVICE Room(const WalkArgs& a, uint8_t* shared) {
         ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
@@ -21,7 +21,7 @@ struct Room {
         parts.first = ring.gone + a.slots;
         steps = reinterpret_cast<WalkStep*>(parts.first + 4);
         slots = reinterpret_cast<int*>(steps + 2);
-        work = reinterpret_cast<uint8_t*>(slots + kRows);
+        work = reinterpret_cast<uint8_t*>(slots + kWalkRows);
     }
 };
 
@@ -29,6 +29,7 @@ template <class A, class B, bool MORE>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
     constexpr int vectors = sizeof(WalkStep) / 16;
+    NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 1));
     const auto bring = [&](int s, WalkStep* steps) {
         if (s < a.n_steps && thread() < vectors)
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
@@ -39,7 +40,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     next_may_start();
     if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
     wait_for_previous();
-    if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
+    if (thread() < kWalkRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
     if (thread() >= team()) {
         if (fetches) {
@@ -77,7 +78,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     }
 }
 
-#ifndef WALK_MORE  // another file has kernels of its own
+#ifndef WALK_MORE  // walk_few_more.cu defines other kernels
 #define WALK_FEW(name, A, B) \
     TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>, false>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)

@@ -1,8 +1,10 @@
-// The steps of a walk of two to eight tokens (walk_few.cu): x, normed and quantised once for all blocks of threads, and products by `mma`.
+// Steps of a walk of two to eight tokens (walk_few.cu): x is normed and quantised once for all thread blocks, and
+// products use `mma`.
 //
-// It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
-// zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
-// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu-measured.md).
+// The arithmetic is that of docs/reference/arithmetic.md. Eight tokens are the columns of a 16 x 8 x 32 fragment; rows of x past
+// the last token are zeros. Integer sums are exact, and the float chain follows each. A partial sum of 256 columns goes
+// to shared memory, and one thread adds those of a result in order. Memory-bound at 7B; at TinyLlama's shape bound by
+// the latency from block to block (docs/lab/gpu-measured.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"
@@ -10,8 +12,8 @@
 
 namespace assay {
 
-// ---- x ----------------------------------------------------------------------------------------------------------------
-// N vectors of 16 bytes, `step` bytes apart, of which some are wanted; all that is missing is asked for again together.
+// ---- x -------------------------------------------------------------------------------------------------------------
+// N vectors of 16 bytes, `step` bytes apart, some of which are needed. All missing vectors are polled together.
 template <int N, class Is>
 DEVICE void await_vectors(const void* first, int step, bool fresh, uint4 (&v)[N], Is&& is) {
     const uint8_t* const from = static_cast<const uint8_t*>(first);
@@ -30,8 +32,9 @@ DEVICE void await_vectors(const void* first, int step, bool fresh, uint4 (&v)[N]
     }
 }
 
-// 256 columns of a row by a warp, a lane has eight of them. Who looks for them tells them from what was there before, or, where x is taken
-// in parts, from a count of the rows that are there, which lies behind all units: less one, as it begins with what clears memory.
+// A warp quantises and publishes 256 columns of a row, eight a lane. Readers spin-wait for the words to differ from
+// kNotYet. If x is taken in parts, they wait for a counter of finished rows instead, which is stored behind all units.
+// The counter is one less than the rows, because clearing memory sets it to -1.
 DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int* counted) {
     const EightCodes of = codes_of(y);
     const int column = 256 * unit + 8 * lane();
@@ -45,15 +48,15 @@ DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int*
     if (lane() == 0) fetch_add(counted + unit, 1);
 }
 
-// The same of values that are gated first. They go round, so that the gate is there once.
+// The same for values that are gated first. A loop keeps one copy of the gate's code.
 OUTLINED void leave_gated_unit(const WalkStep& step, int row, int unit, uint8_t* to, int* counted) {
     const ProductArgs& p = step.product;
     const int columns = p.columns, at = 256 * unit + 8 * lane(), act = p.parts[0].act;
     const bool split = p.parts[0].paired == SPLIT;
     const float* const x = p.x + int64_t(row) * (split ? 2 * columns : columns) + at;
     uint4 v[2], u[2];
-    await_vectors(x, 16, step.fresh & X_IS, v, [&](int) { return at < columns; });
-    await_vectors(x + columns, 16, step.fresh & X_IS, u, [&](int) { return split && at < columns; });
+    await_vectors(x, 16, step.fresh & AWAIT_X, v, [&](int) { return at < columns; });
+    await_vectors(x + columns, 16, step.fresh & AWAIT_X, u, [&](int) { return split && at < columns; });
     sync_warp();
     float y[8] = {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x), as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)};
     float z[8] = {as_float(u[0].x), as_float(u[0].y), as_float(u[0].z), as_float(u[0].w), as_float(u[1].x), as_float(u[1].y), as_float(u[1].z), as_float(u[1].w)};
@@ -68,17 +71,17 @@ OUTLINED void leave_gated_unit(const WalkStep& step, int row, int unit, uint8_t*
     leave_unit(to, row, unit, y, counted);
 }
 
-// Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
-// others that have the same row; without one a warp has 256 columns of a row.
+// Quantise rows for all blocks that multiply them. With a norm, a thread block has a row, sums its squares, and shares
+// its columns with the other blocks of that row. Without one, a warp has 256 columns of a row.
 template <bool MORE>
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
     OWN_THREAD(true);
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
     const int warp = thread() / 32, warps = team() / 32;
     uint8_t* const to = reinterpret_cast<uint8_t*>(p.parts[0].out);
-    int* const counted = step.fresh & COUNTED ? reinterpret_cast<int*>(to + units * kColumns) : nullptr;
+    int* const counted = step.fresh & COUNTED ? reinterpret_cast<int*>(to + units * kWalkUnitBytes) : nullptr;
     if (!p.norm) {
 #pragma unroll 1
         for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
@@ -96,7 +99,8 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
         }
         return;
     }
-    const int at_once = int(grid_x()) < rows ? grid_x() : rows, share = grid_x() / at_once;  // rows, and blocks of threads of each
+    // rows at a time, and thread blocks of each
+    const int at_once = int(grid_x()) < rows ? grid_x() : rows, share = grid_x() / at_once;
     float* const factor = reinterpret_cast<float*>(work);
     float* const copy = factor + 4;
     if (me >= at_once * share) return;
@@ -109,7 +113,7 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
         const Divisor count{float(columns)};
         const float eps = p.eps;
         const float* const x = p.x + int64_t(row) * columns;
-        if (row >= at_once) sync_team();  // others still read the row before
+        if (row >= at_once) sync_team();  // other warps still read the row before
 #pragma unroll 1
         for (int i = thread(); 4 * i < columns; i += 4 * team()) {
             uint4 v[4];
@@ -146,18 +150,19 @@ DEVICE void row_step_of(const WalkStep& step, uint8_t* work) {
     quantise_rows_step<MORE>(step, work);
 }
 
-// x into shared memory, as it lies. Nobody writes rows behind the last token; there must be numbers.
+// Copy x into shared memory, unchanged. Rows past the last token are never written, so zeros take their place.
 DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
     OWN_THREAD(true);
     const uint4* const from = reinterpret_cast<const uint4*>(step.product.x);
-    const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
+    const int vectors = units * (kWalkUnitBytes / 16), tokens = step.product.tokens;
 #pragma unroll 1
     for (int i = thread(); i < vectors; i += 4 * team()) {
         uint4 v[4];
-        const auto codes = [&](int k) { return (i + k * team()) % (kColumns / 16) < kOfCodes / 16; };
-        const int row = (i & 31) >> 2, pair = (i & 3) * 2;  // the same for all four: so many threads are whole warps
+        const auto codes = [&](int k) { return (i + k * team()) % (kWalkUnitBytes / 16) < kWalkCodeBytes / 16; };
+        // the same in all four rounds: the number of threads is a multiple of 32
+        const int row = (i & 31) >> 2, pair = (i & 3) * 2;
         const auto is = [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; };
-        await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
+        await_vectors(from + i, 16 * team(), step.fresh & AWAIT_X, v, is);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (codes(k)) v[k] = {v[k].x ^ kCodes, v[k].y ^ kCodes, v[k].z ^ kCodes, v[k].w ^ kCodes};
@@ -166,8 +171,9 @@ DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
     }
 }
 
-// Parts of x, two in shared memory at a time, counted from the kernel's beginning on by who brings them, a warp of its own, and by who uses
-// them. A part is brought when all who quantise have left theirs, and everybody who multiplies has left its room.
+// Parts of x, double-buffered in shared memory. A producer warp of its own fills them and the consumer warps read them;
+// both count parts from the start of the kernel. A part is copied when all quantising warps have published it and all
+// consumer warps have left the buffer.
 struct Parts {
     Arrival* first = nullptr;
     int count = 0;
@@ -181,29 +187,29 @@ DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
     const int units = p.parts[0].w.units, some = p.stages;
     if (some >= units || !Share(step).groups) return;
     const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.x);
-    const int* const counted = reinterpret_cast<const int*>(from + units * kColumns);
+    const int* const counted = reinterpret_cast<const int*>(from + units * kWalkUnitBytes);
 #pragma unroll 1
     for (int u0 = 0; u0 < units; u0 += some, parts.count++) {
         const int here = units - u0 < some ? units - u0 : some;
         piece_here(parts.room(), parts.phase());
-        const bool mine = lane() < here && step.fresh & X_IS;
+        const bool mine = lane() < here && step.fresh & AWAIT_X;
         Patience patience;
         while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
-        sync_warp();  // what a lane has seen, the one that asks has, too
+        sync_warp();  // all lanes have seen the counter before one lane starts the copy
         copies_may_begin();
-        copy_strips(work + parts.count % 2 * some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, parts.here());
+        copy_strips(work + parts.count % 2 * some * kWalkUnitBytes, from + u0 * kWalkUnitBytes, here * kWalkUnitBytes, 1, 0, parts.here());
     }
 }
 
-// ---- products ---------------------------------------------------------------------------------------------------------
-// A row of a tile: the words of this lane of a block's codes, scales in registers, the rest in shared memory.
+// ---- products ------------------------------------------------------------------------------------------------------
+// A row of a tile: this lane's words of a block's codes and its scales in registers, the rest in shared memory.
 template <class L>
 struct TileRow {
     const uint8_t* rest;
     uint4 scales = {}, minima = {};
-    uint2 high = {};  // bits of a block of N6
+    uint2 high = {};  // high bits of a block of N6
     uint32_t super = 0, own[2] = {};
-    int first = 0;  // chunk of the own words
+    int first = 0;  // chunk of the lane's words
     DEVICE TileRow(const uint8_t* rest, int item) : rest(rest + item * 16) {
         const uint4* const at = reinterpret_cast<const uint4*>(this->rest);
         if constexpr (L::scales_kind != FLOATS) scales = at[L::codes * 32];
@@ -218,16 +224,16 @@ struct TileRow {
     }
 };
 
-// 16 rows of a tile, from item `base` on, by 256 columns of x: rows g and g + 8, tokens 2 t and 2 t + 1. `rest`: where the tile lies
-// from its eighth chunk on, less these.
+// 16 rows of a tile, from item `base` on, times 256 columns of x: rows g and g + 8, tokens 2 t and 2 t + 1. `rest`:
+// base of the tile's chunks from the eighth on, minus their offset.
 template <class L>
 DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, const uint4* x, float (&part)[4]) {
     const int g = lane() / 4, t = lane() % 4;
     TileRow<L> rows[2] = {{rest, base + g}, {rest, base + g + 8}};
-    const float4* const scales = reinterpret_cast<const float4*>(x + kOfCodes / 16) + t;
+    const float4* const scales = reinterpret_cast<const float4*>(x + kWalkCodeBytes / 16) + t;
     const uint32_t mine = (lane() / 16) * 512 + (base + lane() % 16) * 16;
-    constexpr bool wide = L::kind == N8;     // two chunks a block
-    constexpr bool by_four = L::kind == N6;  // codes are four times what they are
+    constexpr bool wide = L::kind == N8;  // two chunks a block
+    constexpr bool by_four = L::kind == N6;  // codes are multiplied by four
 #pragma unroll
     for (int e = 0; e < 4; e++) part[e] = 0.0f;
 #pragma unroll
@@ -278,8 +284,9 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
     }
 }
 
-// A block of threads has its groups of rows some at a time (`slots` of ProductArgs), and of x some units at a time (`stages`): all of them,
-// or its groups are all taken together, and the next part of x is on its way meanwhile (bring_parts). A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
+// A thread block takes `slots` of its groups of rows at a time, and `stages` units of x at a time. Either all units
+// fit, or all groups are taken together while the next part of x is prefetched (bring_parts). A thread has one result:
+// row (i & 7) | i >> 6 << 3, token i >> 3 & 7.
 template <class A, class B>
 DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uint8_t* work) {
     OWN_THREAD(true);
@@ -287,20 +294,20 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
     const Share my(step);
     if (!my.groups) return 0;
     const int units = p.parts[0].w.units, some = p.stages, batch = p.slots, shift = p.shift, warp = thread() / 32, warps = team() / 32;
-    const int cut = step.fresh & CUT ? 1 : 0;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0;
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
     const bool in_parts = some < units;
     uint4* const x = reinterpret_cast<uint4*>(work);
-    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kColumns / 16));  // [units][rows][tokens]
+    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kWalkUnitBytes / 16));  // [units][rows][tokens]
     const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
-    int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
+    int next = warp, before = 0;  // the warp's next tile; tiles of earlier rounds
     ring.skip(warp << cut);
     if (in_parts) leave_place(parts.first + 2), leave_place(parts.first + 3);
 #pragma unroll 1
     for (int g0 = 0; g0 < my.groups; g0 += batch) {
         const int groups = my.groups - g0 < batch ? my.groups - g0 : batch, rows = groups << shift;
-        // What follows the sum of a row is looked up before x is there.
+        // Look up a row's epilogue before x arrives.
         float *out = nullptr, residual = -0.0f, bias = -0.0f;
         const float* residual_at = nullptr;
         if (my_row < groups << row_shift && token < p.tokens) {
@@ -316,15 +323,15 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
                 if (of->bias) bias = of->bias[at];
             }
         }
-        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kRows + token;
+        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kWalkRows + token;
         float y = -0.0f, up = -0.0f;
 #pragma unroll 1
         for (int u0 = 0; u0 < units; u0 += some) {
             const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
-            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kColumns / 16) : 0);
+            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kWalkUnitBytes / 16) : 0);
             if (in_parts) piece_here(parts.here(), parts.phase());
             else if (!g0) take_rows(step, units, x);
-            sync_team();  // who adds up sums of the turn before is done, too
+            sync_team();  // the threads that add sums of the turn before are done
 #pragma unroll 1
             for (; next < before + groups * tiles; next += warps) {
                 int group = 0, tile = next - before;
@@ -335,19 +342,19 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
                 if (cut) {
                     Ring then = ring;
                     then.skip(1);
-                    rest = then.take(true) - kCut;
+                    rest = then.take(true) - kCutBytes;
                 }
 #pragma unroll 1
                 for (int half = 0; half < 32; half += 16) {
                     const int item = tile * 32 + half, unit = item >> shift, row = (group << shift) + (item & ((1 << shift) - 1)) + lane() / 4;
                     if (unit >= here) break;
                     float part[4];
-                    const uint4* const of = part_of_x + unit * (kColumns / 16);
+                    const uint4* const of = part_of_x + unit * (kWalkUnitBytes / 16);
                     if (A::number == B::number || my.begin + g0 + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
                     else multiply_rows<B>(piece, rest, half, of, part);
-                    float* const to = sums + (unit * rows + row) * kRows + lane() % 4 * 2;
+                    float* const to = sums + (unit * rows + row) * kWalkRows + lane() % 4 * 2;
                     *reinterpret_cast<float2*>(to) = {part[0], part[1]};
-                    *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
+                    *reinterpret_cast<float2*>(to + 8 * kWalkRows) = {part[2], part[3]};
                 }
                 if (cut) ring.leave(1);
                 ring.leave((warps << cut) - cut);
@@ -359,19 +366,20 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
                 parts.count++;
             }
             if (out) {
-                const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
+                // eight loads in flight; values past the last one change nothing
+                const auto add = [&](const float* at, float sum) {
 #pragma unroll 1
-                    for (int u = 0; u < here; u += 8, at += 8 * rows * kRows) {
+                    for (int u = 0; u < here; u += 8, at += 8 * rows * kWalkRows) {
                         float v[8];
 #pragma unroll
-                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kRows] : -0.0f;
+                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kWalkRows] : -0.0f;
 #pragma unroll
                         for (int k = 0; k < 8; k++) sum = sum + v[k];
                     }
                     return sum;
                 };
                 y = add(sums + from, y);
-                if (paired) up = add(sums + from + in_group * kRows, up);
+                if (paired) up = add(sums + from + in_group * kWalkRows, up);
             }
         }
         if (!out) continue;
@@ -381,28 +389,28 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
             if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
             else y = gate(act, y) * up;
         }
-        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & AWAIT_RESIDUAL);
         store_fresh(out, (y + bias) + residual);
     }
     return before << cut;
 }
 
-// ---- what is fetched --------------------------------------------------------------------------------------------------
-// Tiles in the order in which they are used: where x is taken in parts, those of a part of all groups, then the next.
+// ---- what the producer warp fetches --------------------------------------------------------------------------------
+// Tiles in their order of use: if x is taken in parts, those of one part for all groups, then those of the next.
 template <class A, class B>
 DEVICE void fetch_parts(const WalkStep& step, Fetch<false>& fetch) {
     const ProductArgs& p = step.product;
     const Matrix& w = p.parts[0].w;
     if (p.stages >= w.units) return fetch_weights<A, B>(step, fetch);
     const Share my(step);
-    const int cut = step.fresh & CUT ? 1 : 0, rest = cut & lane(), each = p.stages << p.shift >> 5;
-    const int tile = w.tile_bytes, bytes = rest ? tile - kCut : cut ? kCut : tile, stride = (kAtOnce >> cut) * tile;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), each = p.stages << p.shift >> 5;
+    const int tile = w.tile_bytes, bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile, stride = (kAtOnce >> cut) * tile;
 #pragma unroll 1
     for (int t = 0; t < my.tiles; t += each)
 #pragma unroll 1
         for (int g = 0; g < my.groups; g++) {
             const int count = my.tiles - t < each ? my.tiles - t : each;
-            const uint8_t* from = w.data + int64_t((my.begin + g) * my.tiles + t + (lane() >> cut)) * tile + rest * kCut;
+            const uint8_t* from = w.data + int64_t((my.begin + g) * my.tiles + t + (lane() >> cut)) * tile + rest * kCutBytes;
 #pragma unroll 1
             for (int left = count << cut; left > 0; left -= kAtOnce, from += stride) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         }

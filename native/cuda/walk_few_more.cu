@@ -1,4 +1,4 @@
-// Walks of several tokens with more (walk.h), of the layouts that most files have.
+// Walks of several tokens with MORE (walk.h), for the layouts of most files.
 #define WALK_MORE
 #include "walk_few.cu"
 

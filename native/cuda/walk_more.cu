@@ -1,4 +1,4 @@
-// Walks with more (walk.h), of the layouts that most files have.
+// Walks with MORE (walk.h), for the layouts of most files.
 #define WALK_MORE
 #include "walk.cu"
 

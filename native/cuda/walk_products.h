@@ -1,10 +1,11 @@
-// The products of a walk (walk.cu): x, normed and quantised by every block for itself, then a tile of weights a warp.
+// Products of one token as steps of a walk (walk.cu): every block norms and quantises x for itself, then a warp takes a
+// tile.
 #pragma once
 #include "walk.h"
 
 namespace assay {
 
-// 1 / sqrt(mean x^2 + eps) into shared memory, by lane 0 of a warp.
+// Lane 0 of a warp writes 1 / sqrt(mean x^2 + eps) to shared memory.
 OUTLINED float factor_of(float squares, float n, float eps) { return 1.0f / square_root(squares / n + eps); }
 DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) {
     if (lane()) return;
@@ -13,30 +14,30 @@ DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) 
     *to = factor;
 }
 
-// x is there for the warp that adds up its squares: it waits, those that have units arrive. Racecheck counts the barriers that a warp
-// has left, without their numbers (docs/gpu-measured.md): for it all warps meet.
+// x is complete for the warp that sums its squares: that warp waits, and the warps that wrote units arrive. racecheck
+// counts barriers without their ids (docs/lab/gpu-measured.md), so in that build all warps wait.
 DEVICE void squares_may_begin(bool waits, int adds) {
     if (kRacecheck) sync_team();
     else if (waits) sync_some(2, 32 * adds + 32);
     else arrive_some(2, 32 * adds + 32);
 }
 
-// x of a step, normed and quantised, into shared memory; a warp takes units of 256 columns, two on the way at a time. Of a norm one
-// more warp adds up squares, from `scratch`: 4 floats, and x as it was.
+// x of a step, normed and quantised, into shared memory. A warp takes units of 256 columns, with two in flight. With a
+// norm, one more warp sums squares, in `scratch`: 4 floats, and x before the norm.
 DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const uint8_t* const source = copy_of(step, p.x);
     const int warp = thread() / 32, warps = team() / 32;
     if (step.fresh & AS_CODES) {
-        const int vectors = p.columns / 32 * 3;  // behind them: zeros
+        const int vectors = p.columns / 32 * 3;  // zeros follow
         const auto store = [&](int i, const uint4& v) {
             const int block = i / 3, which = i - 3 * block;
             if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
             else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
         };
         int i = thread();
-        // Four on their way together: who looks for one after the other sees the last one late.
+        // Poll all four together; polling in turn adds one latency each.
 #pragma unroll 1
         for (; i + 3 * team() < vectors; i += 4 * team()) {
             const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
@@ -68,7 +69,8 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
     const float* const x = reinterpret_cast<const float*>(source);
     const float* const norm = p.norm;
     float* const copy = scratch + 4;
-    const int each = norm ? warps - 1 : warps, adds = units < each ? units : each;  // who has units, and who adds up
+    // warps that have units, and the warp that sums squares
+    const int each = norm ? warps - 1 : warps, adds = units < each ? units : each;
     bool told = !norm;
     if (kRacecheck && norm && warp > adds) squares_may_begin(false, adds);
     if (norm && warp == adds) {
@@ -79,7 +81,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
     } else if (warp < each) {
 #pragma unroll 1
         for (int first = warp; first < units; first += 2 * each) {
-            // Neighbouring lanes have neighbouring vectors, four of them on their way.
+            // Neighbouring lanes have neighbouring vectors, four in flight.
             uint4 v[4] = {};
             bool wanted[4];
             const float* const from = x + 256 * first + 4 * lane();
@@ -103,7 +105,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
             sync_warp();
             const bool last = first + 2 * each >= units;
             if (norm && !last) continue;
-            float w[2][8] = {};  // of the warp's first two units, on their way while squares are added up
+            float w[2][8] = {};  // norm weights of the warp's first two units, prefetched while squares are summed
             if (norm) {
                 squares_may_begin(false, adds);
 #pragma unroll
@@ -116,7 +118,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
                 float y[8];
                 load_eight(copy + at, y);
                 if (norm) {
-                    if (unit > warp + each) {  // a third one
+                    if (unit > warp + each) {  // the warp's third unit
 #pragma unroll
                         for (int k = 0; k < 8; k++) w[1][k] = at < columns ? norm[at + k] : 0.0f;
                     }
@@ -135,7 +137,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
 
 DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const float* const source = reinterpret_cast<const float*>(copy_of(step, p.x));
     if (p.columns % 8 == 0) {
 #pragma unroll 1
@@ -172,8 +174,8 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     const bool paired = p.parts[0].paired;
     const int shift = p.shift, row_shift = paired ? shift - 1 : shift, rows = 1 << row_shift, all = my.groups << row_shift;
-    const int wide = (units + 7) & ~7;  // partial sums of a row lie side by side, then what changes no sum
-    // What follows the sum of a row is looked up before x is there. Each copy of the result has threads of its own.
+    const int wide = (units + 7) & ~7;  // partial sums of a row are adjacent, padded with values that change no sum
+    // Look up a row's epilogue before x arrives. Each copy of the result has its own threads.
     float *out = nullptr, residual = 0.0f, bias = 0.0f;
     const float *residual_at = nullptr, *from = nullptr;
     const auto look = [&](int i) {
@@ -192,15 +194,15 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         residual = residual_at ? load_fresh(residual_at) : -0.0f;
     };
     const int threads_of = all * step.out_copies;
-    const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
+    const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have the least work with x
     if (first_row < threads_of) look(first_row);
-    // So is a warp's first tile; where there are few, two warps share one (`by_two`), and two lanes an item.
-    const bool by_two = !A::floats && step.fresh & BY_TWO;
+    // Prefetch a warp's first tile. If tiles are few, two warps share one (`by_two`), and two lanes an item.
+    const bool by_two = !A::floats && step.fresh & TWO_LANES;
     const int item = by_two ? warp % 2 * 16 + lane() % 16 : lane(), begin = by_two ? warp / 2 : warp;
-    const int cut = !A::floats && step.fresh & CUT ? 1 : 0;  // a tile has two places
+    const int cut = !A::floats && step.fresh & SPLIT_TILE ? 1 : 0;  // a tile has two slots
     int tile = begin, group = my.begin, unit = 0;
     const uint8_t* piece = nullptr;
-    float* to = nullptr;  // where the partial sum of the item goes
+    float* to = nullptr;  // destination of the item's partial sum
     bool is_first = true;
     const auto next_tile = [&] {
 #pragma unroll 1
@@ -213,18 +215,19 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     };
     ring.skip(begin << cut);
     if (begin < tiles) next_tile();
-    // Where a warp has two tiles of the same columns, `stages` groups apart, and both have places, it takes them together.
+    // A warp takes two tiles together if they have the same columns, `stages` groups apart, and both have ring slots.
     const bool together = !A::floats && p.stages && tiles <= ring.slots && is_first && !cut;
     if constexpr (A::floats) take_floats(step, stride, row);
     else take_codes(step, units, q, ds, n, sums);
-    if (units < wide)  // what follows the last partial sum of a row
+    if (units < wide)  // padding behind the last partial sum of a row
 #pragma unroll 1
         for (int i = first_row; i < all; i += team()) {
             float* const of = sums + ((i >> row_shift << shift) + (i & (rows - 1))) * wide;
 #pragma unroll 1
             for (int u = units; u < wide; u++) of[u] = of[(paired ? rows : 0) * wide + u] = -0.0f;
         }
-    // The last places are left when all partial sums are there, which others wait for, if there is room for all of them.
+    // Leave the last slots only after all partial sums are stored, for which other threads wait, if the ring has slots
+    // to spare.
     const bool hold = tiles << cut <= ring.slots;
     int held = 0;
 #pragma unroll 1
@@ -234,7 +237,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
 #pragma unroll 1
             for (int i = 0; i < A::pieces; i++) {
                 multiply_floats<A::number>(ring.take(), row + unit * 256 + i * (256 / A::pieces), even, odd);
-                const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
+                const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this round
                 ring.leave(i + 1 < A::pieces ? round : warps);
             }
             if (to) *to = even + odd;
@@ -256,7 +259,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             if (cut) {
                 Ring then = ring;
                 then.skip(1);
-                rest = then.take(TWO) - kCut;
+                rest = then.take(TWO) - kCutBytes;
             }
             float part;
             if (is_first) part = multiply<A>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
@@ -294,7 +297,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
             else y = gate(act, y) * up;
         }
-        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & AWAIT_RESIDUAL);
         store_fresh(out, (y + bias) + residual);
     }
     return A::floats ? tiles * A::pieces : tiles << cut;
@@ -303,7 +306,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
 DEVICE float4 as_floats(const uint4& v) { return {as_float(v.x), as_float(v.y), as_float(v.z), as_float(v.w)}; }
 DEVICE float4 sum_of(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Norms that are no product's own: a block of threads leaves 256 columns of a row.
+// Norms that are not fused into a product: a thread block publishes 256 columns of a row.
 template <bool MANY>
 OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
     const NormArgs& a = step.norm;
@@ -313,23 +316,23 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
     for (int task = block_of(step); task < a.tasks; task += grid_x()) {
         const Norm& p = a.parts[a.n_parts > 1 && task >= a.parts[1].first];
         const int local = task - p.first, unit = MANY ? local / a.tokens : local, columns = p.columns;
-        const int64_t begin = MANY ? int64_t(local - unit * a.tokens) * columns : 0;  // of the row
+        const int64_t begin = MANY ? int64_t(local - unit * a.tokens) * columns : 0;  // offset of the row
         const int at = 256 * unit + thread();
         const bool mine = thread() < 256 && at < columns, add = mine && p.residual;
         const float w = mine ? p.w[at] : 0.0f, b = mine && p.b ? p.b[at] : -0.0f;
         float residual = add ? load_fresh(p.residual + begin + at) : -0.0f;
         const float* const x = p.x + begin;
-        sync_team();  // others still read the row before
+        sync_team();  // other warps still read the row before
 #pragma unroll 1
         for (int i = thread(); 8 * i < columns; i += team()) {
             Eight v;
             v.ask(x + 8 * i);
-            v.await(x + 8 * i, step.fresh & X_IS);
+            v.await(x + 8 * i, step.fresh & AWAIT_X);
             float4* const to = reinterpret_cast<float4*>(row) + 2 * i;
             to[0] = as_floats(v.a), to[1] = as_floats(v.b);
             if (!p.more) continue;
             v.ask(p.more + begin + 8 * i);
-            v.await(p.more + begin + 8 * i, step.fresh & X_IS);
+            v.await(p.more + begin + 8 * i, step.fresh & AWAIT_X);
             to[0] = sum_of(to[0], as_floats(v.a)), to[1] = sum_of(to[1], as_floats(v.b));
         }
         sync_team();
@@ -352,7 +355,7 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
         }
         if (thread() < 32) leave_factor(sum_of_squares(row, columns), Divisor{float(columns)}, p.eps, factor);
         sync_team();
-        if (add && bits(residual) == kNotYet) residual = await(p.residual + begin + at, step.fresh & RESIDUAL_IS);
+        if (add && bits(residual) == kNotYet) residual = await(p.residual + begin + at, step.fresh & AWAIT_RESIDUAL);
         if (mine)
 #pragma unroll 1
             for (int copy = 0; copy < step.out_copies; copy++)
@@ -360,7 +363,7 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
     }
 }
 
-// A row that is too long for every block to quantise, or that is gated: 32 values a warp.
+// Quantise a row that is too long for every block to quantise itself, or that is gated: 32 values a warp.
 template <bool MORE>
 DEVICE void quantise_step(const WalkStep& step) {
     const ProductArgs& p = step.product;
@@ -368,9 +371,9 @@ DEVICE void quantise_step(const WalkStep& step) {
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
         const auto value = [&] {
-            float y = await(p.x + at, step.fresh & X_IS);
+            float y = await(p.x + at, step.fresh & AWAIT_X);
             if (MORE && p.parts[0].paired != AS_IT_IS) y = gate(p.parts[0].act, y);
-            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & X_IS);
+            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & AWAIT_X);
             return y;
         };
         leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? value() : 0.0f);

@@ -1,7 +1,8 @@
-// Walks in which two warps fetch (walk.h), of layouts that most files have and of which the ring has places enough: for models of which the ring does not hold a step.
+// Walks with two producer warps (walk.h), for models whose steps do not fit the ring. They exist for the layouts of
+// most files whose pieces leave the ring enough slots.
 #define WALK_MORE
 #ifndef TEAM
-#define TEAM 384
+#define TEAM (32 * kWalkWarps)
 #endif
 #include "walk.cu"
 

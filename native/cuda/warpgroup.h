@@ -1,11 +1,14 @@
-// 64 rows by 8 J tokens on tensor cores, by four warps: d = d + a b over 16 columns of 16-bit floats (`Type`), sums in float32. The warps of a
-// group come together. A warp has 16 of the rows, in registers as `mma` has them; b lies in shared memory, [8 J tokens][64 columns],
-// the 16-byte pieces of token t at place (piece ^ t % 8). From sm_90 on (`wgmma`) the product goes on behind the warps' back: `a`, `d` and
-// b are left alone until `products_done<N>` says that all but the last N sent ones are over, and `products_over` says it of all and
-// gives the sums: a compiler that is not told so may compute with them before (tests/engines/test_cuda_code.py). Part of platform.h.
+// Warpgroup products on tensor cores: d = d + a b for 64 rows x 8 J tokens over 16 columns of 16-bit floats (`Type`).
+// Four warps accumulate in float32, and all four call these functions together.
+//
+// A warp has 16 of the rows, in registers as `mma` fragments. b is in shared memory, [8 J tokens][64 columns], with the
+// 16-byte pieces of token t at place (piece ^ t % 8). From sm_90 on `wgmma` runs asynchronously: `a`, `d` and b must
+// not be touched until `products_done<N>` has waited for all but the last N committed groups. `products_over` waits for
+// all and returns the sums; without it the compiler may read them too early (tests/engines/test_cuda_code.py). Part of
+// platform.h.
 #pragma once
 
-// Types of the values of a product.
+// Types of the 16-bit operands.
 struct AsHalf {
     static constexpr bool brain = false;
 };
@@ -55,7 +58,8 @@ DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_
     shim::products().add({multiply_now<J, Type>, &d, &a, b, k, 0});
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }  // registers are as the products shall see them
+// orders register writes before the products
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void products_sent() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>
 DEVICE void products_done() {
@@ -69,15 +73,16 @@ DEVICE void products_over(float (&d)[J][4]) {
 #pragma unroll
         for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[j][e]));
 }
-// What this thread has copied to shared memory, `multiply_rows` may read.
+// Make this thread's writes to shared memory visible to `multiply_rows`.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-constexpr int kPieceLanes = 1;  // `copy_strips` into a place of `make_places`: how many leave it
-// Of a block of three groups of four warps, 168 registers a thread: one that fetches leaves most of its own to the two that multiply. By whole groups.
+constexpr int kPieceLanes = 1;  // arrivals of a `copy_strips` on an mbarrier of `make_places`
+// A block of three warpgroups has 168 registers a thread. The producer group gives most of its registers to the two
+// consumer groups. All warps of a group call these together.
 DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
 
-// Of b: 1024 bytes from eight tokens to the next, pieces swapped within 128 bytes; the word before it says where it begins.
+// Descriptor of b: 1024 bytes from eight tokens to the next, 128-byte swizzle; the other word is the address.
 constexpr uint32_t kSwapped = 64u | 1u << 30;
 #define TYPE AsHalf
 #define NAME "f16"

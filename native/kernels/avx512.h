@@ -1,8 +1,8 @@
 // The vector type of AVX-512 with VNNI. Included by isa_avx512vnni.cpp and isa_amx.cpp, inside an anonymous namespace.
 //
 // A panel is 32 rows in 2 vectors. `vpdpbusd` multiplies unsigned by signed bytes: weights are stored with an offset,
-// and a sum starts at minus the offset times the activations' sum. Activations are broadcast from memory, which takes
-// no shuffle port, once for both vectors.
+// and a sum starts at minus the offset times the sum of the activations. Activations are broadcast from memory, once
+// for both vectors; this needs no shuffle port.
 
 struct Avx512 : NoBlock {
     static constexpr int L = 16, PV = 2;

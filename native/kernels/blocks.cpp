@@ -1,4 +1,4 @@
-// Decoders of ggml's block formats, one function a type; the layout of each block stands in the comment above it.
+// Decoders of ggml's block formats, one function a type. The comment above each function has the layout of the block.
 #include "blocks.h"
 
 #include <cmath>

@@ -1,8 +1,8 @@
-// Block formats: what the bytes of a ggml row mean. Portable; the one definition every layout and kernel derives from.
+// Block formats: the meaning of the bytes of a ggml row. Portable; all layouts and kernels derive from this definition.
 //
-// Every quantised type here has the shape   w[i] = d[i / 16] * q[i] + m[i / 16]   within 32 consecutive weights,
-// with q an int8 and d, m float32 (exactly representable: an f16 times a small integer). A type is described by one
-// function that yields this for a block of 32; super-blocks of 256 hold eight of them.
+// Within 32 consecutive weights every quantised type is w[i] = d[i / 16] * q[i] + m[i / 16]. q is an int8; d and m are
+// float32, exactly representable as an f16 times a small integer. One function a type returns this for a block of 32; a
+// super-block of 256 has eight blocks.
 #pragma once
 #include "kernels.h"
 
@@ -28,14 +28,15 @@ const TypeInfo* type_info(Type type);  // nullptr if unknown
 
 float f16_to_f32(uint16_t h);
 inline float bf16_to_f32(uint16_t h) { return __builtin_bit_cast(float, uint32_t(h) << 16); }
-// A block's f16 scale or minimum: an infinite one counts as NaN, so that no order of operations can tell.
+// A block's f16 scale or minimum. An infinite one counts as NaN, so that the result does not depend on the order of
+// operations.
 inline uint16_t finite_or_nan(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }
 float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table; NaN from 2^101 on
 
-// Code books: the integers of each type of up to 16 different ones.
+// Code books of types with up to 16 different integers.
 extern const int8_t iq4_values[16];
 extern const int8_t mxfp4_values[16];  // doubled, so that they are integers
-// Of these a value's place is some of its own bits: v >> 3, v >> 1 (four of them), v >> 4, v >> 2 (three).
+// In these books some bits of a value are its index: v >> 3, v >> 1 (four of them), v >> 4, v >> 2 (three).
 inline constexpr int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -62, -52, -44, -36, -28, -20, -12, -4};
 inline constexpr int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -15, -13, -11, -9, -7, -5, -3, -1};
 inline constexpr int8_t iq2_values[16] = {8, 25, 43, 0, 0, -43, -25, -8};

@@ -1,4 +1,4 @@
-// The public functions of kernels.h: which instruction sets there are, what is known of types, measurements.
+// The public functions of kernels.h: available instruction sets, properties of types, measurements.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -42,13 +42,13 @@ bool has_dotprod() {
 
 constexpr unsigned bit(int n) { return 1u << n; }
 
-// Whether the processor has these bits of CPUID's leaves 1 (ecx) and 7 (ebx, ecx), and the system keeps these registers
-// of a thread (XCR0). __builtin_cpu_supports says the same, out of a library that Windows does not have.
+// Whether the processor has these bits of CPUID leaves 1 (ecx) and 7 (ebx, ecx), and the system saves these registers
+// of a thread (XCR0). __builtin_cpu_supports does the same, but needs a library that Windows does not have.
 bool x86_has([[maybe_unused]] unsigned ecx1, [[maybe_unused]] unsigned ebx7, [[maybe_unused]] unsigned ecx7,
              [[maybe_unused]] unsigned kept) {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    ecx1 |= bit(27);  // XGETBV may be asked
+    ecx1 |= bit(27);  // XGETBV is available
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & ecx1) != ecx1) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & ebx7) != ebx7 || (c & ecx7) != ecx7) return false;
     asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
@@ -74,7 +74,7 @@ bool has_i8mm() {
 #endif
 }
 
-// Tiles are state that a process must ask for: a thread that is switched away leaves 8 KB more to save.
+// A process must request permission for AMX tiles, because they add 8 KB of state to every context switch.
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
     unsigned a, b, c, d;
@@ -100,7 +100,8 @@ const std::vector<const Isa*>& isas() {
     static const std::vector<const Isa*> here = [] {
         std::vector<const Isa*> found;
         for (const Candidate& c : candidates)
-            if (c.runs_here() && c.table()) found.push_back(c.table());  // a table may be built by its own instructions
+            // building a table may already use its instructions
+            if (c.runs_here() && c.table()) found.push_back(c.table());
         return found;
     }();
     return here;
@@ -149,7 +150,8 @@ size_t row_bytes(Type type, int64_t k) {
 
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
     if (format == Acts::F32) return size_t((m < 2 ? 2 : m < 4 ? m : (m + 3) / 4 * 4) * ((k + 15) / 16 * 16)) * 4;
-    const int64_t groups = m <= 4 ? 1 : (m + 15) / 16 * 4;  // of 4 tokens (panel.h), or of 16 (isa_amx.cpp)
+    // groups of 4 tokens (token_groups.h), or of 16 (isa_amx.cpp)
+    const int64_t groups = m <= 4 ? 1 : (m + 15) / 16 * 4;
     return size_t(groups * (k / 32)) * 192;
 }
 
@@ -163,7 +165,8 @@ double measure_dot_peak(const Isa& table, double seconds) {
     constexpr int64_t batch = 20000;
     double best = 0;
     table.dot_loop(batch);
-    for (const double start = now(); now() - start < seconds;) {  // the best of short batches: the undisturbed rate
+    // the best of short batches: the rate without interference
+    for (const double start = now(); now() - start < seconds;) {
         const double t = now();
         table.dot_loop(batch);
         const double rate = table.dot_ops * double(batch) / (now() - t);
@@ -172,7 +175,7 @@ double measure_dot_peak(const Isa& table, double seconds) {
     return best;
 }
 
-// The median over windows of 8 MB: a window lost to another process does not count, a lucky one neither.
+// The median over windows of 8 MB, so that neither a window lost to another process nor a lucky one counts.
 double measure_read_bandwidth(const void* buffer, size_t bytes, double seconds) {
     constexpr size_t window = size_t(8) << 20;
     const uint64_t* p = static_cast<const uint64_t*>(buffer);

@@ -1,5 +1,6 @@
-// exp, tanh and erf of floats, cos and sin of doubles: the formulas of docs/arithmetic.md, constant by constant. The C
-// library has its own on every system; these are the same everywhere. Included by rowops.cpp after simd.h.
+// exp, tanh and erf of floats, cos and sin of doubles: the formulas of docs/reference/arithmetic.md, constant by
+// constant. C libraries differ between systems; these give the same bits everywhere. Included by rowops.cpp after
+// simd.h.
 #pragma once
 
 #include "simd.h"
@@ -29,7 +30,7 @@ inline V horner(V x, float first, Coefficients... rest) {
 }
 
 // e^x to 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 6 for e^r, n added to the exponent.
-// 0 where the result would be subnormal (x < -87.33); above 88.3 it stays at e^88.3, so that no user sees infinity.
+// 0 if the result would be subnormal (x < -87.33). Above 88.3 the result stays at e^88.3, so that it is never infinite.
 inline V exp(V x) {
     const V lo = set1(-87.33f), magic = set1(0x1.8p23f);
     const V c = vmin(set1(88.3f), vmax(lo, x));  // in this order a NaN stays one
@@ -39,9 +40,9 @@ inline V exp(V x) {
     return select(x >= lo, from_bits(bits(p) + (bits(z) << 23)), vmax(V{}, x));
 }
 
-// exp where x is not above 0, or NaN: the same bits in fewer operations.
+// exp for x <= 0 or NaN: the same bits in fewer operations.
 #if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
-// a * b + c. The constant is loaded afresh, not moved: the vector pipes are the bottleneck.
+// a * b + c. The constant is loaded anew and not moved, because the vector pipes are the bottleneck.
 inline V fma_to(V a, V b, const float (&c)[W]) {
     V r;
     asm("ldr %q0, %3\n\tfmla %0.4s, %1.4s, %2.4s" : "=&w"(r) : "w"(a), "w"(b), "m"(c));
@@ -84,8 +85,8 @@ inline V erf(V x) {
     return select(a < set1(1.0f), fma(x, p, x), with_sign(set1(1.0f) - exp(-q), x));
 }
 
-// cos and sin to 1 ulp for |x| < 2^31: x less the nearest multiple of pi/2, in three parts; then the two polynomials.
-// Plain doubles: compilers make vectors of the loop around it.
+// cos and sin to 1 ulp for |x| < 2^31: subtract the nearest multiple of pi/2 in three parts, then evaluate two
+// polynomials. Plain doubles: compilers vectorise the loop around it.
 inline void cos_sin(double x, double& cos, double& sin) {
     const auto horner = [](double s, auto first, auto... rest) {
         double p = first;

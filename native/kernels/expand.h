@@ -1,4 +1,4 @@
-// Panels expanded to tiles of bytes, which many tokens share. Included once per instruction set, after its vector type
+// Expands panels to tiles of bytes, which many tokens share. Included once per instruction set, after its vector type
 // V.
 
 #include "layout.h"
@@ -12,16 +12,17 @@ INLINE void unroll(Function f) {
 }
 
 constexpr int64_t SUM = 8;   // blocks of 32 along k that make a partial sum
-constexpr int AHEAD = 2048;  // bytes that expansion, a burst between long products, fetches ahead of itself
+constexpr int AHEAD = 2048;  // bytes that expansion prefetches: it is a burst between long products
 
-struct Ahead {  // packed weights that are expanded next
+struct Ahead {  // packed weights that are expanded next, to prefetch
     const uint8_t* at = nullptr;
     int64_t bytes = 0;
 };
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
+// A panel's result goes directly to `out` if all its rows are wanted, and through a small buffer at the edges of a
+// range.
 struct Rows {
     int64_t first, begin, end;  // panel's first row; rows wanted
     bool whole() const { return first >= begin && first + R <= end; }
@@ -81,7 +82,7 @@ void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are
     }
 }
 
-// The same from rows as they lie in the file; any quantised type. The integers of Centre types are centred here too.
+// The same from rows of the file, for any quantised type. Codes of Centre types are centred here, too.
 template <bool SUB16, bool MIN>
 using RowsTile = Tile<SUB16, MIN, V::template bits<N8>, tile_offset<N8>, V::template multiple<N8>>;
 using AnyTile = RowsTile<true, true>;
@@ -110,8 +111,8 @@ void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_b
     }
 }
 
-// Expand w, packed or not, `chunk` blocks of a panel at a time, and hand each to product(tile type, first block,
-// blocks, rows, what comes next).
+// Expand w, packed or not, `chunk` blocks of a panel at a time. Calls product(tile type, first block, blocks, rows,
+// next weights to prefetch) for each.
 template <class Product>
 void expand_panels(const Matrix& w, int64_t begin, int64_t end, int64_t chunk, uint8_t* room, Product product) {
     const int64_t all = w.k / 32;

@@ -1,7 +1,10 @@
-// Float kernels: F32, F16 and BF16 weights, and every type in exact mode. Included by panel.h.
+// Float kernels: F32, F16 and BF16 weights, and every type in exact mode. Included once per
+// instruction set, inside an anonymous namespace.
 //
 // Weights lie as [k][R]: column i of a panel is R floats. Per output element, in chunks of 256 columns, two chains
 // (even and odd columns) are accumulated in float32, then acc += even + odd. Error grows with 128 + k / 256 roundings.
+#pragma once
+#include "token_groups.h"
 
 constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
@@ -23,9 +26,9 @@ struct WBF16 {
     static constexpr bool shifts = false;
     static INLINE V::F get(const uint8_t* p) { return V::bf16(p); }
 };
-// Halves of which every second vector is the weight times 2^-112 and meets the activation times 2^112: the product and
-// its rounding are the same. For one token; with more, widening is the lesser part. An activation of 2^16 and more
-// becomes infinite and the result with it: then the panel is computed again with WF16.
+// Every second vector is widened as the weight times 2^-112 and multiplied by the activation times 2^112; the product
+// and its rounding are the same. For one token only: with more, widening is a smaller part of the work. An activation
+// of 2^16 or more overflows and makes the result infinite; then the panel is computed again with WF16.
 struct Shifted : WF16 {
     static constexpr bool shifts = V::shifts_halves;
     template <class U = V>
@@ -34,7 +37,7 @@ struct Shifted : WF16 {
     }
 };
 
-// out[t, r] (+)= over at most UNIT columns, for the R rows of a panel and T tokens that lie together.
+// out[t, r] (+)= over at most UNIT columns, for the R rows of a panel and T tokens of one group.
 template <class W, int T>
 void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
                      int64_t ldo) {
@@ -45,9 +48,9 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
     });
     for (int64_t i = 0; i < columns; i += 4) {
         const uint8_t* w = weights + i * R * W::size;
-        if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
+        if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the weights come from the cache
             for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
-        if constexpr (V::has_column && T == 4) __builtin_prefetch(x + i * width + 256);  // where that is faster
+        if constexpr (V::has_column && T == 4) __builtin_prefetch(x + i * width + 256);  // measured to be faster
         typename V::X a[T], raised[T];
         unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
         if constexpr (W::shifts) {
@@ -87,7 +90,7 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
     });
 }
 
-// All columns of a panel, for T tokens that lie together, t the first of them.
+// All columns of a panel, for T tokens of one group, of which t is the first.
 template <class W, int T>
 void panel_f32(const uint8_t* weights, int64_t columns, const float* x, const FloatActs& acts, int64_t t, float* out,
                int64_t ldo) {
@@ -96,7 +99,7 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, const Fl
                        acts.width, c > 0, out, ldo);
 }
 
-// [k][R] floats out of a tile of bytes; `centre` (in multiples) is added back, the minima being raw.
+// [k][R] floats from a tile of bytes. `centre` (in multiples) is added back, because the minima are raw.
 template <class T>
 void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats) {
     for (int64_t b = 0; b < blocks; b++, tile += T::unit_bytes, floats += 32 * R)
@@ -115,7 +118,7 @@ void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats)
         }
 }
 
-// [columns][R] floats out of rows as they lie in the file.
+// [columns][R] floats from rows of the file.
 void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, float* floats) {
     const TypeInfo& info = *type_info(w.type);
     const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
@@ -138,8 +141,8 @@ void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t colu
     }
 }
 
-// Panel columns [first, first + columns) as floats, from whatever w holds. Of packed halves, the same columns of the
-// next panel are fetched.
+// Panel columns [first, first + columns) as floats, from packed or mapped weights. For packed halves it prefetches the
+// same columns of the next panel.
 void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, Scratch& room) {
     float* const floats = room.floats;
     if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
@@ -198,7 +201,7 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});
     if (w.packed && m < EXPAND && w.type == Type::BF16) return direct(WBF16{});
-    // A unit of a panel stays in the first level cache while all tokens pass, and they in the second for all panels.
+    // A unit of a panel stays in L1 while all tokens use it, and the tokens stay in L2 for all panels.
     for (int64_t c = 0; c < all; c += UNIT) {
         const int64_t columns = all - c < UNIT ? all - c : UNIT;
         each_panel(begin, end, [&](const Rows& rows) {
@@ -217,14 +220,14 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
     }
 }
 
-// 8 rows x 8 columns of two bytes, a row after `stride` bytes, to 8 columns x 8 rows, a column after `step` bytes.
+// Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
 INLINE void transpose(const uint8_t* from, int64_t stride, uint8_t* to, int64_t step) {
     typedef uint16_t Halves __attribute__((vector_size(16)));
     Halves x[8], y[8];
     for (int r = 0; r < 8; r++) __builtin_memcpy(&x[r], from + r * stride, 16);
 #ifdef __clang__
 #define ASSAY_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else  // which gcc knows since 12 only
+#else  // gcc has __builtin_shufflevector only since 12
 #define ASSAY_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Halves{__VA_ARGS__})
 #endif
     const auto zip = [](const Halves(&a)[8], Halves(&b)[8]) INLINE_LAMBDA {  // three times: rows to columns

@@ -9,7 +9,7 @@
 namespace assay::kernels {
 namespace {
 
-// A code book with its entries spelled out, N int8 each.
+// A code book with its entries expanded, N int8 each.
 template <int N, size_t Count>
 struct Book {
     std::array<std::array<int8_t, N>, Count> entry{};

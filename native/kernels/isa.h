@@ -1,18 +1,18 @@
-// What the translation units isa_*.cpp share; each makes one table (kernels.h: Isa), dispatch.cpp offers them.
+// Shared by the translation units isa_*.cpp. Each makes one table (kernels.h: Isa), and dispatch.cpp offers them.
 #pragma once
 #include "blocks.h"
 
 namespace assay::kernels {
 
-// How the integers of a layout are stored (layout.h), by bits. Nibbles are signed, unsigned, or of a code book: IQ4's,
-// MXFP4's, IQ3_XXS's, IQ3_S's; three bits plain, or of IQ2's or IQ1's book; two bits plain, or ternary.
+// Storage of the integer codes of a layout (layout.h), by bits. Four bits: signed, unsigned, or indices of a code book
+// of IQ4, MXFP4, IQ3_XXS or IQ3_S. Three bits: plain, or of the books of IQ2 or IQ1. Two bits: plain, or ternary.
 enum Kind { N4S, N4U, N4I, N4M, N4X, N4O, N5, N6, N8, N3, N3P, N3T, N2, N2T };
 
 constexpr int kind_bits(Kind k) {
     return k == N8 ? 8 : k == N6 ? 6 : k == N5 ? 5 : k == N2 || k == N2T ? 2 : k == N3 || k == N3P || k == N3T ? 3 : 4;
 }
 constexpr bool has_book(Kind k) { return k == N4I || k == N4M || k == N4X || k == N4O || k == N3P || k == N3T; }
-// The integer of each code.
+// The book of each kind: code to integer.
 constexpr const int8_t* kind_book(Kind k) {
     return k == N4I   ? iq4_values
            : k == N4M ? mxfp4_values
@@ -22,33 +22,34 @@ constexpr const int8_t* kind_book(Kind k) {
                       : iq1_values;
 }
 
-// How a sub-scale lies in its byte.
+// Position of a sub-scale in its byte.
 enum Field { BYTE, LOW4, HIGH4 };
 
-// How the bytes of an expanded panel follow each other (layout.h): halves of a block outermost, vectors of rows
-// outermost (a block of a vector is one tile of a matrix unit), or pairs of rows with 8 columns each.
+// Order of the bytes of an expanded panel (layout.h). HALVES: half blocks outermost. VECTORS: vectors of rows
+// outermost, so a block of a vector is one tile of a matrix unit. PAIRS: pairs of rows with 8 columns each.
 enum Order { HALVES, VECTORS, PAIRS };
 
-// Base of a vector type that leaves inner blocks and half sums to panel.h (isa_neon.cpp has its own).
+// Default members of a vector type that uses the generic blocks and half sums of panel.h; neon.h overrides some.
 struct NoBlock {
     template <class F, int T>
     static constexpr bool has_block = false;
     template <class F, int T>
-    static constexpr bool has_sums = false;  // the exact sums of a block in its own words
+    static constexpr bool has_sums = false;  // has its own code for the exact sums of a block
     template <class F, int T, class... Arguments>
     static void sums(Arguments&&...) {}
     template <class F, class... Arguments>
-    static void apart(Arguments&&...) {}          // the floats of `paired` sums
-    static constexpr bool two_in_flight = false;  // one token: the sums of two blocks before the floats of the first
+    static void apart(Arguments&&...) {}  // split `paired` sums into floats
+    // one token: integer sums of two blocks before the floats of the first
+    static constexpr bool two_in_flight = false;
     static constexpr Order order = HALVES;
     static constexpr bool shifts_halves = false;  // has a second way to widen halves, `lowered_f16`
-    static constexpr bool has_column = false;  // a column of floats times 4 tokens in its own words
+    static constexpr bool has_column = false;  // has its own code for a column of floats times 4 tokens
     template <int N, class... Arguments>
     static void column(Arguments&&...) {}
     template <class Q>
-    static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // where the order is PAIRS
+    static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // for order PAIRS
     template <class Q>
-    static Q minus(Q x, int) {  // bytes less an offset, where tiles are signed and codes are not
+    static Q minus(Q x, int) {  // subtract the offset, if tiles are signed and codes are not
         return x;
     }
     template <class F>
@@ -57,7 +58,7 @@ struct NoBlock {
     static constexpr bool paired = false;  // a byte has codes of two rows (layout.h)
     template <Kind KIND, int H>
     static void unpack_pairs(const uint8_t*, int, void*) {}
-    static constexpr int ahead = 0;  // bytes that decoding fetches ahead of itself, beyond what the hardware does
+    static constexpr int ahead = 0;  // bytes that decoding prefetches, beyond the hardware prefetcher
     static constexpr bool tile_bias = false;
     template <int MULTIPLE>
     static constexpr float bias = 0;
@@ -77,12 +78,12 @@ struct NoBlock {
     };
 };
 
-// nullptr where the translation unit was compiled for another architecture.
+// nullptr if the translation unit was compiled for another architecture.
 const Isa* isa_portable();
 const Isa* isa_neon();
 const Isa* isa_avx2();
 const Isa* isa_avx512vnni();
-// The two above with another product for many tokens, on a matrix unit.
+// The two above, with products for many tokens on a matrix unit.
 const Isa* isa_i8mm();
 const Isa* isa_amx();
 

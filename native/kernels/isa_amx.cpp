@@ -1,9 +1,9 @@
 // x86: AMX, tiles of 16 rows of 64 bytes, beside AVX-512 VNNI.
 //
-// A tile product adds, for 16 tokens and 16 rows, the products of up to 64 columns. Scales belong to 32 columns or to
-// 16, so that many are multiplied at a time: half or a quarter of the unit's peak. What bounds the loop is what
-// surrounds it: beside tile instructions one port is left for multiplications, two of them for 16 sums (docs/kernels.md
-// has the budget). A block of a panel's vector, as it is expanded, is a tile as it lies.
+// A tile product adds the products of up to 64 columns for 16 tokens and 16 rows. Scales belong to 32 or 16 columns, so
+// a product covers only that many: half or a quarter of the unit's peak. The loop is bound by the float chain around
+// it: beside tile instructions one port is left for multiplications, two of them for 16 sums
+// (docs/explanation/kernels.md has the budget). A block of a vector in an expanded panel has the layout of a tile.
 #include "isa.h"
 
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
@@ -42,7 +42,7 @@ struct Amx : Avx512 {
             for (int h = 0; h < 2; h++) s[1 + h][t] = block.d * float(block.sum[h]);
         }
     };
-    static_assert(sizeof(Block) == 4 * 192);  // dispatch.cpp knows the size
+    static_assert(sizeof(Block) == 4 * 192);  // dispatch.cpp relies on the size
 
     class Session;
     static void dot_loop(int64_t iterations);
@@ -52,18 +52,19 @@ using V = Amx;
 
 #include "expand.h"
 
-// Products run ahead of the float sums that use them: a tile is stored when its register is needed again, four products
-// later, and loaded when the store has long reached the cache. Nothing waits for the 52 cycles of a product.
+// Tile products run ahead of the float sums that use them. A tile is stored when its register is needed again, four
+// products later, and loaded long after the store has reached the cache. So nothing stalls for the 52 cycles of a
+// product.
 //
-// The bits of 1.5 * 2^23 are added to a sum, which then *is* a float: no conversion, which would take the one port that
-// the unit leaves to multiplications. Additions have another.
+// Adding the bit pattern of 1.5 * 2^23 to an integer sum makes it a float. A conversion would use the only port that
+// the unit leaves to multiplications; additions have another.
 constexpr float MAGIC = 0x1.8p23f;
 
 class Amx::Session {
 public:
     ~Session() { asm volatile("tilerelease"); }
 
-    // Tiles 0 to 3 take sums, 4 and 5 activations (a row a token), 6 and 7 weights (a row four columns of 16 rows).
+    // Tiles 0 to 3 hold sums, 4 and 5 activations (a row a token), 6 and 7 weights (a row is four columns of 16 rows).
     void configure(int columns) {
         if (columns == columns_) return;
         columns_ = columns;
@@ -79,7 +80,7 @@ public:
         asm volatile("ldtilecfg %0" ::"m"(shape));
     }
 
-    // The activations of a group are `stride` blocks apart.
+    // Activations of consecutive groups are `stride` blocks apart.
     template <class Tile>
     void product(const uint8_t* tile, int64_t blocks, const Block* a, int64_t stride, int64_t groups, bool carry,
                  float (*total)[R], Ahead next) {
@@ -91,7 +92,7 @@ public:
             unroll<QUAD>([&](auto p) INLINE_LAMBDA { ahead.template multiply<p>(ring[i ^ 1]); });
         int now = 0;
         const int64_t quads = groups * PV * ((blocks + STEP - 1) / STEP);
-        const int64_t lines = (next.bytes / 64 + quads - 1) / quads;  // to fetch beside four products
+        const int64_t lines = (next.bytes / 64 + quads - 1) / quads;  // cache lines to prefetch beside four products
         for (int64_t g = 0; g < groups; g++, a += stride, total += T)
             for (int v = 0; v < PV; v++)
                 for (int64_t first = 0; first < blocks; first += SUM) {
@@ -123,8 +124,8 @@ private:
     static constexpr int halves = Tile::sub16 ? 2 : 1;
     using Sums = int32_t[T][L];
 
-    // Four products at a time, over blocks, then vectors of rows, then groups of tokens. A quad that the blocks do not
-    // fill, and what comes after the last, only store.
+    // Four products at a time, over blocks, then vectors of rows, then groups of tokens. An incomplete last quad, and
+    // the drain after it, only store.
     template <class Tile>
     struct Products {
         const Block* a;
@@ -151,7 +152,7 @@ private:
         }
     };
 
-    // The next group's activations, from the second level cache: a part of a block beside each vector of rows.
+    // Prefetch the next group's activations from L2: part of a block beside each vector of rows.
     static INLINE void fetch(const Block* block, int v) {
         constexpr int part = 64 * (sizeof(Block) / 64 - 2) / PV;  // all but sums of halves
         const char* at = reinterpret_cast<const char*>(block) + part * v;
@@ -174,7 +175,7 @@ private:
                          : "memory");
     }
 
-    // MAGIC more than the sum: an addition of integers, which has a port of its own.
+    // The sum plus MAGIC, by an integer addition, which has its own port.
     static INLINE __m512 as_float(const int32_t* sums) {
         return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(sums), _mm512_castps_si512(set(MAGIC))));
     }

@@ -1,9 +1,9 @@
 // x86: AVX2, FMA and F16C.
 //
-// A panel is 8 rows in one vector. `vpmaddubsw` adds pairs of unsigned * signed products in 16 bits and saturates:
-// codes of up to 6 bits are stored with an offset and their pair sums are added in 16 bits as far as they fit; full
-// int8 weights take the absolute value, with their sign moved to the activations (|w| <= 128, |a| <= 127: 2 * 128 * 127
-// fits).
+// A panel is 8 rows in one vector. `vpmaddubsw` adds pairs of unsigned * signed products in 16 bits and saturates.
+// Codes of up to 6 bits are stored with an offset, and their pair sums are added in 16 bits as far as they fit. For
+// full int8 weights the absolute value is used, with the sign moved to the activations (|w| <= 128, |a| <= 127: 2 * 128
+// * 127 fits).
 #include "isa.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -198,7 +198,7 @@ struct V : NoBlock {
         put(3, x);
     }
 
-    // The ceiling is that of the cheapest sequence this instruction set has: multiply, add in 16 bits.
+    // The measured ceiling is that of the cheapest sequence of this instruction set: multiply, add in 16 bits.
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const __m256i q = bytes(w), act = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
 #define DOT(n) "vpmaddubsw %1, %0, %%ymm15\nvpaddw %%ymm15, %%ymm" #n ", %%ymm" #n "\n"
@@ -213,7 +213,7 @@ struct V : NoBlock {
 
 #include "expand.h"
 #include "packing.h"
-#include "panel.h"
+#include "isa_table.h"
 
 }  // namespace
 

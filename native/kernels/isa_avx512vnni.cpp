@@ -22,7 +22,7 @@ using V = Avx512;
 
 #include "expand.h"
 #include "packing.h"
-#include "panel.h"
+#include "isa_table.h"
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 // Arm: i8mm, products of 2 x 8 by 8 x 2 bytes, beside NEON.
 //
-// `smmla` takes 8 columns of two tokens and of two rows and adds to four sums: twice the products of an `sdot`. A panel
-// is expanded to pairs of rows with 8 columns each; 4 tokens meet 8 rows at a time, 32 products for a block of 32.
-// Sums start at the bit pattern of a float, as NEON's do (neon.h).
+// `smmla` multiplies 8 columns of two tokens by 8 columns of two rows and adds to four sums: twice the products of an
+// `sdot`. A panel is expanded to pairs of rows with 8 columns each. 4 tokens meet 8 rows at a time: 32 products for a
+// block of 32. Sums start at the bit pattern of a float, as in neon.h.
 #include "isa.h"
 
 #if defined(__ARM_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
@@ -33,7 +33,7 @@ struct I8mm : Neon {
 
     struct Block {
         static constexpr int tokens = 4;
-        int8_t q[4][tokens][8];         // 8 columns of a token, of its neighbour
+        int8_t q[4][tokens][8];  // 8 columns of a token, then of its neighbour
         float d[tokens], s[3][tokens];  // scale; scale times the sum of the block, of its halves
         template <class Quantised>
         void set(int t, const int8_t* integers, const Quantised& block) {
@@ -43,7 +43,7 @@ struct I8mm : Neon {
             for (int h = 0; h < 2; h++) s[1 + h][t] = block.d * float(block.sum[h]);
         }
     };
-    static_assert(sizeof(Block) == 192);  // dispatch.cpp knows the size
+    static_assert(sizeof(Block) == 192);  // dispatch.cpp relies on the size
 
     struct Session;
     static void dot_loop(int64_t iterations);
@@ -84,7 +84,7 @@ private:
     template <class Tile>
     static INLINE void add(Square& acc, const uint8_t* unit, const Block* a) {
         constexpr int M = Tile::multiple;
-        const auto pair = [&](int at, int r) INLINE_LAMBDA {  // of rows, twice
+        const auto pair = [&](int at, int r) INLINE_LAMBDA {  // a pair of rows, twice
             return vreinterpretq_f32_f64(vld1q_dup_f64(reinterpret_cast<const double*>(unit + at + 8 * r)));
         };
         const auto twice = [](const float* p, int t) INLINE_LAMBDA {

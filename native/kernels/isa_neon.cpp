@@ -19,7 +19,7 @@ using V = Neon;
 
 #include "expand.h"
 #include "packing.h"
-#include "panel.h"
+#include "isa_table.h"
 
 }  // namespace
 

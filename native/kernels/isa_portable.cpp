@@ -1,4 +1,4 @@
-// Plain C++: compiles anywhere, and says what the vector types of the other instruction sets must compute.
+// Plain C++: compiles everywhere, and defines what the vector types of the other instruction sets must compute.
 #include <cmath>
 #include <utility>
 
@@ -31,8 +31,8 @@ struct V : NoBlock {
     using A = const int8_t*;
     using X = const float*;
 
-    // Codes: what unpack yields is multiple * q + offset, in `bits` bits; packing stores the file's
-    // unsigned code, bits `flip` inverted.
+    // Codes: unpacking gives multiple * q + offset, in `bits` bits. Packing stores the file's unsigned code with the
+    // bits `flip` inverted.
     template <Kind KIND>
     static constexpr int bits = 8;
     template <Kind KIND>
@@ -109,7 +109,7 @@ struct V : NoBlock {
         return each([=](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
     }
 
-    // d times a sub-scale of R rows, exact and never -0: a byte, or the low or high nibble of one.
+    // d times a sub-scale of R rows, exact and never -0. The sub-scale is a byte, or its low or high nibble.
     using Factor = F;
     template <int BIAS>
     static INLINE Factor factor(F d) {
@@ -138,8 +138,8 @@ struct V : NoBlock {
     }
     static INLINE void store_bytes(uint8_t* p, Q q) { __builtin_memcpy(p, q.v, sizeof q.v); }
 
-    // The integer sum of a block starts here (offset times minus the activations' sum), takes 16 columns at a time,
-    // and divided by `multiple` becomes a float exactly.
+    // The integer sum of a block starts here, at minus the offset times the activations' sum. It takes 16 columns at a
+    // time, and divided by `multiple` becomes a float exactly.
     template <int OFFSET, int MULTIPLE>
     static INLINE I start(const int32_t*) {
         return I{};
@@ -160,7 +160,7 @@ struct V : NoBlock {
         return each([=](int i) { return float(x.v[i]); });
     }
 
-    // Four columns of L floats out of one vector of bytes: out[c * stride + r] = d[r] * (byte - offset + centre) + m[r]
+    // Four columns of L floats from one vector of bytes: out[c * stride + r] = d[r] * (byte - offset + centre) + m[r]
     template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const Q q = bytes(p);
@@ -183,7 +183,7 @@ struct V : NoBlock {
 
 #include "expand.h"
 #include "packing.h"
-#include "panel.h"
+#include "isa_table.h"
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// Matrix kernels: quantised weights times activations, the same bits for every batch.
+// Matrix kernels: quantised weights times activations, with the same bits for every batch.
 //
-// The contract of native/kernels. It knows block formats and instruction sets; it knows nothing of models,
-// threads or Python. Every function is thread-safe and may be called on disjoint ranges concurrently.
+// The contract of native/kernels. It knows block formats and instruction sets, and nothing of models, threads or
+// Python. Every function is thread-safe and may be called on disjoint ranges concurrently.
 //
 //   out[t, r] = sum_i W[r, i] * x[t, i]          W: n rows of k (ggml block format), x: m tokens of k (float32)
 //
@@ -12,8 +12,8 @@
 //   step:   isa.prepare(format, x, ...) once per input, in parallel over tokens; barrier;
 //           isa.gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
 //
-// Bits. out[t, r] depends on row r of W and row t of x only: not on m, on the range of rows a call covers, on packed or
-// mapped storage, on other tokens, nor on the instruction set. docs/arithmetic.md says which bits.
+// Bits: out[t, r] depends only on row r of W and row t of x. It does not depend on m, the range of rows of a call,
+// packed or mapped storage, other tokens, or the instruction set. docs/reference/arithmetic.md defines the bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,10 +24,10 @@
 
 namespace assay::kernels {
 
-// The version of docs/arithmetic.md: a change of any bit of any result is a new number.
+// The version of docs/reference/arithmetic.md: it increases if any bit of any result changes.
 constexpr int kArithmetic = 1;
 
-// ggml's type ids, as they stand in GGUF files.
+// ggml's type ids, as in GGUF files.
 // clang-format off
 enum class Type : uint32_t {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
@@ -37,8 +37,8 @@ enum class Type : uint32_t {
 };
 // clang-format on
 
-// How activations are handed to gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights.
-// F32: unquantised, for F32, F16, BF16 (and Q8_K) weights, and for every type in exact mode.
+// Form of the activations of gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights. F32:
+// unquantised, for F32, F16, BF16 (and Q8_K) weights, and for every type in exact mode.
 enum class Acts : uint32_t { Q8, F32 };
 
 struct Matrix {
@@ -49,17 +49,18 @@ struct Matrix {
 };
 
 // ---- types -------------------------------------------------------------------------------------------------------
-bool supported(Type type);                // has a decoder, hence gemm and decode_row
+bool supported(Type type);  // has a decoder, so gemm and decode_row work
 bool packable(Type type);                 // has an interleaved layout
-bool finite_halves(const uint8_t* data, size_t n);  // F16 is packed only where every weight is finite
-Acts acts_format(Type type, bool exact);  // what gemm wants for this type
+bool finite_halves(const uint8_t* data, size_t n);  // F16 is packed only if every weight is finite
+Acts acts_format(Type type, bool exact);  // form that gemm needs for this type
 int64_t block_size(Type type);            // weights per block; k must be a multiple (0: unknown type)
 size_t row_bytes(Type type, int64_t k);   // bytes of one row in the file
 
-size_t acts_bytes(Acts format, int64_t m, int64_t k);  // of prepared activations of m tokens, 64-byte aligned
+size_t acts_bytes(Acts format, int64_t m, int64_t k);  // bytes of the prepared activations of m tokens, 64-byte aligned
 
 // ---- instruction sets --------------------------------------------------------------------------------------------
-// What one provides. Weights that one has packed are read by no other; everything else is interchangeable.
+// The table of an instruction set. Packed weights are readable only by the set that packed them; all else is
+// interchangeable.
 struct Isa {
     const char* name;
     int panel_rows;  // rows interleaved together; partition rows in multiples of this
@@ -80,8 +81,9 @@ struct Isa {
     const RowOps* rows;                    // everything that is not a matrix product
 };
 
-const std::vector<const Isa*>& isas();  // those that this machine has, best first
-// By name; the empty name is ASSAY_ISA's, or the best. Throws std::invalid_argument if this machine has no such one.
+const std::vector<const Isa*>& isas();  // those of this machine, fastest first
+// By name; the empty name means ASSAY_ISA, or the fastest. Throws std::invalid_argument if this machine does not have
+// it.
 const Isa& find_isa(const std::string& name = {});
 
 // ---- this machine, one thread; call from several threads at once for the machine's total ---------------------------

@@ -1,8 +1,8 @@
 // Interleaved layouts of quantised rows. Included once per instruction set, after its vector type V.
 //
-// A panel is R = V::L * V::PV consecutive rows. Weights lie in vectors of V::L rows x 4 columns ("groups" of 4 along k:
-// lane r, byte j of group g is weight [r, 4 g + j]), so that one 4-byte group of activations, broadcast, meets L rows
-// at once and no lane is ever added to another. Per half block (16 columns = 4 groups) and vector v of the panel:
+// A panel is R = V::L * V::PV consecutive rows. Weights are in vectors of V::L rows x 4 columns ("groups" of 4 along k:
+// lane r, byte j of group g is weight [r, 4 g + j]). One 4-byte group of activations, broadcast, then meets L rows at
+// once, and no sum ever crosses lanes. Per half block (16 columns = 4 groups) and vector v of the panel:
 //
 //   kind   vectors
 //   N8     4 a half block: one byte a weight
@@ -39,9 +39,9 @@ constexpr int kind_head_bytes(Kind k) {  // of a block, before its halves
 }
 constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_head_bytes(k)); }
 
-// Super: blocks of 256 with integer sub-scales; Sub16: a scale per 16; Min: has minima; Centre: subtracted from the
-// codes and put into the minimum instead (five bits unpack cheaper when signed); Subs: sub-scales a super-block;
-// Eighths of the file's scale that a sub-scale multiplies.
+// Super: blocks of 256 with integer sub-scales. Sub16: a scale per 16. Min: has minima. Centre: subtracted from the
+// codes and added to the minimum instead, because five bits unpack cheaper when signed. Subs: sub-scales of a
+// super-block. Eighths: of the file's scale, which a sub-scale multiplies.
 template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCALE = SF16, int CENTRE = 0,
           int SUBS = SUB16 ? 16 : 8, int EIGHTHS = 8>
 struct Layout {
@@ -69,10 +69,10 @@ struct Layout {
         V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }
 
-    // What a unit's scales have in common, and the scales of its block j (half h where sub16) for the whole panel.
+    // The scale of a unit, and the scales of its block j (half h if sub16) for the whole panel.
     struct Head {
         typename V::Factor d[PV], m[PV];
-        typename V::F one[PV];  // where there are no sub-scales
+        typename V::F one[PV];  // for types without sub-scales
         explicit INLINE Head(const uint8_t* unit) {
             if constexpr (SUBS == 0)
                 for (int v = 0; v < PV; v++) one[v] = V::f16(unit + d_at + 2 * L * v);
@@ -94,7 +94,7 @@ struct Layout {
         else
             for (int v = 0; v < PV; v++) d[v] = SCALE == SBF16 ? V::bf16(unit + 2 * L * v) : V::f16(unit + 2 * L * v);
     }
-    // Minima belonging to the centred codes; raw: to the codes of the file.
+    // Minima of the centred codes; raw: of the codes of the file.
     static INLINE void minima(const Head& head, const uint8_t* unit, int j, int h, const V::F (&d)[PV], V::F (&m)[PV],
                               bool raw = false) {
         if constexpr (SUPER)
@@ -107,13 +107,13 @@ struct Layout {
     }
 };
 
-// Where columns 4 i .. 4 i + 3 of row r lie among the bytes of a tile's block.
+// Offset of columns 4 i .. 4 i + 3 of row r among the bytes of a tile's block.
 constexpr int tile_at(int r, int i) {
     return V::order == HALVES    ? ((i / 4 * PV + r / L) * 4 + i % 4) * VB + r % L * 4
            : V::order == VECTORS ? (r / L * 8 + i) * VB + r % L * 4
                                  : (i / 2 * R / 2 + r / 2) * 16 + r % 2 * 8 + i % 2 * 4;
 }
-// Half h of vector v, 16 columns, there.
+// Offset of half h, 16 columns, of vector v.
 INLINE void store_tile(uint8_t* quants, int h, int v, const V::Q (&w)[4]) {
     if constexpr (V::order == PAIRS)
         for (int g = 0; g < 4; g += 2)
@@ -122,8 +122,8 @@ INLINE void store_tile(uint8_t* quants, int h, int v, const V::Q (&w)[4]) {
         for (int g = 0; g < 4; g++) V::store_bytes(quants + tile_at(L * v, 4 * h + g), w[g]);
 }
 
-// Plain bytes and float scales: what panels are expanded to when many tokens share them. Matrix units take signed
-// codes, and so one type of tile serves many types of weights.
+// Plain bytes and float scales: panels are expanded to these when many tokens share them. Matrix units take signed
+// codes, so one type of tile serves many types of weights.
 template <Kind KIND>
 constexpr int tile_offset = V::order == HALVES ? V::template offset<KIND> : 0;
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
@@ -135,7 +135,7 @@ struct Tile {
     static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
     static constexpr int min_at(int h) { return 4 * R * ((SUB16 ? 2 : 1) + h); }
-    static constexpr int bias_at = 4 * R * (vectors - 1);  // where V::tile_bias: V::bias times the first scale
+    static constexpr int bias_at = 4 * R * (vectors - 1);  // if V::tile_bias: V::bias times the first scale
 
     template <int H>
     static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {
@@ -178,7 +178,7 @@ using IQ1_M = Layout<Type::IQ1_M, N3T, true, true, false, SF16, 0, 16, 1>;
 using TQ1_0 = Layout<Type::TQ1_0, N2T, true, false, false, SF16, 0, 0>;
 using TQ2_0 = Layout<Type::TQ2_0, N2T, true, false, false, SF16, 0, 0>;
 
-// Call f with a value of the layout of this type; false for types without one: floats, and Q8_K.
+// Call f with a value of the layout of this type. False for types without a layout: floats, and Q8_K.
 template <class Function>
 bool with_layout(Type type, Function f) {
     switch (type) {

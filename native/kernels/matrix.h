@@ -1,5 +1,4 @@
-// Products for many tokens on a matrix unit. Included after expand.h by an instruction set that has one; V says
-//
+// Products for many tokens on a matrix unit. Included after expand.h by an instruction set that has one. V has:
 //   base()                  the table of the vectors beside it: fewer tokens, floats, packing
 //   matrix_from             tokens from which the unit is faster
 //   chunk                   blocks of 32 along k that are expanded at once
@@ -8,7 +7,7 @@
 //   dot_loop, dot_ops       the unit's peak (kernels.h)
 //   Session::product<Tile>  total[t][r] (+)= over `blocks` blocks, for the R rows of a tile and whole groups of tokens
 //
-// The float operations and their order are panel.h's; only the exact integer sums come from elsewhere.
+// Float operations and their order are those of panel.h; only the exact integer sums differ in origin.
 
 #include "quantise.h"
 
@@ -24,7 +23,7 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
             row(t)[b].set(int(t % Block::tokens), q, block);
         }
     if (end != m) return;
-    __builtin_memset(q, 0, sizeof q);  // what is computed beside the last tokens must not be slow
+    __builtin_memset(q, 0, sizeof q);  // zeros: computing on garbage beside the last tokens could be slow
     for (int64_t t = m; t < round_up(m, Block::tokens); t++)
         for (int64_t b = 0; b < k / 32; b++) row(t)[b].set(int(t % Block::tokens), q, Quantised{});
 }
@@ -33,7 +32,7 @@ constexpr int64_t BATCH = 128;  // tokens that use an expanded panel before the 
 
 thread_local struct {
     alignas(64) uint8_t tile[V::chunk * AnyTile::unit_bytes];
-    alignas(64) float total[BATCH][R];  // of a panel, close together: rows of `out` may lie in the same few cache sets
+    alignas(64) float total[BATCH][R];  // a panel's totals, contiguous: rows of `out` may share few cache sets
 } scratch;
 
 void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,

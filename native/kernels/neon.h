@@ -1,8 +1,8 @@
 // The vector type of NEON with the dot product extension. Included by isa_neon.cpp and isa_i8mm.cpp, inside an
 // anonymous namespace.
 //
-// A panel is 8 rows in 2 vectors. `sdot` by lane takes a 4-byte group of activations straight out of the register
-// that holds 16 of them, so a group costs one instruction for 4 rows and nothing is broadcast.
+// A panel is 8 rows in 2 vectors. `sdot` by lane reads a 4-byte group of activations directly from a register that
+// holds 16 of them. So a group costs one instruction for 4 rows, without a broadcast.
 
 struct Neon : NoBlock {
     static constexpr int L = 4, PV = 2;
@@ -28,9 +28,9 @@ struct Neon : NoBlock {
                                 : KIND == N6 ? 32
                                 : KIND == N3 ? 4
                                              : 0;
-    // The nibbles of a byte: row r's code as in the file below, row r + 4's above, its top bit flipped (two's
-    // complement of the code less 8). Four columns of eight rows lie in one vector; see `apart`. Trits: a byte has
-    // two such pairs, 16 columns apart; see trit_block.
+    // The nibbles of a byte: the low one is row r's code as in the file; the high one is row r + 4's with its top bit
+    // flipped (two's complement of the code minus 8). Four columns of eight rows are one vector; see `apart`. Trits: a
+    // byte has two such pairs, 16 columns apart; see trit_block.
     template <Kind KIND>
     static constexpr bool paired = KIND == N4S || KIND == N4U || KIND == N2T;
     template <Kind KIND, int H>
@@ -108,8 +108,8 @@ struct Neon : NoBlock {
     static INLINE F load(const float* p) { return vld1q_f32(p); }
     static INLINE void store(float* p, F x) { vst1q_f32(p, x); }
     static INLINE F f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-    // fcvtl takes the first vector pipe for two cycles. A shift and a mask, of which the shift takes the second, give a
-    // finite half times 2^-112; half of the vectors by either way keeps both pipes busy.
+    // fcvtl occupies the first vector pipe for two cycles. A shift (second pipe) and a mask also give a finite half,
+    // times 2^-112. Converting half of the vectors each way keeps both pipes busy.
     static constexpr bool shifts_halves = true;
     static INLINE F lowered_f16(const uint8_t* p) {
         const int32x4_t x = vshll_n_s16(vreinterpret_s16_u8(vld1_u8(p)), 13);
@@ -123,9 +123,9 @@ struct Neon : NoBlock {
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 
-    // d times small integers: one look-up makes a byte b the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is
-    // taken off by the multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits,
-    // 2^15 + 128 has 9.
+    // d times small integers: a table look-up turns byte b into the float 2^15 + b (bytes 0, b, 0, 0x47). The
+    // multiply-add subtracts the rest, by accumulating onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11
+    // significant bits, 2^15 + 128 has 9.
     static constexpr int scale_bias = 128;
     struct Factor {
         F d;
@@ -140,7 +140,7 @@ struct Neon : NoBlock {
     }
     template <Field FIELD>
     static INLINE void times(const Factor (&f)[PV], const uint8_t* p, F (&out)[PV]) {
-        uint8x16_t b = vld1q_u8(p);  // 8 of them wanted; quants follow the scales
+        uint8x16_t b = vld1q_u8(p);  // 8 of them are used; quants follow the scales
         if constexpr (FIELD == LOW4) b = vandq_u8(b, vdupq_n_u8(15));
         if constexpr (FIELD == HIGH4) b = vshrq_n_u8(b, 4);
         alignas(16) static constexpr uint32_t top[4] = {0x47000000, 0x47000000, 0x47000000, 0x47000000};
@@ -152,7 +152,7 @@ struct Neon : NoBlock {
             out[v] = scaled(x, f[v].d, f[v].minus);
         }
     }
-    // x * d + (4 floats in memory), x given as bits. Loaded afresh, not moved: the vector pipes are the bottleneck.
+    // x * d + (4 floats in memory), x given as bits. Loaded anew, not moved: the vector pipes are the bottleneck.
     static INLINE F scaled(I x, F d, const float* minus) {
         F r;
         asm("ldr %q0, [%3]\nfmla %0.4s, %1.4s, %2.4s"
@@ -165,7 +165,7 @@ struct Neon : NoBlock {
         template <class Group>
         explicit INLINE Halves(const Group& a) {
             const F d = vld1q_f32(a.d);
-            // Unsigned, because the lanes of absent tokens hold anything and may wrap.
+            // Unsigned, because the lanes of absent tokens are uninitialised and may wrap.
             const auto minus = [](I x, I y) {
                 return vreinterpretq_s32_u32(vsubq_u32(vreinterpretq_u32_s32(x), vreinterpretq_u32_s32(y)));
             };
@@ -181,7 +181,8 @@ struct Neon : NoBlock {
     static INLINE F fma_lane(F acc, F a, X x) {
         return vfmaq_laneq_f32(acc, a, x, N);
     }
-    // acc[t][v] += w[v] * lane N of x[t]. In assembly: GCC moves accumulators about, and a move takes a place.
+    // acc[t][v] += w[v] * lane N of x[t]. In assembly: GCC adds moves between accumulators, and each takes an issue
+    // slot.
     static constexpr bool has_column = true;
     template <int N>
     static INLINE void column(F (&acc)[4][2], const F (&w)[2], const X (&x)[4]) {
@@ -198,10 +199,10 @@ struct Neon : NoBlock {
     static INLINE Q bytes(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
     static INLINE void store_bytes(uint8_t* p, Q q) { vst1q_u8(p, vreinterpretq_u8_s8(q)); }
 
-    // Sums start at the bit pattern of 1.5 * 2^23, so that the sum read as a float is 1.5 * 2^23 + sum exactly
-    // (|sum| <= 32 * 128 * 127 < 2^22) and one subtraction converts it: scvtf runs on one pipe of two, at half rate.
-    // A smaller exponent divides by `multiple` on the way; a negative multiple gives minus the constant. The start is
-    // loaded, not moved: the vector pipes are the bottleneck, the load pipes are not.
+    // Sums start at the bit pattern of 1.5 * 2^23. Read as a float, a sum is then exactly 1.5 * 2^23 + sum, because
+    // |sum| <= 32 * 128 * 127 < 2^22. One subtraction converts it; scvtf would run on one pipe of two, at half rate. A
+    // smaller exponent also divides by `multiple`; a negative multiple gives minus the constant. The start is loaded
+    // and not moved, because the vector pipes are the bottleneck and the load pipes are not.
     template <int MULTIPLE>
     static constexpr int32_t magic = (0x4b400000 - (__builtin_ctz(MULTIPLE) << 23)) | (MULTIPLE < 0 ? INT32_MIN : 0);
     template <int OFFSET, int MULTIPLE>
@@ -216,7 +217,7 @@ struct Neon : NoBlock {
     static INLINE I start_half(const int32_t*, const int32_t*) {
         return start<OFFSET, MULTIPLE>(nullptr);
     }
-    // Independent sums alternate: a chain of dot products issues one a cycle, two pipes want two.
+    // Alternate independent sums: one chain of dot products issues one a cycle, but two pipes can issue two.
     template <int BITS, int T>
     static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
         const auto group = [&]<int G>(std::integral_constant<int, G>) INLINE_LAMBDA {
@@ -234,12 +235,11 @@ struct Neon : NoBlock {
     }
 
     // byte_block: 32 columns for 4 tokens and the 8 rows of an expanded panel (or of Q8_0 as it is), the inner loop of
-    // every prompt: 64 dot products
-    // and 16 to 32 float operations. In assembly because compilers (GCC 12, clang 14) spill here; loads stand just
-    // before their use and the out-of-order core does the rest. A sum becomes s * d by one fused multiply-add onto a
-    // fresh copy of `bias` = -(1.5 * 2^23 / multiple) * d, which the tile holds: exact before the final rounding, hence
-    // the same bits as (float(sum)) * d, as long as d has at most 22 significant bits (every type but Q8_K, which takes
-    // the float path).
+    // every prompt: 64 dot products and 16 to 32 float operations. In assembly because compilers (GCC 12, clang 14)
+    // spill here. Loads are just before their use, and the out-of-order core reorders them. A sum becomes s * d by one
+    // fused multiply-add onto a fresh copy of `bias` = -(1.5 * 2^23 / multiple) * d, which the tile holds. The value
+    // before the final rounding is exact, so the bits are those of float(sum) * d. This needs a d of at most 22
+    // significant bits: every type but Q8_K, which takes the float path.
     template <class F, int T>
     static constexpr bool has_block = F::is_tile || (F::kind == N8 && !F::sub16) ? T == 4 : F::kind == N2T;
     template <class F>
@@ -247,7 +247,7 @@ struct Neon : NoBlock {
     template <class F, int T>
     static constexpr bool has_sums = !F::is_tile && (F::kind == N4S || F::kind == N4U || (T == 1 && book4<F>));
     static constexpr bool two_in_flight = true;
-    // Tokens from which expanding first is faster, as measured: late where blocks need little unpacking, or none.
+    // Tokens from which expanding first is faster, as measured; many if blocks need little or no unpacking.
     template <class F>
     static constexpr int expand_from = F::kind == N8 && !F::sub16 ? 32
                                        : !paired<F::kind>         ? 5
@@ -297,9 +297,9 @@ struct Neon : NoBlock {
 #undef ACTS
 #undef DOT8
 #undef DOT4
-    // Half a block of nibbles for T tokens and 8 rows, the inner loop of decoding 4-bit types. A byte m = 16 hi + lo
-    // meets the activations as it is and without its lo: `sum` gathers 16 H + L, `high` 16 H. One `and` for 8 x 4
-    // weights, no shift.
+    // Half a block of nibbles for T tokens and 8 rows, the inner loop of decoding 4-bit types. A byte m = 16 hi + lo is
+    // multiplied once whole and once without lo: `sum` accumulates 16 H + L, `high` 16 H. One `and` for 8 x 4 weights,
+    // no shift.
 // clang-format off
 #define TOKEN(t, g)                                           \
     "sdot %[s" #t "].4s, %[m].16b, %[a" #t "].4b[" #g "]\n"   \
@@ -339,7 +339,7 @@ struct Neon : NoBlock {
 #undef HALF
 #undef COLUMNS
 #undef TOKEN
-    static INLINE I broadcast(int32_t x) {  // left to themselves, compilers do the arithmetic in the vector pipes
+    static INLINE I broadcast(int32_t x) {  // otherwise compilers do this arithmetic in the vector pipes
         I v;
         asm("dup %0.4s, %w1" : "=w"(v) : "r"(x));
         return v;
@@ -351,7 +351,7 @@ struct Neon : NoBlock {
     "tbl %[m" #n "].16b, {%[book].16b}, %[m" #n "].16b\n"
 #define MEET(w, g) "sdot %[s].4s, %[" #w "0].16b, %[a].4b[" #g "]\nsdot %[r].4s, %[" #w "1].16b, %[a].4b[" #g "]\n"
     // clang-format on
-    // Half a block of nibbles that are places in a book, for one token and 8 rows.
+    // Half a block of nibbles that are indices of a book, for one token and 8 rows.
     static INLINE void places(I& s, I& r, const uint8_t* p, const int8_t* q, int8x16_t book) {
         A a;
         Q m0, m1, n0, n1;
@@ -363,8 +363,8 @@ struct Neon : NoBlock {
     }
 #undef MEET
 #undef LOOK
-    // The sums of a block: of two vectors of rows, or 16 H + L and 16 H of `paired` ones. Weights are fetched 512 bytes
-    // ahead where that is faster, one line at a time: many at once are slower than none.
+    // The sums of a block: of two vectors of rows, or 16 H + L and 16 H of `paired` ones. Weights are prefetched 512
+    // bytes ahead if that is faster, one line at a time: many prefetches at once are slower than none.
     template <class F, int T, class Group>
     static INLINE void sums(I (&sum)[T][2], const uint8_t* p, const Group* a) {
         const auto fetch = [&](int at) INLINE_LAMBDA {
@@ -391,8 +391,8 @@ struct Neon : NoBlock {
             for (int t = 0; t < T; t++) sum[t][0] = both[t], sum[t][1] = high[t];
         }
     }
-    // Signed codes are 8 less than lo: `sum` starts at -8 (sum of the activations). Unsigned codes are 8 more than hi:
-    // `rest`, which takes the constant off, adds 8 (sum). Every step is exact, so the bits are those of float(s) * d.
+    // Signed codes are lo minus 8: `sum` starts at -8 times the activations' sum. Unsigned codes are hi plus 8: `rest`,
+    // which subtracts the constant, adds 8 times that sum. Every step is exact, so the bits are those of float(s) * d.
     template <class F>
     static INLINE void apart(const I (&sum)[2], int32_t neg, Neon::F (&f)[2]) {
         const I rest = F::kind == N4S ? start<0, -16>(nullptr) : broadcast(magic<-16> + 128 * neg);
@@ -417,8 +417,8 @@ struct Neon : NoBlock {
             : "memory");
     }
 #undef TRITS
-    // Trits: codes are one more than the trit, a pair m = 4 hi + lo. `sum` gathers 4 H + L, less the activations' sum;
-    // `high` 4 H, from which it leaves with the constant.
+    // Trits: a code is the trit plus one, a pair is m = 4 hi + lo. `sum` accumulates 4 H + L minus the activations'
+    // sum; `high` accumulates 4 H, and the constant is subtracted with it.
     template <class F, int T, class Group>
     static INLINE void trit_block(Neon::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
                                   const Group* a) {
@@ -454,7 +454,7 @@ struct Neon : NoBlock {
         const int8_t* q = group->q[0];
         const auto at = [&](int offset, int v)
                             INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset) + 4 * v; };
-        alignas(16) float side[2][2][4];  // Q8_0 as it is: what a tile would hold, scales and biases
+        alignas(16) float side[2][2][4];  // Q8_0 as it is: the scales and biases that a tile would hold
         if constexpr (!Tile::is_tile) {
             F d[2];
             Tile::scales(head, unit, 0, 0, d);
@@ -472,7 +472,7 @@ struct Neon : NoBlock {
             for (int t = 0; t < 4; t++) x[t] = scaled(s[t], d, minus);
         };
         F x[4];
-        if constexpr (Tile::sub16) {  // one vector of rows after the other: both would not fit the registers
+        if constexpr (Tile::sub16) {  // one vector of rows after the other: registers do not suffice for both
             for (int v = 0; v < 2; v++) {
                 Sums s;
                 restart(s, pattern);
@@ -509,7 +509,7 @@ struct Neon : NoBlock {
         put(3, vshrq_n_s32(x, 24));
     }
 
-    // Sixteen independent accumulators, spelled out: left to itself the compiler stores them every round.
+    // Sixteen independent accumulators, written out: in a loop the compiler stores them every round.
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const Q q = bytes(w), act = vld1q_s8(a);
 #define DOT(n) "sdot v" #n ".4s, %0.16b, %1.4b[1]\n"

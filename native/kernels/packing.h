@@ -7,8 +7,8 @@ uint32_t get32(const uint8_t* p) {
     return v;
 }
 
-// The unsigned codes of block j of a file block at p, four to a word in order: what blocks.cpp decodes one by one.
-// (Code books: the index. Q8_0: the int8.)
+// The unsigned codes of block j of a file block at p, four to a word in order; blocks.cpp decodes the same one by one.
+// Code books: the index. Q8_0: the int8.
 template <Type TYPE>
 void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
     constexpr uint32_t bytes = 0x01010101u;
@@ -22,7 +22,7 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
         if constexpr (TYPE == Type::Q8_1) c[i] = get32(p + 4 + 4 * i);
         if constexpr (TYPE == Type::Q5_0 || TYPE == Type::Q5_1) {
             const uint8_t* at = p + (TYPE == Type::Q5_0 ? 2 : 4);
-            const uint32_t four = get32(at) >> (4 * i) & 15;  // fifth bits, one to a byte by a multiplication
+            const uint32_t four = get32(at) >> (4 * i) & 15;  // fifth bits, spread to one a byte by a multiplication
             c[i] = (get32(at + 4 + 4 * low) >> shift & 15 * bytes) | (four * 0x00204081u & bytes) << 4;
         }
         if constexpr (TYPE == Type::Q4_K) c[i] = get32(p + 16 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes;
@@ -39,7 +39,7 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
     }
 }
 
-// The codes of a block as its decoder gives it: places in the kind's book, or one more than a trit.
+// The codes of a decoded block: indices of the kind's book, or the trit plus one.
 template <Kind KIND>
 void book_codes(const int8_t* q, uint32_t c[8]) {
     constexpr int shift = KIND == N4X ? 3 : KIND == N4O ? 1 : KIND == N3P ? 4 : 2, mask = (1 << kind_bits(KIND)) - 1;
@@ -54,7 +54,7 @@ void book_codes(const int8_t* q, uint32_t c[8]) {
     __builtin_memcpy(c, codes, 32);
 }
 
-// Put the codes of a block, group g of row r in c[g][r], into its quants.
+// Pack the codes of a block into its quants; group g of row r is c[g][r].
 template <Kind KIND>
 void put_codes(const uint32_t (&c)[8][R], uint8_t* block) {
     constexpr uint32_t bytes = 0x01010101u;

@@ -1,12 +1,12 @@
-// The search of the IQ encoders: which point of a code book lies nearest, among those near the nearest lattice point.
+// Search of the IQ encoders: the nearest point of a code book, among candidates near the nearest lattice point.
 #pragma once
 #include <cstdint>
 
 namespace assay {
 
 // A code book [points, width] on a lattice whose coordinates take `base` values. `middles` are the base - 1 numbers
-// between them; near[code] lists the `count` points that lie nearest to a lattice point, whose code has the first
-// coordinate as its lowest digit.
+// between them. near[code] lists the `count` points nearest to a lattice point; the code has the first coordinate as
+// its lowest digit.
 struct Book {
     const float* points;
     int width;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// 64 chains, then their tree. The tail is taken as if zeros followed.
+// 64 chains, then their reduction tree. The tail is treated as if zeros followed.
 float dot(const float* a, const float* b, size_t n) {
     constexpr int kChains = 64;
     V s[kChains / W] = {};
@@ -134,7 +134,7 @@ void glu(Act act, const float* gates, const float* up, float* y, size_t n) {
     }
 }
 
-// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32; no x is above m. y may be x.
+// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32; m is the maximum of x. y may be x.
 constexpr int kLanes = 32;
 float exp_sum(const float* x, float m, float* y, size_t n) {
     V s[kLanes / W] = {};
@@ -260,7 +260,7 @@ void page_read(const PageShape& s, const uint8_t* page, int slot, float* x) {
     }
 }
 
-// One head of a page as float32, in the page's own layout.
+// One head of a page as float32, in the page's layout.
 template <class E>
 const float* as_floats(const PageShape& s, const uint8_t* head, float* out) {
     const E* in = reinterpret_cast<const E*>(head);
@@ -276,7 +276,7 @@ const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
         case KvType::bf16: return as_floats<Brain>(s, head, out);
         case KvType::q8_0: break;
     }
-    // 32 scales at a time: of 32 keys for 32 columns, or of 32 blocks of values, one behind the other.
+    // 32 scales at a time: of 32 keys for 32 columns, or of 32 consecutive blocks of values.
     const int8_t* in = reinterpret_cast<const int8_t*>(head);
     const Half* scales = reinterpret_cast<const Half*>(head + s.values_bytes());
     const int blocks = s.dim / 32;
@@ -318,7 +318,7 @@ inline __attribute__((always_inline)) void each_lane(F&& f) {
     f(std::integral_constant<int, 2>{}), f(std::integral_constant<int, 3>{});
 }
 
-// Halves of a page that are read next, fetched row by row on the way: the keys of the next page, these keys' values.
+// Prefetches halves that are read next, row by row: the keys of the next page, or the values of these keys.
 struct Ahead {
     const uint8_t *keys, *values;
 };
@@ -381,8 +381,9 @@ void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
     }
 }
 
-// Few rows convert cache elements on the fly; many rows share one conversion. The values are the same. On NEON a
-// conversion takes one pipe of two for two cycles: among the products of 8 rows it costs less than before them.
+// With few rows, cache elements are converted on the fly; many rows share one conversion. The values are the same. On
+// NEON a conversion occupies one pipe of two for two cycles; interleaved with the products of 8 rows it costs less than
+// before them.
 #if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
 constexpr int kFewRows = 8;
 #else
@@ -452,8 +453,8 @@ bool sees(const AttnBlock& b, int row, int key) {
     return b.hidden ? !b.hidden[row][key] : key >= b.from[row] && key < b.to[row];
 }
 
-// acc of one row over the keys it sees: what `page_weigh` does where no value is infinite or NaN. A weight of 0 hides
-// every other value.
+// acc of one row over the keys it sees, for values that may be infinite or NaN; `page_weigh` gives the same for finite
+// values, whose weight of 0 removes them.
 void weigh_seen(const AttnBlock& b, int row, const float* p) {
     const int stride = b.v_shape.stride();
     float *acc = b.acc + size_t(row) * stride, *floats = b.scratch + size_t(b.rows) * kBlock;
@@ -479,8 +480,7 @@ bool has_nan(const float* x, int n) {  // n: a multiple of 16
     return any(found);
 }
 
-// Scores in place: capped, scaled, with their bias, -inf where the row does not see the key; then weights. Gives m and
-// l.
+// Scores in place: capped, scaled, biased, -inf for masked keys; then weights. Returns m and l.
 void weights(const AttnBlock& b, int r, int padded, float* row) {
     I lanes;
     for (int i = 0; i < W; ++i) lanes[i] = i;
@@ -489,7 +489,7 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
     if (b.hidden)
         for (int j = 0; j < b.keys; ++j)
             if (b.hidden[r][j]) row[j] = kMinusInfinity;
-    constexpr int kTops = 16 / W;  // chains, for a maximum waits for the one before
+    constexpr int kTops = 16 / W;  // several chains, because a maximum waits for the one before
     V top[kTops];
     for (V& t : top) t = set1(kMinusInfinity);
     const V scale = set1(b.scale);
@@ -505,7 +505,7 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
                 x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
             }
             store(row + i, x);
-            top[c] = vmax(x, top[c]);  // in this order a NaN is left out
+            top[c] = vmax(x, top[c]);  // in this operand order a NaN is ignored
         }
     }
     for (int c = 1; c < kTops; ++c) top[0] = vmax(top[c], top[0]);

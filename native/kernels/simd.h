@@ -1,6 +1,6 @@
 // A vector of W floats and the dozen operations the row kernels need, for the instruction set this file is
 // compiled for. `ASSAY_PORTABLE` asks for plain C++ that any compiler can lower. Every operation means the same bits
-// everywhere (docs/arithmetic.md).
+// everywhere (docs/reference/arithmetic.md).
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ inline V fma(V a, V b, V c) {
 #endif
 }
 
-// Four scalars, and one of them times a vector. Where a lane can be a factor, it need not be spread first.
+// Four scalars, and one of them times a vector. If the instruction set multiplies by a lane, no broadcast is needed.
 #if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
 typedef V Four;
 inline Four load4(const float* p) { return load(p); }
@@ -128,7 +128,7 @@ inline float half_to_float(uint16_t h) {
     return f;
 }
 
-// Round to nearest even; too large values become the largest finite half, so that a masked key (weight 0) can never
+// Round to nearest even. Values out of range become the largest finite half, so that a masked key (weight 0) can never
 // turn a sum into NaN.
 inline uint16_t float_to_half(float f) {
     uint32_t bits;
@@ -186,11 +186,11 @@ inline V load(const Brain* p) {
     std::memcpy(&v, &bits, sizeof v);
     return v;
 }
-// Sixteen small integers times scales of at most 11 significant bits, which is exact. `minus` is -32896 times the scales.
+// Sixteen small integers times scales of at most 11 significant bits: exact. `minus` is -32896 times the scales.
 inline void widen(const int8_t* p, const V (&d)[16 / W], [[maybe_unused]] const float* minus, float* out) {
 #if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
-    // One look-up makes a byte b + 128 the float 2^15 + b + 128 (bytes 0, b + 128, 0, 0x47), and a multiply-add takes
-    // off the rest. What these two write onto is loaded afresh, not moved: the vector pipes are the bottleneck.
+    // A table look-up turns a byte b + 128 into the float 2^15 + b + 128 (bytes 0, b + 128, 0, 0x47). A multiply-add
+    // subtracts the rest. Its accumulator is loaded anew and not moved, because the vector pipes are the bottleneck.
     alignas(16) static constexpr uint32_t top[4] = {0x47000000, 0x47000000, 0x47000000, 0x47000000};
     const uint8x16_t b = veorq_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(p)), vdupq_n_u8(0x80));
     for (int i = 0; i < 4; ++i) {
@@ -216,7 +216,7 @@ inline void widen(const int8_t* p, const V (&d)[16 / W], [[maybe_unused]] const 
 inline void store(Half* p, float f) { p->bits = float_to_half(f); }
 inline void store(Half* p, V v) {
 #if !defined(ASSAY_PORTABLE) && (defined(__aarch64__) || defined(__AVX2__))
-    const V most = set1(65504.0f), x = vmin(most, vmax(-most, v));  // in this order a NaN stays one
+    const V most = set1(65504.0f), x = vmin(most, vmax(-most, v));  // in this operand order a NaN stays NaN
 #if defined(__aarch64__)
     vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 #elif defined(__AVX512F__)

@@ -1,8 +1,8 @@
 // Attention over the paged cache: scores, softmax and weighted values in one pass over the keys.
 //
-// Keys are taken in blocks of 256 at fixed multiples of 256, whatever the batch: inside a block the softmax is the
-// plain two-pass one, blocks are merged in ascending order. So a query's result depends on its keys alone, and a
-// long context of a single token can still be spread over all threads, block by block.
+// Keys are taken in blocks of 256, at multiples of 256 whatever the batch. Inside a block the softmax has two passes;
+// blocks are merged in ascending order. So a query's result depends on its keys alone, and the long context of a single
+// token can still be spread over all threads, block by block.
 #include <algorithm>
 #include <stdexcept>
 
@@ -11,18 +11,19 @@
 namespace assay {
 namespace {
 
-constexpr int kTileRows = 32;  // most query rows (tokens x heads of a group) that share the conversion of a key page
+// most query rows (tokens x heads of a group) that share the conversion of a page of keys
+constexpr int kTileRows = 32;
 constexpr int kPagesPerBlock = kBlock / kPage;
 
-// Query rows [first, first + count) of a chunk for one key/value head; row r is token r / group, head r % group of
-// that group. A task does blocks [from, to); with `partial` it does one and leaves its (m, l, acc) there.
+// Query rows [first, first + count) of a chunk for one key/value head; row r is token r / group, head r % group of that
+// group. A task does blocks [from, to). With `partial` it does one block and stores its (m, l, acc) there.
 struct Task {
     const Chunk* chunk;
     int head, first, count, from, to;
     int64_t partial = -1;
 };
 
-// The shape of the values: a pool of their own, or as many columns of the keys as the result has.
+// The shape of the values: their own pool, or columns of the keys, as many as the result has.
 PageShape values_of(const Program& program, const Attention& a) {
     PageShape shape = program.cache().shapes()[a.v_pool];
     if (a.v_pool == a.k_pool)
@@ -53,7 +54,7 @@ public:
             most_rows = std::max(most_rows, n_rows(c));
             tiles += k_.heads * ((n_rows(c) + kTileRows - 1) / kTileRows);
         }
-        // Few tiles (decoding): spread the blocks of keys over the threads, and if there are too few of those, the
+        // Few tiles (decoding): spread the blocks of keys over the threads; if there are too few blocks, spread the
         // rows.
         const bool split = !traced_ && tiles < 4 * threads;
         const int rows = tiles < threads ? std::max(1, most_rows * tiles / threads) : kTileRows;
@@ -127,7 +128,7 @@ private:
                            other + 2 * rows + r * stride, stride);
     }
 
-    // A sink is one more block that holds one score and no value, after all keys.
+    // An attention sink is one more block after all keys, with one score and no value.
     void sink(const RowOps& ops, const Task& t, float* state) const {
         if (!a_.mask.sinks) return;
         const std::vector<float> nothing(v_.stride());
@@ -160,7 +161,7 @@ private:
         float *kq[kTileRows], *bias[kTileRows];
         std::vector<uint8_t> masks;
         std::vector<float> biases;
-        std::vector<float> raw;  // scores of all keys, if a trace asks
+        std::vector<float> raw;  // scores of all keys, for a trace
         const int64_t n_keys = c.n_keys();
         if (traced_) raw.resize(rows * n_keys);
         if (!c.regular) masks.resize(size_t(rows) * kBlock);
@@ -175,7 +176,7 @@ private:
         const int end = whole ? c.n_keys() : a_.mask.to(slots[rows - 1], c.n_keys());
         for (int block = t.from; block < t.to; ++block) {
             const int base = block * kBlock, keys = std::min(kBlock, end - base);
-            // Pages behind the first row's window hold somebody else's keys, or nothing: they are not touched.
+            // Pages outside the first row's window were evicted and may belong to another sequence: they are not read.
             const int behind = whole ? 0 : std::max(0, a_.mask.from(slots[0]) - base) / kPage;
             for (int p = behind; p * kPage < keys; ++p) {
                 const int at = block * kPagesPerBlock + p;
@@ -203,20 +204,20 @@ private:
         if (t.partial < 0) finish(run, t, state);
     }
 
-    // Which keys of a block the query in `slot` does not see, by the positions they were written with.
+    // Which keys of a block are masked for the query in `slot`, by the positions they were written with.
     const uint8_t* hide(Run& run, const Chunk& c, int slot, int base, int keys, uint8_t* mask) const {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
         for (int j = 0; j < keys; ++j) mask[j] = a_.mask.hides(at[slot], at[base + j]);
         return mask;
     }
 
-    // What a head's slope adds to the scores of a block.
+    // ALiBi: the bias of a head's slope for the scores of a block.
     void lean(Run& run, const Chunk& c, int head, int slot, int base, int keys, float* bias) const {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
         for (int j = 0; j < keys; ++j) bias[j] = a_.mask.bias(head, at[slot], at[base + j]);
     }
 
-    // kq as computed; its capped form; exp(s - m) / l with the m and l that weighed the values.
+    // kq as computed; its capped form; exp(s - m) / l with the m and l that the values were weighed by.
     void trace(Run& run, const Task& t, const float* state, const std::vector<float>& raw, const int* slots) const {
         const Chunk& c = *t.chunk;
         const RowOps& ops = run.program.ops();
@@ -272,7 +273,7 @@ void Program::attention(const Attention& a) {
         throw std::invalid_argument("attention: no such cache pool");
     const PageShape &k = cache_->shapes()[a.k_pool], &v = cache_->shapes()[a.v_pool];
     const bool shared = a.k_pool == a.v_pool;
-    const int64_t dim = a.n_head > 0 ? width(a.out) / a.n_head : 0;  // of a head's value
+    const int64_t dim = a.n_head > 0 ? width(a.out) / a.n_head : 0;  // width of a head's value
     if (!k.keys || (v.keys && !shared) || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads ||
         !a.mask.fits(a.n_head) || width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != a.n_head * dim ||
         dim < 1 || (shared ? a.v_first < 0 || a.v_first + dim > k.dim : dim != v.dim) || domain(a.q) != domain(a.out) ||

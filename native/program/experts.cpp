@@ -1,4 +1,4 @@
-// The row steps of expert layers: which groups may be chosen, what each chosen expert adds or multiplies, their sum.
+// Row steps of expert layers: choice of groups, bias or gain of each chosen expert, and the sum over experts.
 #include <cmath>
 #include <numeric>
 

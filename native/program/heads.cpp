@@ -1,4 +1,4 @@
-// The row steps that move a head's values or weigh a row by its position, and the one that makes a row of many.
+// Row steps that slice or concatenate heads, scale a row by its position, or pool a sequence's rows into one.
 #include <bit>
 #include <cmath>
 
@@ -19,7 +19,7 @@ void Program::slice(int x, int64_t start, int parts, int out) {
          }});
 }
 
-// y[h] = a[h] then b[h]; an operand of one part gives it to all
+// y[h] = a[h] then b[h]; an operand of one part is broadcast
 void Program::concat(int a, int b, int parts_a, int parts_b, int parts, int out) {
     const auto shaped = [&](int v, int n) { return n > 0 && (n == 1 || n == parts) && width(v) % n == 0; };
     fits(parts > 0 && shaped(a, parts_a) && shaped(b, parts_b) && domain(a) == domain(out) && domain(b) == domain(out),
@@ -39,8 +39,8 @@ void Program::concat(int a, int b, int parts_a, int parts_b, int parts, int out)
 
 namespace {
 
-// The natural logarithm of a positive integer, to about 1 ulp: x = 2^e m with m in [0.71, 1.42),
-// ln m = 2 artanh((m - 1) / (m + 1)) as a series; plain double operations, so that it is the same everywhere.
+// The natural logarithm of a positive integer, to about 1 ulp: x = 2^e m with m in [0.71, 1.42), and ln m = 2 artanh((m
+// - 1) / (m + 1)) as a series. Plain double operations, so that the bits are the same everywhere.
 double ln(int64_t x) {
     int e = 64 - std::countl_zero(static_cast<uint64_t>(x)) - 1;
     double m = std::ldexp(static_cast<double>(x), -e);
@@ -70,7 +70,7 @@ void Program::pos_scale(int x, double beta, int64_t unit, int64_t offset, int ou
          }});
 }
 
-// One row of each sequence: its tokens' mean (added in order, then divided), the first or the last
+// One row of each sequence: the mean of its tokens (summed in order, then divided), the first or the last
 void Program::pool_rows(int x, const std::string& kind, int out) {
     const int64_t n = width(x);
     fits(width(out) == n && domain(x) == Domain::tokens && domain(out) == Domain::sequences &&

@@ -1,8 +1,9 @@
-// Files that are mapped and shrink. Reading past the new end raises SIGBUS, which ends a process that does not answer.
+// Protection against memory-mapped files that shrink: reading past the new end raises SIGBUS, which kills a process
+// without a handler.
 //
 // Contract: while a Guard of a map exists, such a read gives zeros, from that page to the end of the map, and `lost`
-// says so; whoever read must ask and throw the result away. Reads elsewhere raise SIGBUS as before. Windows lets nobody
-// shorten a file that is mapped.
+// becomes true. The reader must check `lost` and discard its result. Reads elsewhere raise SIGBUS as before. On Windows
+// a mapped file cannot be shortened.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ public:
             uintptr_t none = 0;
             if (!range.begin.compare_exchange_strong(none, uintptr_t(data))) continue;
             range.lost = false;
-            range.end = uintptr_t(data) + bytes;  // last: from here on the handler knows it
+            range.end = uintptr_t(data) + bytes;  // written last: publishes the range to the handler
             range_ = &range;
             return;
         }
@@ -57,7 +58,7 @@ private:
         std::atomic<bool> lost{false};
     };
     static std::array<Range, 1024>& ranges() {
-        static std::array<Range, 1024> all;  // those beyond are not guarded
+        static std::array<Range, 1024> all;  // further maps are not guarded
         return all;
     }
     static struct sigaction& before() {
@@ -73,7 +74,7 @@ private:
         sigemptyset(&action.sa_mask);
         sigaction(SIGBUS, &action, &before());
     }
-    // Only calls that are allowed in a handler: mmap is one system call.
+    // Only calls that are allowed in a signal handler: mmap is one system call.
     static void answer(int, siginfo_t* info, void*) {
         const uintptr_t at = uintptr_t(info->si_addr);
         for (Range& range : ranges()) {
@@ -86,7 +87,8 @@ private:
             range.lost = true;
             return;
         }
-        sigaction(SIGBUS, &before(), nullptr);  // not ours: as before, and the read is tried again
+        // not in a guarded range: restore the previous handler and repeat the read
+        sigaction(SIGBUS, &before(), nullptr);
     }
 
     Range* range_ = nullptr;

@@ -1,4 +1,4 @@
-// Large zeroed memory straight from the system, and errors that say what was asked for.
+// Large zeroed memory directly from the system, and out-of-memory errors that name the purpose.
 #pragma once
 
 #if defined(__linux__)
@@ -28,7 +28,7 @@ private:
     std::string text_;
 };
 
-// The machine's memory nodes as a mask; 0 or one bit where there is nothing to choose.
+// The machine's NUMA nodes as a bit mask; 0 or one bit if there is nothing to choose.
 inline uint64_t memory_nodes() {
     static const uint64_t nodes = [] {
         uint64_t mask = 0;
@@ -47,16 +47,17 @@ inline uint64_t memory_nodes() {
     return nodes;
 }
 
-constexpr size_t kReadAhead = size_t(64) << 20;  // bytes of a mapped file
+constexpr size_t kReadAhead = size_t(64) << 20;  // bytes of a mapped file to read ahead
 
-// Zeroed memory that begins on a huge page where it is larger than one: every step reads all weights, and finding them
-// by pages of 4 KB costs decoding a tenth. What is never touched costs nothing.
+// Zeroed memory, aligned to a huge page if it is larger than one. Every step reads all weights, and with pages of 4 KB
+// TLB misses cost decoding a tenth. Untouched pages cost nothing.
 class Pages {
 public:
     Pages() = default;
     Pages(size_t bytes, const std::string& purpose) : bytes_(bytes) {
         if (bytes == 0) return;
-        // More than the machine has can be promised but never filled; some systems promise anything.
+        // Reject a size that exceeds the machine's memory: some systems grant any address range, and fail only when it
+        // is filled.
         const size_t page = machine::page_size(), whole = (bytes + page - 1) / page * page;
         const size_t spare = machine::kTrims && bytes > kHuge ? kHuge : 0;
         void* p = bytes <= machine::memory() ? machine::take(whole + spare) : nullptr;
@@ -72,8 +73,8 @@ public:
         madvise(data_, whole, MADV_HUGEPAGE);
 #endif
 #if defined(SYS_mbind)
-        // Whoever is free takes the next rows of a matrix, so no thread owns any: its pages go round all nodes, and
-        // every core reads with all of them.
+        // Any idle thread takes the next rows of a matrix, so no thread owns them. Interleave the pages over all NUMA
+        // nodes, so that every core reads with the bandwidth of all.
         const uint64_t nodes = memory_nodes();
         if (nodes & (nodes - 1)) syscall(SYS_mbind, data_, whole, 3 /* MPOL_INTERLEAVE */, &nodes, 65, 0);
 #endif
@@ -96,14 +97,14 @@ private:
     size_t bytes_ = 0;
 };
 
-// Pages shared by many: each piece keeps the memory that it lies in.
+// Pages shared by several pieces: each piece keeps the memory alive that it is in.
 class Arena {
 public:
     std::shared_ptr<uint8_t> take(size_t bytes, const std::string& purpose) {
         if (!pages_ || used_ + bytes > pages_->size()) {
             try {
                 pages_ = std::make_shared<Pages>(std::max(bytes, kLeast), purpose);
-            } catch (const OutOfMemory&) {  // for want of room beyond this piece, perhaps
+            } catch (const OutOfMemory&) {  // perhaps only the part beyond this piece did not fit
                 pages_ = std::make_shared<Pages>(bytes, purpose);
             }
             used_ = 0;
@@ -119,8 +120,8 @@ private:
     size_t used_ = 0;
 };
 
-// Tell the system that a mapped file range, and what follows it, will be read now: a disk is read while the range before
-// is packed.
+// Tell the system that a mapped file range, and the part behind it, will be read now: it is read from disk while the
+// range before is packed.
 inline void expect_mapped(const void* data, size_t bytes) {
     const uintptr_t page = sysconf(_SC_PAGESIZE), begin = reinterpret_cast<uintptr_t>(data) / page * page;
     madvise(reinterpret_cast<void*>(begin), bytes + kReadAhead, MADV_WILLNEED);

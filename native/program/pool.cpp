@@ -8,8 +8,8 @@
 namespace assay {
 namespace {
 
-// Short enough that a waiting thread soon gives its core to whoever holds up the work, long enough that two
-// threads in the middle of a step never sleep (a step of a small model takes 5 to 50 microseconds).
+// Spin time before a waiting thread sleeps. Short, so that it soon yields its core to the thread that delays the work.
+// Long enough that two threads in the middle of a step never sleep: a step of a small model takes 5 to 50 microseconds.
 constexpr int kSpins = 3000;
 constexpr auto kPoll = std::chrono::milliseconds(50);
 
@@ -21,7 +21,7 @@ inline void relax() {
 #endif
 }
 
-// Round to nearest, keep subnormals: some libraries change that for the whole process.
+// Round to nearest, keep subnormals: some libraries change these modes for the whole process.
 class DefaultFloats {
 public:
     DefaultFloats() {
@@ -49,12 +49,12 @@ Pool::~Pool() {
     for (auto& thread : workers_) thread.join();
 }
 
-// The word first: while a part is missing the step cannot end, so what is written here cannot meet what the next step
-// writes. Whoever sees the word before its part waits for it.
+// Publish the word first. While a part is missing the step cannot end, so these writes cannot overlap those of the next
+// step. A thread that sees the word before its part waits for the part.
 void Pool::publish(uint64_t ticks) {
     const uint64_t sequence = ((word_.load(std::memory_order_relaxed) >> 32) + 1) << 32;
     const uint64_t parts = ticks == 0 ? 0 : step_.singly ? 1 : threads_;
-    // The last access to the job: once it is over, its caller may return and another begin the next.
+    // The last access to the job: after it the caller may return, and another job may begin.
     word_.store(sequence | parts, std::memory_order_seq_cst);
     for (uint64_t i = 0; i < parts; ++i)
         parts_[i].word.store(sequence | (ticks * i / parts) << 16 | ticks * (i + 1) / parts, std::memory_order_release);
@@ -83,8 +83,8 @@ void Pool::advance(unsigned thread) {
     publish(ticks);
 }
 
-// The claim succeeds only on the very word it was read from, so a thread that slept through the end of a step
-// (or of a job) claims nothing of the next by mistake; and while it holds a unit, the step cannot end.
+// The claim succeeds only on the word it was read from. So a thread that slept through the end of a step or job cannot
+// claim a unit of the next. While it holds a unit, the step cannot end.
 bool Pool::claim_and_work(unsigned thread) {
     const uint64_t word = word_.load(std::memory_order_acquire);
     const uint32_t parts = static_cast<uint32_t>(word);
@@ -92,7 +92,7 @@ bool Pool::claim_and_work(unsigned thread) {
         const uint32_t at = (thread + i) % parts;
         std::atomic<uint64_t>& part = parts_[at].word;
         for (uint64_t claim = part.load(std::memory_order_acquire);;) {
-            if (claim >> 32 != word >> 32) {  // not there yet, or the step is over
+            if (claim >> 32 != word >> 32) {  // the part is not published yet, or the step is over
                 if (word_.load(std::memory_order_acquire) != word) return true;
                 relax();
                 claim = part.load(std::memory_order_acquire);
@@ -101,7 +101,7 @@ bool Pool::claim_and_work(unsigned thread) {
             const uint32_t begin = claim >> 16 & 0xffff, left = (claim & 0xffff) - begin;
             if (left == 0) break;
             const bool in_order = parts == 1 || at == thread;
-            // Shrinking, to finish together.
+            // Runs shrink, so that all threads finish together.
             const uint32_t take = parts == 1 && threads_ > 1 ? 1 : std::max(1u, left / 2);
             const uint64_t rest = in_order ? claim + (uint64_t(take) << 16) : claim - take;
             if (!part.compare_exchange_weak(claim, rest, std::memory_order_acq_rel, std::memory_order_acquire))

@@ -1,7 +1,7 @@
 // Matrix products: a group of matrices that read one input, gate and up with their activation, experts.
 //
-// A unit is a block of rows of one matrix for one tile of tokens; no unit waits for another, and what follows a
-// product row by row (bias, residual, activation) is done while its block is still in the cache.
+// A unit is a block of rows of one matrix for one tile of tokens; no unit waits for another. The epilogue of a product
+// (bias, residual, activation) runs while its block is still in the cache.
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
@@ -11,8 +11,8 @@
 namespace assay {
 namespace {
 
-// Rows of a unit: about this many bytes of weights when a few tokens stream them; when many tokens share them, few
-// enough rows that a single tile of tokens gives every thread its part.
+// Rows of a unit. With few tokens, rows of about this many bytes of weights. With many tokens, few enough rows that a
+// single tile of tokens gives every thread a unit.
 constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64, kTileRows = 32;
 
 int64_t unit_rows(const kernels::Matrix& w, int64_t tokens, int64_t panel) {
@@ -127,7 +127,7 @@ public:
         grid_.visit(first, last, [&](int64_t tile, int64_t, int64_t r0, int64_t r1) {
             const int64_t m = grid_.tile_tokens(tile), rows = r1 - r0;
             float* room = run.scratch(thread, 2 * rows * m);
-            // The block of gate and of up: where a trace wants it, or [m][rows] of scratch (column r0 first).
+            // The block of gate and of up: in a trace's memory, or [m][rows] of scratch (column r0 first).
             const auto block = [&](const Weight& w, int kept, float* scratch) -> std::pair<const float*, int64_t> {
                 float* out = kept >= 0 ? run.row(kept, tile * kTile) : scratch - r0;
                 const int64_t ld = kept >= 0 ? n : rows;
@@ -151,7 +151,7 @@ private:
 };
 
 // ---- experts --------------------------------------------------------------------------------------------------------
-// The rows that go to one expert, at most a tile of them. Without a choice, part j of a row goes to expert j.
+// The rows of one expert, at most a tile of them. Without a choice, part j of a row goes to expert j.
 struct Group {
     int64_t expert, n;
     const int64_t* pairs;  // token * k + choice
@@ -162,8 +162,8 @@ struct Groups {
     std::vector<Group> list;
     std::vector<int64_t> pairs, ends;  // by expert
     std::vector<uint8_t> acts;
-    int64_t most = 0;                    // rows of the largest
-    ExpertProducts* products = nullptr;  // what multiplies them
+    int64_t most = 0;  // rows of the expert that has most
+    ExpertProducts* products = nullptr;  // the product that multiplies them
 };
 
 class ExpertGather : public Instruction {
@@ -190,7 +190,7 @@ public:
         for (int64_t i = 0; i < tokens * k; ++i) g.pairs[g.ends[expert(i)]++] = i;
         g.list.clear();
         g.most = 0;
-        shared_ = tokens == 1 && !own_input(run);  // every expert gets the same row: it is prepared once
+        shared_ = tokens == 1 && !own_input(run);  // every expert gets the same row: prepare it once
         size_t size = 64;
         for (int64_t e = 0, at = 0; e < weight_->count(); ++e)
             for (; at < g.ends[e]; at += g.list.back().n) {
@@ -307,8 +307,8 @@ void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weigh
         domain(out) != domain(x) || is_acts(x) || (idx >= 0 && (domain(x) != domain(idx) || is_acts(idx))))
         throw std::invalid_argument("expert product: operands do not fit together");
     const kernels::Acts format = kernels::acts_format(weight->matrix().type, exact_);
-    // Gate and up of the same experts read the same rows: gathered and prepared once, and multiplied in one step, the
-    // first one's. Nothing that a product reads is written between the two.
+    // Gate and up of the same experts read the same rows. These are gathered and prepared once, and multiplied in the
+    // step of the first. No step between the two writes an input of the second.
     std::shared_ptr<void>& known = gathered_[{x, idx, int64_t(format), weight->count()}];
     if (!known) {
         auto groups = std::make_shared<Groups>();

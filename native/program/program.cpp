@@ -11,7 +11,7 @@ namespace {
 
 std::invalid_argument fault(const std::string& what) { return std::invalid_argument(what); }
 
-// Row steps that follow each other in one domain: each unit takes some rows through all of them.
+// Consecutive row steps of one domain: each unit takes some rows through all of them.
 class RowSteps : public Instruction {
 public:
     explicit RowSteps(std::vector<RowOp> ops) : ops_(std::move(ops)) {
@@ -67,7 +67,7 @@ Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int
             isa.pack(type_, from, rows, columns, begin, end, own_.get() + i * each);
         });
     if (odd)
-        own_.reset();  // a weight is NaN or infinite: read as it lies, value by value
+        own_.reset();  // a weight is NaN or infinite: read it in place, value by value
     else
         stride_ = each;
 }
@@ -167,7 +167,7 @@ size_t Program::bytes(const Value& v, int64_t rows) const {
     return (rows + kTile - 1) / kTile * kernels::acts_bytes(v.format, kTile, v.width);
 }
 
-// The pages of a group from the `first` one of a chunk on.
+// The pages of a group, from page `first` of a chunk on.
 void Program::check_pages(const Chunk& c, int group, int32_t first) const {
     const int32_t *table = c.table(group), n_pages = cache_->groups()[group].n_pages;
     for (int32_t p = first; p * kPage < c.n_keys(); ++p)
@@ -176,7 +176,8 @@ void Program::check_pages(const Chunk& c, int group, int32_t first) const {
                         std::to_string(n_pages - 1) + ")");
 }
 
-// Pages behind the window of a chunk's first token are nobody's, unless the masks are no ranges or all keys are wanted.
+// First page that a chunk may read. Pages outside the window of its first token were evicted, so they count only if
+// masks are not ranges or all keys are wanted.
 void Program::check_windows(const Batch& batch) const {
     const bool all = std::any_of(values_.begin(), values_.end(), [](const Value& v) {
         return v.domain == Domain::keys || v.domain == Domain::scores;
@@ -188,7 +189,7 @@ void Program::check_windows(const Batch& batch) const {
         }
 }
 
-// Everything that indexes memory later is checked here, once.
+// Check here, once, everything that later indexes memory.
 void Program::check(Batch& batch) const {
     if (batch.n_tokens < 1 || batch.chunks.empty()) throw fault("batch: no tokens");
     for (int32_t i = 0; i < batch.n_tokens; ++i)
@@ -227,7 +228,7 @@ void Program::check(Batch& batch) const {
 
 namespace {
 
-// Store the positions of the new keys; then know of each chunk whether its mask is a plain range.
+// Store the positions of the new keys; then determine for each chunk whether its mask is a plain range.
 void place_positions(Batch& batch, const Cache& cache) {
     for (const Chunk& c : batch.chunks)
         for (int32_t i = 0; i < c.n_tokens; ++i) {
@@ -251,7 +252,7 @@ void place_positions(Batch& batch, const Cache& cache) {
 
 }  // namespace
 
-// Values whose lives overlap get disjoint memory; first fit in order of birth.
+// Place values with overlapping lifetimes in disjoint memory: first fit, in order of birth.
 void Program::plan(const Batch& batch) {
     bool enough = true;
     for (int d = 0; d < kDomains; ++d) enough &= batch.rows(Domain(d)) <= planned_[d];

@@ -1,10 +1,9 @@
 // A program: the steps of one forward pass, compiled once from a graph, run on any batch.
 //
-// Values are matrices of float32 rows. A value lives in a domain that says what its rows are: the tokens of the
-// batch, the tokens whose logits were asked for, the keys that each sequence sees, the scores (head, token, key), or
-// the sequences themselves. Steps read and write values; memory is planned from their order. A value that a trace asks
-// for is bound to memory of the caller ("external") and written there by the very step that computes it, so tracing
-// changes nothing but the address.
+// Values are float32 matrices. The domain of a value says what its rows are: the tokens of the batch, the tokens whose
+// logits are wanted, the keys of each sequence, the scores (head, token, key), or the sequences. Steps read and write
+// values; memory is planned from their order. A value that a trace keeps is bound to memory of the caller ("external").
+// The step that computes it writes it there, so tracing changes only the address.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +34,7 @@ inline void fits(bool ok, const char* op) {
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-// `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or as they lie in the file.
+// `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or mapped from the file.
 class Weight {
 public:
     Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns,
@@ -59,13 +58,14 @@ private:
 struct Chunk {
     int32_t first, n_tokens;   // its rows in the batch
     int32_t start;             // cache slot of its first token
-    const int32_t* pages;      // a table for each group of the cache, `n_table` long: covers start + n_tokens slots
+    // a page table of `n_table` entries for each group of the cache: covers start + n_tokens slots
+    const int32_t* pages;
     int32_t n_table;
-    int32_t n_outputs;         // its last n_outputs tokens give logits
+    int32_t n_outputs;  // its last n_outputs tokens give logits
     int32_t first_output = 0;  // filled in by Program::run
     int32_t first_key = 0;
     int64_t first_score = 0;  // sum over earlier chunks of n_tokens * n_keys
-    bool regular = true;      // every key's position is its slot: the mask is a range
+    bool regular = true;  // every key's position is its slot, so the mask is a range
     int32_t n_keys() const { return start + n_tokens; }
     const int32_t* table(int group) const { return pages + int64_t(group) * n_table; }
 };
@@ -88,12 +88,12 @@ struct Batch {
 };
 
 // ---- cache ----------------------------------------------------------------------------------------------------------
-// Layers that see equally far back form a group with pages of its own. A page of a group, 32 positions, lies together: a
-// part for each of its cache nodes ("pools"). Group 0 sees everything and has the positions, last in a page.
+// Layers with the same window form a group with its own pages. A page of a group, 32 positions, is contiguous and has a
+// part for each of the group's cache nodes ("pools"). Group 0 has no window, and its pages end with the positions.
 class Cache {
 public:
     struct Group {
-        int window, n_pages;  // window: positions that a query sees, itself among them; 0: all
+        int window, n_pages;  // window: positions that a query sees, including its own; 0: all
         size_t page_bytes = 0;
         Pages pages{};
     };
@@ -105,7 +105,7 @@ public:
         const Group& g = groups_[group_of_[pool]];
         return g.pages.data() + page * g.page_bytes + offsets_[pool];
     }
-    // Where a pool has the i-th page of a chunk.
+    // Address of a pool in the i-th page of a chunk.
     uint8_t* page(int pool, const Chunk& c, int i) const { return page(pool, c.table(group_of_[pool])[i]); }
     // The position each key was written with.
     int32_t* positions(int32_t page) const {
@@ -127,18 +127,18 @@ class Run;
 class Instruction {
 public:
     virtual ~Instruction() = default;
-    virtual Step plan(Run& run) = 0;  // how many units for this batch; called by one thread
+    virtual Step plan(Run& run) = 0;  // number of units for this batch; called by one thread
     virtual void work(Run& run, uint32_t first, uint32_t last, unsigned thread) = 0;
     std::vector<int> reads, writes;  // values
 };
 
-// Something done to each row on its own: rows [first, last) of `domain`. Neighbours of one domain are run together.
+// An operation on each row alone: rows [first, last) of `domain`. Consecutive ones of one domain run together.
 struct RowOp {
     Domain domain;
     int64_t cost;  // floats touched per row, to choose how many rows make a unit
     std::vector<int> reads, writes;
     std::function<void(Run&, int64_t first, int64_t last)> run;
-    bool prepares = false;  // writes prepared activations; every other step works on plain rows
+    bool prepares = false;  // writes prepared activations; all other row steps write plain rows
 };
 
 // One product of a shared input: out = W x (+ bias) (+ residual).
@@ -149,12 +149,12 @@ struct Product {
     int residual = -1;
 };
 
-// What a query does not see of the keys, by their positions, and what is added to the scores it sees.
+// Which keys are masked for a query, by their positions, and the biases of visible scores.
 struct Mask {
     float scale = 1;
     int window = 0, chunk = 0;
     bool causal = true;
-    Floats sinks;   // a score more for each head, or null
+    Floats sinks;  // an extra score of each head, or null
     Floats slopes;  // of each head: minus slope * |distance|, or null
 
     bool hides(int32_t query, int32_t key) const {
@@ -163,7 +163,7 @@ struct Mask {
             return true;
         return chunk && key < chunk_start(query);
     }
-    // Where keys lie at positions 0, 1, 2, ...: the query sees [from, to), `n` being how many there are.
+    // If key positions are 0, 1, 2, ..., n - 1, the query sees [from, to).
     int from(int query) const {
         const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
         return std::max({0, behind, chunk ? static_cast<int>(chunk_start(query)) : 0});
@@ -176,7 +176,7 @@ struct Mask {
     float bias(int head, int32_t query, int32_t key) const {
         return -((*slopes)[head] * static_cast<float>(std::abs(int64_t(query) - key)));
     }
-    // No query sees a key this many positions behind it, or more; 0: it may.
+    // Distance from which on no query sees a key; 0: none.
     int reach() const {
         if (!causal) return 0;
         return window && chunk ? std::min(window, chunk) : std::max(window, chunk);
@@ -198,8 +198,8 @@ struct Attention {
     int n_head;
     float cap;
     Mask mask;
-    int v_first = 0;  // where keys and values share a pool: the column of a key at which its value begins
-    int kq = -1, capped = -1, soft_max = -1;  // external values of a trace, or -1
+    int v_first = 0;  // if keys and values share a pool: the column of a key at which its value begins
+    int kq = -1, capped = -1, soft_max = -1;  // external values for a trace, or -1
 };
 
 class Program {
@@ -209,14 +209,14 @@ public:
 
     // Values.
     int value(int64_t width, Domain domain);
-    int external(int64_t width, Domain domain);                    // memory of the caller, in this order
+    int external(int64_t width, Domain domain);  // memory of the caller, in this order
     int acts(int64_t width, Domain domain, kernels::Acts format);  // activations prepared for products
     int64_t width(int value) const { return values_.at(value).width; }
     Domain domain(int value) const { return values_.at(value).domain; }
     kernels::Acts format(int value) const { return values_.at(value).format; }
     bool is_acts(int value) const { return values_.at(value).is_acts; }
 
-    // Steps, in order. Rows: each is one function of a row (rows.cpp, heads.cpp and experts.cpp have the formulas).
+    // Steps, in order. Row steps: each is a function of a row (rows.cpp, heads.cpp and experts.cpp have the formulas).
     void embed(std::shared_ptr<const Weight> table, bool by_position, int out);
     void rms_norm(int x, Floats w, float eps, int parts, int out);              // w may be null
     void layer_norm(int x, Floats w, Floats b, float eps, int parts, int out);  // b may be null
@@ -261,10 +261,10 @@ public:
     Cache& cache() const { return *cache_; }
     Pool& pool() const { return *pool_; }
     bool exact() const { return exact_; }
-    int64_t n_vocab = INT32_MAX;      // tokens must be below
-    int64_t n_positions = INT32_MAX;  // and positions
+    int64_t n_vocab = INT32_MAX;  // tokens must be below this
+    int64_t n_positions = INT32_MAX;  // and positions below this
 
-    // Run on a batch; false if `poll` said to stop. Throws on anything outside the cache or the vocabulary.
+    // Run on a batch; false if `poll` returned false. Throws on anything outside the cache or the vocabulary.
     bool run(Batch& batch, const std::function<bool()>& poll);
     size_t arena_bytes() const { return arena_.size(); }
 
@@ -293,13 +293,13 @@ private:
     int n_externals_ = 0;
     std::vector<std::unique_ptr<Instruction>> code_;
     std::map<std::array<int64_t, 4>, std::shared_ptr<void>> gathered_;  // by input, choice, format and experts
-    std::vector<RowOp> pending_;                                        // row steps not yet made into an instruction
+    std::vector<RowOp> pending_;  // row steps not yet joined into a step
     int64_t planned_[kDomains] = {-1, -1, -1, -1, -1};
     Pages arena_;
     std::vector<std::vector<float>> scratch_;  // one a thread
 };
 
-// Activations are prepared in tiles of this many tokens, so that a tile stays in the second-level cache.
+// Activations are prepared in tiles of this many tokens, so that a tile stays in L2.
 constexpr int64_t kTile = 128;
 
 class Run : public Job {

@@ -1,5 +1,5 @@
-// The row steps: everything that treats each token (or key, or score) on its own. One function an operation;
-// the formulas are those of the operation table, the arithmetic is float32.
+// Row steps: operations on each token (or key, or score) alone. One function an operation; graph/ops.py has the
+// formulas, and the arithmetic is float32.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -241,7 +241,7 @@ void Program::rope_table(std::vector<double> frequencies, float magnitude, int o
          }});
 }
 
-// Each head's values [offset, offset + n_rot) turned, the others as they are
+// RoPE of each head's values [offset, offset + n_rot); other values are copied
 void Program::rope(int x, int table, int heads, int offset, bool neox, int out) {
     const int64_t n = width(x), n_rot = width(table), dim = heads > 0 ? n / heads : 0;
     fits(heads > 0 && dim * heads == n && offset >= 0 && offset + n_rot <= dim && width(out) == n &&
@@ -265,7 +265,7 @@ void Program::rope(int x, int table, int heads, int offset, bool neox, int out) 
          }});
 }
 
-// This step's rows into their slots of the cache
+// Store this step's rows in their cache slots
 void Program::cache_write(int x, int pool) {
     fits(pool >= 0 && pool < static_cast<int>(cache_->shapes().size()), "cache");
     const PageShape shape = cache_->shapes()[pool];
@@ -296,7 +296,7 @@ void Program::cache_read(int pool, int out) {
          }});
 }
 
-// The rows whose logits are asked for
+// The rows whose logits are wanted
 void Program::output_rows(int x, int out) {
     fits(domain(x) == Domain::tokens && domain(out) == Domain::outputs && width(x) == width(out), "output_rows");
     row({Domain::outputs, width(x), {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
@@ -371,7 +371,7 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
     }));
 }
 
-// softmax over s of scale x[h, t, s] - slope[h] |distance| where the mask lets it be seen; a sink is one more score
+// softmax over s of scale x[h, t, s] - slope[h] |distance| for visible keys; a sink is one more score
 void Program::attn_softmax(int x, const Mask& mask, int out) {
     const int heads = static_cast<int>(width(x));
     fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x) &&

@@ -1,4 +1,4 @@
-// What is asked of the system, POSIX and Windows: zeroed pages, how large they are and how many there are.
+// System calls, for POSIX and Windows: zeroed pages, their size, and the amount of memory.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace assay::machine {
 
 #if defined(_WIN32)
-constexpr bool kTrims = false;  // whether a part of what was taken can be given back
+constexpr bool kTrims = false;  // whether part of an allocation can be returned
 
 inline size_t page_size() {
     SYSTEM_INFO info;
@@ -32,7 +32,8 @@ inline size_t memory() {
 }
 inline void* take(size_t bytes) { return VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
 inline void give_back(void* data, size_t) { VirtualFree(data, 0, MEM_RELEASE); }
-inline void forget(void* data, size_t bytes) { VirtualUnlock(data, bytes); }  // what is not locked leaves the working set
+// VirtualUnlock on pages that are not locked removes them from the working set
+inline void forget(void* data, size_t bytes) { VirtualUnlock(data, bytes); }
 #else
 constexpr bool kTrims = true;
 
@@ -41,7 +42,7 @@ inline size_t page_size() {
     return size;
 }
 inline size_t memory() { return size_t(sysconf(_SC_PHYS_PAGES)) * page_size(); }
-// Zeroed; null where there is no room.
+// Zeroed; null if there is no memory.
 inline void* take(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p == MAP_FAILED ? nullptr : p;

@@ -1,15 +1,15 @@
-// Self-check and micro-benchmark of native/kernels: a plain program, no Python, no framework.
+// Self-check and micro-benchmark of native/kernels: a plain program without Python or a test framework.
 //
-//   test_kernels                 check every instruction set this machine has; exit code 1 on any mismatch
+//   test_kernels                 check every instruction set of this machine; exit code 1 on any mismatch
 //   test_kernels bench [THREADS [TYPE...]]   operations and bytes per second by type, as shares of the measured
-//                              ceilings (in CPU time: a busy neighbour does not count)
+//                              ceilings (in CPU time, so that other processes do not count)
 //
-// Checked for each type and instruction set, on shapes with ragged rows and columns:
-//   decode     packed rows decode to the same float32 as the rows of the file
-//   value      fast product against float64 on decoded weights: NMSE below the type's limit; exact: below 1e-12
-//   bits       out[t, r] is the same for every number of tokens, range of rows, and for packed and mapped weights
-//   agreement  every instruction set equals the others bit for bit, and the recorded hash
-//   strange    activations and scales that are NaN, infinite, huge or tiny: the same on every path, and only where due
+// Checks for each type and instruction set, on shapes with ragged rows and columns:
+//   decode     packed rows decode to the same float32 as the rows of the file.
+//   value      fast product against float64 on decoded weights: NMSE below the type's limit; exact: below 1e-12.
+//   bits       out[t, r] is the same for every number of tokens, range of rows, and for packed and mapped weights.
+//   agreement  every instruction set equals the others bit for bit, and the recorded hash.
+//   strange    activations and scales that are NaN, infinite, huge or tiny: the same on every path.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -36,7 +36,7 @@ const Type all_types[] = {
     Type::IQ2_XS, Type::IQ2_S, Type::IQ3_XXS, Type::IQ3_S,  Type::IQ1_S,  Type::IQ1_M,
 };
 
-// Where a block keeps its f16 scales (-1: none); types with other scales are handled in random_rows.
+// Offsets of the f16 scales in a block (-1: none); random_rows handles types with other scales.
 struct ScaleAt {
     Type type;
     int first, second;
@@ -54,7 +54,7 @@ void fail(const std::string& what) {
     if (++failures <= 40) std::printf("FAIL %s\n", what.c_str());
 }
 
-struct Buffer {  // 64-byte aligned, with a guard that shows writes past the end
+struct Buffer {  // 64-byte aligned, with a guard that reveals writes past the end
     std::vector<uint8_t> bytes;
     uint8_t* data;
     size_t size;
@@ -73,7 +73,7 @@ uint16_t small_f16(std::mt19937& rng, bool positive) {  // magnitudes 2^-11 .. 2
     return uint16_t((positive ? 0 : (r & 1) << 15) | (4 + (r >> 1 & 3)) << 10 | (r >> 8 & 1023));
 }
 
-// About normal, the same numbers with every library: twelve uniform draws.
+// Approximately normal, the same numbers with every library: the sum of twelve uniform draws.
 float normal(std::mt19937& rng) {
     int sum = 0;
     for (int i = 0; i < 12; i++) sum += int(rng() >> 16);
@@ -149,7 +149,7 @@ double nmse(const std::vector<float>& got, const std::vector<double>& want) {
     return error / power;
 }
 
-// What every instruction set of every machine gives for all products of run_checks (docs/arithmetic.md, version 1).
+// Recorded hash of all products of run_checks, on every machine (docs/reference/arithmetic.md, version 1).
 constexpr uint64_t recorded = 0xed2e730c92627902;
 
 uint64_t hash(const std::vector<float>& x, uint64_t h) {
@@ -163,8 +163,8 @@ struct Measured {
     double fast = 0, exact = 0;
 };
 
-// What packing may add. Code books of groups of weights are packed as the weights' own codes: a look-up in a register
-// instead of one in memory, for more bytes.
+// Bytes that packing may add. Code books for groups of weights are packed as each weight's own code: a look-up in a
+// register instead of one in memory, for more bytes.
 double growth(Type type) {
     switch (type) {
         case Type::IQ1_S:
@@ -179,7 +179,7 @@ double growth(Type type) {
     }
 }
 
-// Returns the products of this instruction set for comparison with the others: fast, exact.
+// Returns the products of this instruction set, fast and exact, for comparison with the others.
 void check(const Isa& isa, Type type, int64_t n, int64_t k, unsigned seed, std::vector<std::vector<float>>& reference,
            Measured& worst) {
     std::mt19937 rng(seed);
@@ -251,8 +251,8 @@ void check(const Isa& isa, Type type, int64_t n, int64_t k, unsigned seed, std::
     }
 }
 
-// A token with a NaN, an infinity, huge and tiny values: its outputs are NaN or finite as docs/arithmetic.md says, the
-// same for one token and for many, packed and mapped; and no other token's changes.
+// A token with a NaN, an infinity, huge and tiny values: its outputs are NaN or finite as docs/reference/arithmetic.md
+// says, the same for one token and for many, packed and mapped. The outputs of other tokens do not change.
 void check_strange(const Isa& isa) {
     constexpr int64_t n = 37, k = 512, m = 12;
     for (Type type : all_types) {
@@ -294,7 +294,7 @@ void check_strange(const Isa& isa) {
     }
 }
 
-// What was read out of CPUID is what the compiler's own library reads.
+// Our reading of CPUID agrees with that of the compiler's library.
 void check_choice() {
 #if defined(__x86_64__) && defined(__linux__)
     const auto listed = [](const char* name) {

@@ -1,5 +1,5 @@
-// The team of threads under its worst customs: short and long steps, callers that follow each other without a pause,
-// units that throw, callers that give up. Run it under ThreadSanitizer (`make sanitize`).
+// Stress test of the thread pool: short and long steps, jobs without a pause between them, units that throw, callers
+// that stop early. Run it under ThreadSanitizer (`make sanitize`).
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -20,7 +20,7 @@ void expect(bool right, const char* what) {
     std::exit(1);
 }
 
-// Adds up plain memory in steps of changing width: a step reads what the one before it wrote.
+// Sums plain memory in steps of changing width: a step reads the results of the one before.
 class Sums : public Job {
 public:
     Sums(int steps, uint32_t width, int faulty = -1) : steps_(steps), faulty_(faulty), from_(width, 1), to_(width) {}

@@ -1,14 +1,15 @@
-// Self-check of the row kernels and the thread team: a plain program, no Python, no framework; exit code 1 on a fault.
+// Self-check of the row kernels and the thread pool: a plain program without Python or a test framework; exit code 1 on
+// a failure.
 //
-// Checked for each instruction set this machine has:
-//   pages      what is written to a page of each cache type is read back within the type's rounding
-//   attention  a block against float64; the same bits for a row alone and among others, and with keys after its last
-//   halves     the edges of half precision
-//   gates      silu and gelu against float64
-//   functions  exp, tanh, erf, cos and sin against the C library's doubles, in ulp; their edges
-//   nan        reaches what it should and nothing else
-//   bits       every operation on seeded numbers gives the recorded hash
-//   team       every unit of every step is done once, in order of steps, whatever the number of threads; errors arrive
+// Checks for each instruction set of this machine:
+//   pages      values written to a page of each cache type are read back within the type's rounding.
+//   attention  a block against float64; the same bits for a row alone and among others, and with keys after its last.
+//   halves     the edges of half precision.
+//   gates      silu and gelu against float64.
+//   functions  exp, tanh, erf, cos and sin against the C library's doubles, in ulp; their edges.
+//   nan        a NaN reaches the rows that depend on it and no others.
+//   bits       every operation on seeded numbers gives the recorded hash.
+//   team       every unit of every step is done once, in order of steps, for any number of threads; errors are rethrown.
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -72,7 +73,7 @@ struct Bench {
         ops.page_read(s, pages.data() + slot / kPage * s.page_bytes(), slot % kPage, x.data());
         return x;
     }
-    // Rows [first, first + count): row r sees keys [0, 7 r + 9). Gives acc / l, [count][dim].
+    // Rows [first, first + count): row r sees keys [0, 7 r + 9). Returns acc / l, [count][dim].
     std::vector<float> attend(int first, int count, int keys) const {
         std::vector<const float*> q;
         std::vector<const uint8_t*> kp, vp;
@@ -139,7 +140,7 @@ void check_attention(const RowOps& ops, KvType type, int dim) {
         }
 }
 
-// Half precision at its edges: too large is the largest, NaN stays NaN, ties go to even.
+// Half precision at its edges: values out of range become the largest finite half, NaN stays NaN, ties go to even.
 void check_halves(const RowOps& ops) {
     const float inf = INFINITY;
     const std::vector<float> given = {NAN,      inf,   -inf,  1e30f,   -65520.0f, 65504.0f, 65519.0f,
@@ -252,7 +253,7 @@ void check_nan(const RowOps& ops) {
     expect(m == 1 && l == 2 && acc[0] == 3, "a block without keys is not left out");
 }
 
-// What every instruction set of every machine gives (docs/arithmetic.md, version 1).
+// Recorded hash, the same on every machine (docs/reference/arithmetic.md, version 1).
 constexpr uint64_t kBits = 0x8c0f1c1b3b43e89c;
 
 uint64_t hash(const void* data, size_t bytes, uint64_t h = 0xcbf29ce484222325) {
@@ -260,7 +261,7 @@ uint64_t hash(const void* data, size_t bytes, uint64_t h = 0xcbf29ce484222325) {
     return h;
 }
 
-// Of every row operation on seeded numbers.
+// Hash of every row operation on seeded numbers.
 uint64_t hash(const RowOps& ops) {
     uint64_t h = hash("", 0);
     std::vector<float> x(5003), z(5003), y(5003);
@@ -317,7 +318,7 @@ uint64_t hash(const RowOps& ops) {
     return h;
 }
 
-// Steps of 1 to 40 units; each adds up its units, the next step begins only when all are in.
+// Steps of 1 to 40 units; each sums its units, and the next step begins only when all are done.
 class Count : public Job {
 public:
     explicit Count(int fail_at = -1) : fail_at_(fail_at) {}

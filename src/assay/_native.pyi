@@ -1,20 +1,28 @@
-"""The native engine (native/bindings.cpp). Private: only assay.engines and bench use it."""
+"""The native CPU engine (native/bindings.cpp): matrix kernels, the paged KV cache, and programs.
+
+Private: only assay.engines and bench import it. Change it together with native/bindings.cpp, which has the same
+functions in the same order. A program is a list of operations on numbered values; `Program.run` executes it.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE: int  # positions per page of the cache
-ARITHMETIC: int  # version of docs/arithmetic.md, the definition of every result bit
+PAGE: int  # positions of a cache page
+ARITHMETIC: int  # version of docs/reference/arithmetic.md, the definition of every result bit
 
 def isas() -> list[str]:
-    """The instruction sets that this machine has, best first."""
+    """Instruction sets of this machine that have kernels, fastest first."""
 
-def supported(type: int) -> bool: ...
+def supported(type: int) -> bool:
+    """Whether a ggml type has a decoder, and so products and embeddings."""
+
 def unpack(
     rows: NDArray[np.uint8], type: int, columns: int
-) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32]]: ...
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32]]:
+    """Rows of a quantised type as int8 codes [rows, columns], with scales and minima [rows, columns / 16]."""
+
 def nearest_points(
     v: NDArray[np.float32],
     w: NDArray[np.float32],
@@ -22,13 +30,21 @@ def nearest_points(
     middles: NDArray[np.float32],
     near: NDArray[np.uint16],
     out: NDArray[np.int32],
-) -> None: ...
-def acts_format(type: int, exact: bool) -> str: ...
-def measure_dot_peak(threads: int, seconds: float) -> float: ...
-def measure_read_bandwidth(threads: int, bytes: int, seconds: float) -> float: ...
+) -> None:
+    """For each row of v the index of the point with the smallest distance weighted by w, into `out`. `near` lists
+    candidate points for each cell of the grid that `middles` cuts."""
+
+def acts_format(type: int, exact: bool) -> str:
+    """Form of the activations that a product with this weight type reads: "q8" or "f32"."""
+
+def measure_dot_peak(threads: int, seconds: float) -> float:
+    """Integer operations per second of all threads in the dot-product loop: the compute bound of a prompt."""
+
+def measure_read_bandwidth(threads: int, bytes: int, seconds: float) -> float:
+    """Bytes per second that all threads read from memory: the bound of decoding."""
 
 class Pool:
-    """Threads, and the instruction set they compute with: by default ASSAY_ISA's, else the best one."""
+    """A thread pool and its instruction set: `isa`, else that of the variable ASSAY_ISA, else the fastest one."""
 
     def __init__(self, threads: int, isa: str = "") -> None: ...
     @property
@@ -36,22 +52,24 @@ class Pool:
     @property
     def isa(self) -> str: ...
     def weight_bytes(self, type: int, rows: int, columns: int) -> int:
-        """What a matrix takes when it is packed."""
+        """Bytes of a matrix when it is packed; as float32 if its type is not supported."""
 
 class Guard:
-    """While it lives, reading a mapped file that has become shorter gives zeros and sets `lost` (SIGBUS otherwise)."""
+    """Protects reads of a memory-mapped file while it lives: pages past the end of a truncated file read as zeros, and
+    `lost` becomes true. Without a guard such a read is a SIGBUS."""
 
     def __init__(self, view: NDArray[np.uint8]) -> None: ...
     @property
     def lost(self) -> bool: ...
 
 class Arena:
-    """Memory that weights share."""
+    """Memory that packed weights share, so that huge pages can hold them."""
 
     def __init__(self) -> None: ...
 
 class Weight:
-    """Matrices [count, rows, columns] of a ggml type, interleaved (`pack`) into the arena or left where they are."""
+    """Matrices [count, rows, columns] of a ggml type. With `pack` they are interleaved into the arena, else read in
+    place. `mapped`: raw is a memory-mapped file, whose pages are released after packing."""
 
     def __init__(
         self,
@@ -69,11 +87,13 @@ class Weight:
     def bytes(self) -> int: ...
 
 class Vector:
+    """A copy of a norm's weights or of a bias."""
+
     def __init__(self, values: NDArray[np.float32]) -> None: ...
 
 class Cache:
-    """Groups: window (0, the first: all is seen) and pages. Pools: type, whether it holds keys, heads, values of a
-    head, group."""
+    """The paged KV cache. A group is (window, pages): pools of one window share a page table; window 0, the first
+    group, keeps all positions. A pool is (type, holds keys, heads, head width, group)."""
 
     def __init__(self, groups: Sequence[tuple[int, int]], pools: Sequence[tuple[str, bool, int, int, int]]) -> None: ...
     @property
@@ -81,13 +101,16 @@ class Cache:
     def copy_page(self, source: int, to: int, group: int) -> None: ...
 
 class Mask:
-    """What a query sees of the keys, and what is added to their scores."""
+    """Which keys a query sees (window, chunk, causal), the scale of scores, attention sinks and ALiBi slopes."""
 
     def __init__(
         self, scale: float, window: int, chunk: int, causal: bool, sinks: Vector | None, slopes: Vector | None
     ) -> None: ...
 
 class Program:
+    """Operations in order, on values that `value` and `acts` number. Methods named like graph operations append one
+    (graph/ops.py has the formulas); -1 stands for a value that is absent."""
+
     def __init__(self, pool: Pool, cache: Cache, exact: bool) -> None: ...
     @property
     def arena_bytes(self) -> int: ...
@@ -139,6 +162,11 @@ class Program:
         capped: int = -1,
         soft_max: int = -1,
     ) -> None: ...
+    def foreign(
+        self, function: int, inputs: Sequence[int], weights: Sequence[Vector], attrs: Sequence[float], out: int
+    ) -> None:
+        """Call a C function on ranges of rows (native/program/foreign.h); `function` is its address."""
+
     def run(
         self,
         tokens: NDArray[np.int32],
@@ -147,4 +175,6 @@ class Program:
         pages: NDArray[np.int32],
         externals: Sequence[NDArray[np.float32]],
         interruptible: bool,
-    ) -> None: ...
+    ) -> None:
+        """Execute all operations for a batch. A row of `chunks` is (n_tokens, start, index in `pages` of its first page
+        table, pages of a table, n_outputs). `externals` receive the values that were declared external."""

@@ -16,16 +16,17 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from assay.cluster import service
-from assay.cluster.entry import Cluster, Elsewhere
 from assay.cluster.fleet import Bounds, Fleet
-from assay.cluster.link import Stream
+from assay.cluster.launchers import LocalLauncher
+from assay.cluster.replica_link import RoutedStream
+from assay.cluster.replicated_model import Cluster, ReplicatedModel
 from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry, Models
+from assay.serve.pool.models import ModelPool, ServedModel
 
 
 class Thread:
@@ -33,7 +34,7 @@ class Thread:
 
     def __init__(self, name: str, spec: Mapping[str, Any]) -> None:
         self.name, self.node, self.host, self.port = name, f"node of {name}", "127.0.0.1", 0
-        self.service = service.make(spec)
+        self.service = service.make(spec, LocalLauncher())
         self._token = spec["token"]
         self._listens, self._dead = threading.Event(), False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
@@ -60,16 +61,13 @@ class Thread:
 
 
 class Threads:
-    """Places for them."""
+    """The launcher of such replicas."""
 
     where = "threads"
 
     def __init__(self) -> None:
         self._numbers = count()
         self.started: list[Thread] = []
-
-    def spec(self) -> dict[str, Any]:
-        return {"where": "here"}
 
     def spawn(self, spec: Mapping[str, Any]) -> Thread:
         self.started.append(Thread(f"{spec['kind']}-{next(self._numbers)}", spec))
@@ -86,13 +84,13 @@ def spec_of(path: Path, **options: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def fleet_of(path: Path, places: Any = None, **given: Any) -> AsyncIterator[Fleet]:
+async def fleet_of(path: Path, launcher: Any = None, **given: Any) -> AsyncIterator[Fleet]:
     """A fleet with all its replicas up."""
     bounds = given.pop("bounds", None) or Bounds(given.pop("n", 2), given.pop("most", 8))
     spec = spec_of(path) | given.pop("spec", {})
-    fleet = Fleet(places or Threads(), spec, token="secret", bounds=bounds, **given)
+    fleet = Fleet(launcher or Threads(), spec, token="secret", bounds=bounds, **given)
     await fleet.start()
-    await fleet.settled()
+    await fleet.wait_until_complete()
     try:
         yield fleet
     finally:
@@ -102,12 +100,13 @@ async def fleet_of(path: Path, places: Any = None, **given: Any) -> AsyncIterato
 @asynccontextmanager
 async def client_of(
     path: Path, cluster: Cluster | None = None, options: OpenOptions | None = None
-) -> AsyncIterator[tuple[httpx.AsyncClient, Entry]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, ServedModel]]:
     """The server's own application over a model that is computed here or elsewhere, and a client of it."""
-    limits, registry = Limits(chunk=32), CollectorRegistry()
+    limits, registry = ServerLimits(chunk=32), CollectorRegistry()
     options = options or OpenOptions(engine="cpu", threads=1, cache_size=2048)
-    entry = Elsewhere("m", path, options, limits, cluster=cluster) if cluster else Entry("m", path, options, limits)
-    models = Models([entry], limits, Metrics(registry), 1 << 40)
+    given = ("m", path, options, limits)
+    entry = ReplicatedModel(*given, cluster=cluster) if cluster else ServedModel(*given)
+    models = ModelPool([entry], limits, Metrics(registry), 1 << 40)
     state = State(models, limits, registry, models._metrics, None, True)
     transport = httpx.ASGITransport(app.create(state))
     async with models.use(entry):
@@ -134,13 +133,13 @@ def events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(row) for row in rows[:-1]]
 
 
-def kill_after(fleet: Fleet, tokens: int, kill: Callable[[Stream], None]) -> None:
+def kill_after(fleet: Fleet, tokens: int, kill: Callable[[RoutedStream], None]) -> None:
     """Have `kill` called when a stream has that many tokens, before anything else happens."""
-    inner = fleet._news
+    inner = fleet._apply_update
 
-    def news(stream: Stream, found: Mapping[str, Any], nodes: Any) -> None:
+    def news(stream: RoutedStream, found: Mapping[str, Any], nodes: Any) -> None:
         inner(stream, found, nodes)
         if stream.generated == tokens and not stream.moves and not stream.finished:
             kill(stream)
 
-    fleet._news = news  # type: ignore[method-assign]
+    fleet._apply_update = news  # type: ignore[method-assign]

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from assay.cluster import rays
-from assay.cluster.crew import Nodes
-from assay.cluster.rays import RayPlaces, join
+from assay.cluster import ray_cluster
+from assay.cluster.ray_cluster import RayLauncher, join
 from assay.cluster.sweep import sweep
+from assay.cluster.worker_pool import RayPool
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
 from assay.runtime.opening import OpenOptions, open_model
@@ -32,13 +32,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_without_ray_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rays, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     with pytest.raises(AssayError, match=r"ray is not installed; pip install .*, or say --cluster local"):
         join(None)
 
 
 def test_a_cluster_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rays, "find_spec", lambda name: True)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: True)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(AssayError, match="without authentication"):
         join("10.0.0.1:6379")
@@ -75,7 +75,7 @@ def nodes() -> Iterator[Any]:
 @pytest.mark.slow
 def test_over_ray(nodes: Any, tmp_path: Path) -> None:
     ray, cluster, others = nodes
-    done = sweep(tasks(tmp_path, 6), Nodes(ray), tmp_path)
+    done = sweep(tasks(tmp_path, 6), RayPool(ray), tmp_path)
     assert done == [i * 0.1 for i in range(6)], "a sweep"
 
     path = make(tmp_path / "m.gguf", n_ctx=512)
@@ -85,7 +85,7 @@ def test_over_ray(nodes: Any, tmp_path: Path) -> None:
     expected = generator.generate(prompt, params, max_tokens=60, ignore_eos=True).run()
 
     async def main() -> None:
-        async with fleet_of(path, RayPlaces(ray, cpus=0.5), n=3) as fleet:
+        async with fleet_of(path, RayLauncher(ray, cpus=0.5), n=3) as fleet:
             assert len({link.handle.node for link in fleet.up}) >= 2, "spread over the nodes"
             for how in ("the actor is killed", "its node is removed"):
                 over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
@@ -100,7 +100,7 @@ def test_over_ray(nodes: Any, tmp_path: Path) -> None:
                     else:
                         cluster.remove_node(others[0], allow_graceful=False)
 
-                fleet._news = type(fleet)._news.__get__(fleet)  # type: ignore[method-assign]
+                fleet._apply_update = type(fleet)._apply_update.__get__(fleet)  # type: ignore[method-assign]
                 kill_after(fleet, 12, kill)
                 (stream,) = fleet.submit(
                     [Job(prompt, params, 60, ignore_eos=True)],

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from assay import cli
-from assay.cli.spread import bar
-from assay.cluster.crew import Here, Process, crew
-from assay.cluster.sweep import Lost, Task, sweep
+from assay.cli.cluster_options import sweep_progress
+from assay.cluster.sweep import Task, WorkerLost, sweep
+from assay.cluster.worker_pool import LocalPool, ProcessWorker, worker_pool
 from assay.errors import AssayError
 from tests import planting
 from tests.synthetic import make_kquant
@@ -53,15 +53,17 @@ def lines(tmp_path: Path) -> list[str]:
 def test_results_come_in_order_and_are_kept(tmp_path: Path) -> None:
     shown: list[tuple[int, int]] = []
     expected = [i * 0.1 for i in range(12)]
-    assert sweep(tasks(tmp_path), Here(3), tmp_path, lambda done, total, who: shown.append((done, total))) == expected
+    assert (
+        sweep(tasks(tmp_path), LocalPool(3), tmp_path, lambda done, total, who: shown.append((done, total))) == expected
+    )
     assert lines(tmp_path).count("prepared") <= 3 and sorted(set(shown)) == [(i, 12) for i in range(13)]
     (tmp_path / "log").unlink()
-    assert sweep(tasks(tmp_path, 13), Here(1), tmp_path) == [*expected, 12 * 0.1]
+    assert sweep(tasks(tmp_path, 13), LocalPool(1), tmp_path) == [*expected, 12 * 0.1]
     assert lines(tmp_path) == ["prepared", "12"], "what was there is not computed again"
     for file in tmp_path.rglob("*.json"):
         file.write_text("{")
         break
-    assert sweep(tasks(tmp_path), Here(1), tmp_path) == expected, "a torn result is computed again"
+    assert sweep(tasks(tmp_path), LocalPool(1), tmp_path) == expected, "a torn result is computed again"
 
 
 def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) ->
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    show = bar()
+    show = sweep_progress()
     show(0, 4, {"node b": "windows 16 to 31", "node a": "windows 0 to 15"})
     first = terminal.getvalue()
     assert first.split("\n")[1:] == ["  node a: windows 0 to 15", "  node b: windows 16 to 31", ""]
@@ -82,18 +84,18 @@ def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:
     with pytest.raises(AssayError, match=r"number 5: 3 workers died on it"):
-        sweep(tasks(tmp_path, deadly=5), Here(2), tmp_path)
+        sweep(tasks(tmp_path, deadly=5), LocalPool(2), tmp_path)
     assert lines(tmp_path).count("5") == 3
     with pytest.raises(AssayError, match=r"^7: is wrong$"):
-        sweep(tasks(tmp_path, wrong=7), Here(2), tmp_path)
+        sweep(tasks(tmp_path, wrong=7), LocalPool(2), tmp_path)
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    class Mortal(Here):
+    class Mortal(LocalPool):
         deaths = 0
 
-        def hire(self, number: int) -> Process:
-            worker = super().hire(number)
+        def start_worker(self, number: int) -> ProcessWorker:
+            worker = super().start_worker(number)
             inner, n = worker.ask, 0
 
             def ask(task: Mapping[str, Any]) -> Any:
@@ -111,11 +113,11 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
 
 
 def test_addresses() -> None:
-    assert crew("local:3").n == 3
+    assert worker_pool("local:3").n == 3
     with pytest.raises(AssayError, match="local:N"):
-        crew("local:x")
-    with pytest.raises(Lost):
-        worker = Process("p")
+        worker_pool("local:x")
+    with pytest.raises(WorkerLost):
+        worker = ProcessWorker("p")
         worker.process.kill()
         worker.ask({})
 

@@ -3,7 +3,7 @@
     python -m tests.engines.bits        records them anew (tests/data/bits.json): for a new number of the arithmetic
 
 Weights are drawn as integers and as the bytes of blocks, so that no library's rounding takes part in the files: they
-are the same on every machine, and so are the logits (docs/arithmetic.md).
+are the same on every machine, and so are the logits (docs/reference/arithmetic.md).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from assay.engines.contract import (
 )
 from assay.engines.cuda import CudaEngine
 from assay.engines.plan.batching import in_turns
-from assay.engines.plan.cache import KV_TYPES, page_bytes
+from assay.engines.plan.state_layout import KV_TYPES, page_bytes
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError

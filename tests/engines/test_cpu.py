@@ -159,7 +159,7 @@ def test_positions_of_their_own(make: Make) -> None:
 
 
 def test_graphs_that_do_not_fold(make: Make) -> None:
-    """Somebody else reads the scores; keys are turned after the cache; the norm is of each head."""
+    """Scores with a second reader, keys rotated after the cache, a norm over each head."""
     model = make()
 
     def change(node: Node) -> Any:
@@ -209,7 +209,7 @@ TYPES_AND_PRECISIONS = [("Q4_K", "fast"), ("Q8_0", "fast"), ("F16", "fast"), ("Q
 
 @pytest.mark.parametrize(("type_name", "precision"), TYPES_AND_PRECISIONS)
 def test_bits(make: Make, type_name: str, precision: str) -> None:
-    """Threads, chunk sizes, company, a cached prefix, a trace: none of them changes a bit."""
+    """No number of threads, chunk size, company, cached prefix or trace changes a bit."""
     model = make(type=type_name, n_embd=256, n_ff=512, n_head=8, n_head_kv=2)
     ids = IDS[:560]
     base = CpuEngine(model, precision=precision, threads=1, n_pages=64).forward([whole(ids)])[0].logits
@@ -337,7 +337,7 @@ def test_the_file_may_go(tmp_path: Path) -> None:
 
 
 def test_interrupt(make: Make) -> None:
-    """Ctrl-C ends a long prefill between two units of work, and the engine works on."""
+    """Ctrl-C ends a long prefill between two units of work, and the engine stays usable."""
     model = make(n_embd=512, n_ff=2048, n_layer=8, n_ctx=16384, n_head=8, n_head_kv=8)
     engine = CpuEngine(model, threads=2)
     ids = np.resize(IDS, 16000)

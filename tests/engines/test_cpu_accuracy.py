@@ -35,7 +35,7 @@ N, K, TOKENS = 64, 1024, 40
 
 
 def blocks(type_name: str, rng: np.random.Generator) -> np.ndarray:
-    """Rows of N x K weights: encoded normals, or for types nobody writes, recorded blocks of ordinary size."""
+    """Rows of N x K weights: encoded normals, or for types without an encoder, recorded blocks of ordinary size."""
     kind = by_name(type_name)
     if not type_name.startswith(("IQ", "TQ", "MX")):
         return encode(kind, 0.02 * rng.standard_normal((N, K)).astype(np.float32)).reshape(N, -1)

@@ -18,7 +18,7 @@ import pytest
 
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, arrange, layout, products, sources, structs
+from assay.engines.cuda import CudaEngine, arrange, layout, sources, structs, tiles, walk
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.engines.cuda.shim import Shim
 from assay.errors import AssayError
@@ -160,14 +160,14 @@ def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(tmp_path: Pat
     assert error < 0.02 and (type_name in ("F16", "BF16") or error < np.abs(fast - exact).max() / np.abs(exact).max())
 
 
-@pytest.mark.parametrize("tile", products.TENSOR_TILES)
+@pytest.mark.parametrize("tile", tiles.TENSOR_TILES)
 def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, tile: str) -> None:
     """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step, chains."""
     monkeypatch.setattr(layout, "CHAIN", 2)
     model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=1120)
     one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
     expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
-    monkeypatch.setattr(products, "TENSOR_TILES", (tile,))
+    monkeypatch.setattr(tiles, "TENSOR_TILES", (tile,))
     cuda = CudaEngine(model, precision="tensor", n_pages=20, device=device())
     texts = [Chunk(IDS[:n], 0, pages(4 * i, n), "all") for i, n in enumerate((70, 71, 6))]
     found = [o.logits for o in cuda.forward(texts)]
@@ -177,7 +177,7 @@ def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("type_name", "tile"),
-    [*(("F16", tile) for tile in products.HALF_TILES), ("BF16", "halves_128_64"), ("BF16", "halves_64_64")],
+    [*(("F16", tile) for tile in tiles.HALF_TILES), ("BF16", "halves_128_64"), ("BF16", "halves_64_64")],
 )
 def test_every_tile_of_halves_gives_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, tile: str, type_name: str
@@ -186,7 +186,7 @@ def test_every_tile_of_halves_gives_the_same_bits(
     model = make(type=type_name, n_layer=1, n_embd=96, n_ff=1120, bias=True)
     one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
     expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
-    monkeypatch.setattr(products, "HALF_TILES", (tile,))
+    monkeypatch.setattr(tiles, "HALF_TILES", (tile,))
     cuda = CudaEngine(model, precision="tensor", n_pages=20, device=device())
     texts = [Chunk(IDS[:n], 0, pages(4 * i, n), "all") for i, n in enumerate((70, 71, 6))]
     found = [o.logits for o in cuda.forward(texts)]
@@ -208,7 +208,7 @@ def test_nothing_is_right_by_luck(make: Make, monkeypatch: pytest.MonkeyPatch, t
     precision = "tensor" if tile else "fast"
     floats = tile.startswith("halves")
     if tile:
-        monkeypatch.setattr(products, "HALF_TILES" if floats else "TENSOR_TILES", (tile,))
+        monkeypatch.setattr(tiles, "HALF_TILES" if floats else "TENSOR_TILES", (tile,))
     monkeypatch.setattr(layout, "CHAIN", 1)
     model = make(n_layer=1, n_head=4, n_head_kv=2, type="F16" if floats else VARIANTS["mix"]["type"], **WIDE)
     found = []
@@ -465,20 +465,19 @@ def test_how_a_product_is_dealt(name: str) -> None:
     layout, rows, columns, paired, warps, slots = SHAPES[name]
     units = -(-columns // 256)
     matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
-    parts = [arrange.Part(matrix, name)]
-    found = arrange.arrange(parts, matrix.groups, processors=132, most=227 << 10)
+    found = arrange.arrange([matrix], matrix.groups, processors=132, most=227 << 10)
     assert found and (found.threads // 32, found.slots) == (warps, slots)
     assert found.blocks * found.share + found.extra == matrix.groups and found.extra < found.blocks
     assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K"])  # a scale per 32 with minima, per 16 without
-@pytest.mark.parametrize("tile", products.TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
+@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
 def test_every_tile_gives_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int, int], type_name: str
 ) -> None:
     """Rows and tokens that do not fill tiles, and units that no number of stages or groups divides."""
-    monkeypatch.setattr(products, "TILES", (tile,))
+    monkeypatch.setattr(tiles, "TILES", (tile,))
     model = make(type=type_name, n_layer=1, n_embd=256, n_ff=1280)
     cpu, cuda = CpuEngine(model, threads=1, n_pages=4), CudaEngine(model, n_pages=4, device=device())
     chunk = Chunk(IDS[:70], 0, pages(0, 70), "all")
@@ -536,7 +535,7 @@ def test_two_warps_fetch_what_the_ring_does_not_hold(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, multiprocessors: int
 ) -> None:
     """As for a large model: rings that go round many times, and keys of more than one block of 256."""
-    monkeypatch.setattr("assay.engines.cuda.walk._LARGE", 0.0)
+    monkeypatch.setattr("assay.engines.cuda.lower_walk.TWO_PRODUCERS_FROM", 0.0)
     options = WALKS[name][1] if name in WALKS else {"type": name, **_of(4, 1, 512, 1536)}
     model = make(tied=False, **options)
     gpu = device()
@@ -711,7 +710,7 @@ def test_a_walk_with_some_biases(make: Make, monkeypatch: pytest.MonkeyPatch, bi
 
 def test_long_rows_are_quantised_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk has a step for it; here every row that is not normed is long."""
-    monkeypatch.setattr(products, "LONG", 32)
+    monkeypatch.setattr(walk, "LONG", 32)
     model = make(type="Q4_K", n_head=4, n_head_kv=2, **WIDE)
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 

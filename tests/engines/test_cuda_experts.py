@@ -10,7 +10,8 @@ import pytest
 
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, experts, structs
+from assay.engines.cuda import CudaEngine, structs, tiles
+from assay.engines.cuda.context import Limits
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.engines.cuda.shim import Shim
@@ -46,12 +47,12 @@ def same(model: Model, n: int, gpu: Any = None, **options: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K", "Q8_0", "Q2_K"])  # minima, scales per 16, neither, both
-@pytest.mark.parametrize("tile", experts.TILES, ids=lambda tile: f"{tile[1]} x {tile[2]}")
+@pytest.mark.parametrize("tile", tiles.EXPERT_TILES, ids=lambda tile: f"{tile[1]} x {tile[2]}")
 def test_every_expert_tile_gives_the_cpu_engines_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int], type_name: str
 ) -> None:
     """Rows and pairs that do not fill tiles; several tiles of an expert; units that no number of warps divides."""
-    monkeypatch.setattr(experts, "TILES", ((0, *tile[1:]),))
+    monkeypatch.setattr(tiles, "EXPERT_TILES", ((0, *tile[1:]),))
     model = make(tmp_path, type_name, n_ff=1280 if type_name == "Q4_K" else 256)
     assert f"experts_{tile[1]}_{tile[2]}" in same(model, 70 if tile[2] > 8 else 30)
 
@@ -107,8 +108,8 @@ def test_choices_that_no_expert_has(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     model = make(tmp_path, "Q8_0", n_ff=64)
     graph, found = model.graph.rewrite(change).check(), []
-    for least in (experts.SORTED, 1 << 30):
-        monkeypatch.setattr(experts, "SORTED", least)
+    for least in (tiles.SORTED, 1 << 30):
+        monkeypatch.setattr(tiles, "SORTED", least)
         cuda = CudaEngine(model, n_pages=16, device=device(), graph=graph)
         found.append(cuda.forward([Chunk(IDS[:20], 0, pages(0, 20), "all")])[0].logits)
         assert ("sort_pairs" in used(cuda)) == (least < 1 << 30)
@@ -181,7 +182,6 @@ def test_how_experts_are_dealt(name: str) -> None:
     layout, count, rows, columns, pairs, kernel = SHAPES[name]
     units = -(-columns // 256)
     matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, False), 0, count)
-    steps = experts.ExpertSteps(*(None,) * 5, shared=227 << 10, cuts=())  # type: ignore[arg-type]
-    found = steps._expert_tiles(pairs, matrix)
-    assert (found[0] if found else "") == kernel
-    assert not found or (found[4] >= 2 and found[5] <= 226 << 10)
+    found = tiles.expert_tile(pairs, matrix, Limits(132, 227 << 10))
+    assert (found.kernel if found else "") == kernel
+    assert not found or (found.stages >= 2 and found.shared <= 226 << 10)

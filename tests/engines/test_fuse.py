@@ -1,4 +1,4 @@
-"""The plan of a graph: every needed node in exactly one group, folded only where nobody else looks."""
+"""The plan of a graph: every needed node in exactly one group, fused only where no other node reads between."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nodes_of(group: Group) -> Iterator[Node]:
 
 
 def stored(group: Group) -> set[str]:
-    """The values that a group leaves for others."""
+    """The values that a group stores."""
     match group:
         case Single(node):
             return {node.name}
@@ -115,7 +115,7 @@ def test_any_kept_set(graphs: dict[str, Graph], data: st.DataObject) -> None:
     check(graph, keep, fuse(graph, keep))
 
 
-def test_what_somebody_reads_is_not_folded(graphs: dict[str, Graph]) -> None:
+def test_a_value_with_another_reader_is_not_fused(graphs: dict[str, Graph]) -> None:
     graph = graphs["plain"]
 
     def spy(name: str) -> Plan:

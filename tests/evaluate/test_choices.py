@@ -15,26 +15,26 @@ from assay.cli import main
 from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
-from assay.evaluate.choices import Item, answer_all, item, read
+from assay.evaluate.choices import Question, answer_all, item, read
 from assay.evaluate.continuations import loglikelihoods, pair
 from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer
 from tests import tiny
 
-SHAPES: list[tuple[dict[str, Any], Item]] = [
+SHAPES: list[tuple[dict[str, Any], Question]] = [
     (
         {"activity_label": "Rowing", "ctx_a": "A man [step] rows.", "ctx_b": "he", "endings": ["stops.", "[x] sinks."],
          "label": "1"},
-        Item("Rowing: A man rows. He", (" stops.", "  sinks."), 1),
+        Question("Rowing: A man rows. He", (" stops.", "  sinks."), 1),
     ),
     (
         {"question": "Why?", "choices": {"text": ["so", "no"], "label": ["A", "B"]}, "answerKey": "B"},
-        Item("Question: Why?\nAnswer:", (" so", " no"), 1),
+        Question("Question: Why?\nAnswer:", (" so", " no"), 1),
     ),
     (
         {"question": " 1+1? ", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "abstract_algebra"},
-        Item(
+        Question(
             "The following are multiple choice questions (with answers) about abstract algebra.\n\n1+1?\nA. 1\nB. 2\n"
             "C. 3\nD. 4\nAnswer:", (" A", " B", " C", " D"), 1, True,
         ),
@@ -42,15 +42,15 @@ SHAPES: list[tuple[dict[str, Any], Item]] = [
     (
         {"doc": {}, "target": 1, "arguments": {"gen_args_1": {"arg_0": "Q", "arg_1": " b"},
                                                "gen_args_0": {"arg_0": "Q", "arg_1": " a"}}},
-        Item("Q", (" a", " b"), 1),
+        Question("Q", (" a", " b"), 1),
     ),
-    ({"doc": {}, "target": "0", "arguments": [["Q", " a"], ["Q", " b"]]}, Item("Q", (" a", " b"), 0)),
-    ({"query": "Q", "choices": ["a", "b"], "gold": 0}, Item("Q", (" a", " b"), 0)),
+    ({"doc": {}, "target": "0", "arguments": [["Q", " a"], ["Q", " b"]]}, Question("Q", (" a", " b"), 0)),
+    ({"query": "Q", "choices": ["a", "b"], "gold": 0}, Question("Q", (" a", " b"), 0)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "expected"), SHAPES)
-def test_shapes(row: dict[str, Any], expected: Item) -> None:
+def test_shapes(row: dict[str, Any], expected: Question) -> None:
     assert item(row) == expected
 
 
@@ -97,7 +97,7 @@ def test_by_hand(model: Path) -> None:
         logp = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         assert found.logprob == pytest.approx(sum(logp[i, t] for i, t in enumerate(ending)), rel=1e-9)
         assert found.greedy == (logp.argmax(axis=1).tolist() == list(ending))
-    answers = answer_all(engine, tokenizer, [Item(context, tuple(endings), 0)]).answers
+    answers = answer_all(engine, tokenizer, [Question(context, tuple(endings), 0)]).answers
     assert answers[0].choice == int(np.argmax(answers[0].logprobs))
     assert answers[0].choice_norm == int(np.argmax(np.array(answers[0].logprobs) / [5, 17, 2]))
 
@@ -109,4 +109,4 @@ def test_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["questions"] == 1
     path.write_text("{}")
     assert main(["eval", str(model), "--choices", str(path)]) == 2
-    assert "docs/eval.md" in capsys.readouterr().err
+    assert "docs/reference/eval.md" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.evaluate.evaluation import evaluate
 from assay.evaluate.logits_file import LogitsFile, is_logits_file
-from assay.evaluate.pieces import Piece, cut
+from assay.evaluate.pieces import TextWindow, cut
 from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import log_softmax
 from assay.gguf import open_file
@@ -91,7 +91,7 @@ def test_rows_are_read_as_they_are_written(tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.getbasetemp() / "one.kld"
     tokens = np.zeros(4, np.int32).tobytes()
     path.write_bytes(b"_logits_" + struct.pack("<Iii", 4, len(values), 1) + tokens + row)
-    found = LogitsFile(path).rows(Piece(0, np.zeros(4, np.int32), 0, 2))
+    found = LogitsFile(path).rows(TextWindow(0, np.zeros(4, np.int32), 0, 2))
     assert (found.logp[0] == expected.astype(np.float32)).all()
 
 

@@ -17,9 +17,9 @@ from assay.engines.contract import Chunk, pages_for
 from assay.errors import AssayError
 from assay.evaluate import importance_sums
 from assay.evaluate.importance_sums import collect
-from assay.evaluate.pieces import Piece
+from assay.evaluate.pieces import TextWindow
 from assay.gguf import codecs, open_file
-from assay.gguf.importance import Entry, Importance, read, write
+from assay.gguf.importance import Importance, ImportanceEntry, read, write
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
 from assay.runtime.opening import Opened, OpenOptions
@@ -28,8 +28,8 @@ from tests.models import others
 
 MATRIX = Importance(
     {
-        "blk.0.attn_q.weight": Entry(np.arange(1, 5, dtype=np.float32)[None] * 8, np.array([8], np.float32)),
-        "blk.0.ffn_up_exps.weight": Entry(np.ones((3, 4), np.float32), np.array([2, 0, 4], np.float32)),
+        "blk.0.attn_q.weight": ImportanceEntry(np.arange(1, 5, dtype=np.float32)[None] * 8, np.array([8], np.float32)),
+        "blk.0.ffn_up_exps.weight": ImportanceEntry(np.ones((3, 4), np.float32), np.array([2, 0, 4], np.float32)),
     },
     chunks=2, chunk_size=4, datasets=("text.txt",),
 )  # fmt: skip
@@ -124,7 +124,7 @@ def test_keys_and_values_count_tokens_by_what_is_seen_of_them(tmp_path: Path, mo
     """The second sum against its definition, token by token, on the reference engine; and the file follows it."""
     model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256)
     ids = np.array([1, *np.random.default_rng(2).integers(3, 259, 47)], np.int32)
-    pieces = [Piece(0, ids, 0, 1), Piece(1, ids[::-1].copy(), 0, 1)]
+    pieces = [TextWindow(0, ids, 0, 1), TextWindow(1, ids[::-1].copy(), 0, 1)]
     options = OpenOptions("cpu", "exact", ctx_size=64)
     found = collect(Opened(open_file(model), options).engine(), pieces)
     assert {n for n, e in found.entries.items() if e.seen is not None} == {
@@ -166,7 +166,7 @@ def test_keys_and_values_count_tokens_by_what_is_seen_of_them(tmp_path: Path, mo
 
 def test_second_sums_of_another_size_are_refused(tmp_path: Path) -> None:
     ones = np.ones((1, 4), np.float32)
-    entry = Entry(ones, np.ones(1, np.float32), np.ones((1, 3), np.float32))
+    entry = ImportanceEntry(ones, np.ones(1, np.float32), np.ones((1, 3), np.float32))
     write(tmp_path / "m.gguf", Importance({"blk.0.attn_v.weight": entry}))
     with pytest.raises(AssayError, match="two sums"):
         read(tmp_path / "m.gguf")

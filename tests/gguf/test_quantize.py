@@ -14,7 +14,7 @@ import pytest
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, Tensor, Typed, ValueType, by_name, codecs, open_file, write
-from assay.gguf.importance import Entry, Importance
+from assay.gguf.importance import Importance, ImportanceEntry
 from assay.gguf.mixes import MIXES, Facts, choose, fits, is_quantizable, mix_by_name
 from assay.gguf.requantize import facts_of, plan, quantize
 
@@ -135,7 +135,8 @@ def ones(file: GGUFFile) -> Importance:
     """Every column of every layer's matrices as important as the others."""
     shapes = {name: t.shape for name, t in file.tensors.items() if name.startswith("blk.") and len(t.shape) > 1}
     return Importance({
-        name: Entry(np.ones((1, shape[-1]), np.float32), np.ones(1, np.float32)) for name, shape in shapes.items()
+        name: ImportanceEntry(np.ones((1, shape[-1]), np.float32), np.ones(1, np.float32))
+        for name, shape in shapes.items()
     })  # fmt: skip
 
 

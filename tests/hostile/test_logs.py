@@ -50,9 +50,9 @@ PATTERNS = [
 CODE = """
 import sys, time
 from pathlib import Path
-from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.eval_callback import is_eval_callback
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.patterns import Pattern
+from assay.verify.dumps.formats.eval_callback import is_eval_callback
 from tests.hostile.test_logs import PATTERNS, SHAPES
 worst = {}
 for name, line in SHAPES.items():
@@ -78,7 +78,7 @@ def test_lines_of_a_hundred_thousand_characters() -> None:
 def test_a_list_that_took_twenty_seconds(n: int) -> None:
     line = "Tokens: [" + "12345, " * (n // 7) + "; end]"
     code = (
-        "import sys; from pathlib import Path; from assay.verify.dumps.logs import read_log;"
+        "import sys; from pathlib import Path; from assay.verify.dumps.printed.log_reader import read_log;"
         "read_log(Path(), [], sys.argv[1])"
     )
     assert bounded("-c", code, line, seconds=10).returncode == 0

@@ -1,4 +1,4 @@
-"""Every example of docs/python.md runs, in order, in a folder with a tiny model."""
+"""Every example of docs/reference/python.md runs, in order, in a folder with a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import assay
 from tests import tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What transformers makes of the encoders of `others.py`: its vectors, recorded in tests/data/embeddings.npz.
+"""Vectors that transformers computes for the encoders of `others.py`, recorded in tests/data/embeddings.npz.
 
     python tests/models/embeddings.py        records them anew (needs transformers and torch)
 

@@ -65,7 +65,7 @@ class Golden:
                 self.foreign.append(node)
 
     def on_own_inputs(self, node: str) -> np.ndarray:
-        """The definition's value of a node, from llama.cpp's values of what it reads."""
+        """The definition's value of a node, from llama.cpp's values of its inputs."""
         env = {**self.inputs, **self.values}
         del env[node]
         return interpret(self.model.graph, self.weights, env, {node})[node]
@@ -79,7 +79,7 @@ class Golden:
         return self.error(last, found.nodes[last])
 
     def error(self, node: str, found: np.ndarray) -> float:
-        """NMSE against the recorded value; what is masked must be masked, what is an index must be the same."""
+        """NMSE against the recorded value. Masked scores must be masked, and indices must be equal."""
         golden = self.values[node]
         if golden.dtype.kind == "i":
             return float(np.count_nonzero(found != golden))
@@ -89,7 +89,7 @@ class Golden:
         return float(np.sum((found[finite] - golden[finite]) ** 2) / np.sum(golden[finite] ** 2))
 
     def recorded_inputs(self, node: str) -> bool:
-        """Whether what the node reads was recorded, or is a rearrangement of what was; the long models lack layers."""
+        """Whether the node's inputs were recorded or rearrange recorded values. The long models lack some layers."""
         views = ("cache", "slice", "split_heads", "merge_heads")
         graph = self.model.graph
         return all(

@@ -1,4 +1,4 @@
-"""How exactly each architecture agrees with llama.cpp: the figures of docs/models.md.
+"""How exactly each architecture agrees with llama.cpp: the figures of docs/reference/models.md.
 
     python tests/models/measure.py             measures them anew into tests/data/models.json (needs the reference data)
     python tests/models/measure.py FILE …      and these real files, against llama.cpp itself on a copy in float32

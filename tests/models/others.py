@@ -1,4 +1,4 @@
-"""Random models of every architecture in other sizes than the golden ones, and what llama.cpp makes of them.
+"""Random models of every architecture in other sizes than the golden ones, and the logits of llama.cpp for them.
 
     python tests/models/others.py            records llama.cpp's results anew (needs llama-cpp-python)
     python tests/models/others.py NAME …     compares without recording, and prints the errors
@@ -55,7 +55,7 @@ def _sizes(row: Arch) -> Sizes:
 
 
 def _of(name: str, sizes: Mapping[str, Any] | None = None, keys: Mapping[str, Any] | None = None) -> Arch:
-    """The row of an architecture or variant in other sizes, with other keys; None takes a key away."""
+    """The row of an architecture or variant in other sizes, with other keys; None removes a key."""
     row = VARIANTS[name] if name in VARIANTS else ARCHITECTURES[name]
     found = {key: value for key, value in {**row.keys, **(keys or {})}.items() if value is not None}
     return replace(row, sizes=replace(_sizes(row), **(sizes or {})), keys=found)
@@ -252,7 +252,7 @@ def witness(path: Path, ids: np.ndarray, at: np.ndarray, n_ctx: int, *, pooled: 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing of llama.cpp on stderr."""
+    """Silence llama.cpp on stderr."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:

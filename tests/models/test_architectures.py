@@ -130,7 +130,7 @@ def test_latent_attention_caches_one_row(case_file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2", "falcon", "gpt-oss", "deepseek2"])
 def test_the_page_says_what_is_measured(name: str) -> None:
-    """docs/models.md, by its record."""
+    """docs/reference/models.md, by its record."""
     record = json.loads(measure.RECORD.read_text())
     found = measure.of_golden(name)
     for key, value in record[golden.golden(name).model.hparams.arch]["golden"][name].items():
@@ -170,8 +170,8 @@ def test_a_dump_with_heads_apart_is_read(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_an_architecture_is_known_in_one_place() -> None:
-    """Nothing that computes, runs, verifies or serves asks for an architecture by its name; a witness may say which
-    ones somebody else's engine has."""
+    """No code that computes, runs, verifies or serves asks for an architecture by its name. A witness may name the
+    architectures that its engine has."""
     source = Path(__file__).parents[2] / "src" / "assay"
     rooms = ("graph", "engines", "runtime", "verify", "serve", "library", "cli")
     for path in (path for room in rooms for path in (source / room).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Tiny models of every variant of the llama architecture, and what llama.cpp makes of them.
+"""Tiny models of every variant of the llama architecture, and the logits of llama.cpp for them.
 
     python tests/models/variants.py        records llama.cpp's logits anew (needs llama-cpp-python)
 

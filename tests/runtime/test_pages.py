@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from assay.errors import AssayError
+from assay.runtime.cache_slots import StateSlots
 from assay.runtime.pages import Lease, OutOfPages, Pages
+from assay.runtime.prefix_keys import Feed, feed_keys, page_names
 
 
 def run(pages: Pages, tokens: list[int]) -> Lease:
@@ -78,7 +81,7 @@ def test_a_prefix_that_ends_inside_a_page_is_copied() -> None:
         ([1, 2, 3], 2),
         ([1], 0),
         ([1, 2, 9, 9, 9], 2),
-        ([1, 7, 7, 7, 7], 3),  # its better half stands on the other side in sorted order
+        ([1, 7, 7, 7, 7], 3),  # the longer match is the other neighbour in sorted order
         ([2, 2, 3, 4, 5], 0),
         ([0], 0),
         ([], 0),
@@ -95,7 +98,7 @@ def test_the_closest_page_is_the_one_copied(tokens: list[int], length: int) -> N
 
 
 def test_the_only_room_may_be_the_page_to_copy() -> None:
-    """Then there is nothing to copy it to, and it stays."""
+    """Then no page is free to copy it to, and it stays."""
     copies = Copies(1)
     copies.pages.close(run(copies.pages, [1, 2, 3, 4]))
     lease = copies.pages.open([1, 2, 3, 9, 9])
@@ -195,7 +198,7 @@ def test_a_long_sequence_holds_the_slots_of_its_window() -> None:
 
 
 def test_a_prefix_is_shared_where_its_last_window_is_there() -> None:
-    """Slots behind a window are used again: what began there is computed anew, what ended there is not."""
+    """Slots behind a window are reused: a prefix that ends there is computed again, a longer one is not."""
     pages = Pages(100, page_size=2, windows={5: 6})
     pages.close(run(pages, list(range(8))))
     assert pages.match(list(range(8))) == 6
@@ -222,8 +225,8 @@ def test_a_window_decides_how_much_is_computed_at_once() -> None:
     pages.check()
 
 
-def test_who_computed_the_same_gets_a_slot_back() -> None:
-    """The page is in the tree, but its slot went to another page meanwhile."""
+def test_a_page_computed_twice_gets_its_slot_back() -> None:
+    """The page is in the tree, but its slot was given to another page."""
     pages = Pages(100, page_size=2, windows={3: 7})
     first, second = pages.open([1, 2, 3]), pages.open([1, 2, 3])
     pages.reserve(second, 2)
@@ -306,7 +309,8 @@ class Histories(RuleBasedStateMachine):
     @rule(taken=leases, token=st.integers(0, 2))
     def decode(self, taken: tuple[Lease, list[int]], token: int) -> None:
         lease, rest = taken
-        if not rest and self.pages.available and all(w.available for w in self.pages.windows):
+        slots = not self.pages.states or lease.state_slot >= 0
+        if not rest and slots and self.pages.available and all(w.available for w in self.pages.windows):
             self.compute(lease, [token])
 
     @rule(taken=consumes(leases))
@@ -340,3 +344,88 @@ class WindowHistories(Histories):
 _SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None)
 Histories.TestCase.settings = WindowHistories.TestCase.settings = _SETTINGS
 TestHistories, TestWindowHistories = Histories.TestCase, WindowHistories.TestCase
+
+
+def test_state_slots_are_resumed_at_snapshots_only() -> None:
+    copied: list[tuple[int, int]] = []
+    pages = Pages(8, page_size=2, copy=lambda *_: None, states=StateSlots(3, lambda a, b: copied.append((a, b))))
+    assert not pages.copies
+    first = run(pages, [1, 2, 3, 4, 5])  # the step ends inside a page: no snapshot, nothing to resume
+    assert pages.match([1, 2, 3, 4, 5, 6]) == 0 and not copied
+    pages.close(first)
+    second = run(pages, [1, 2, 3, 4])
+    assert pages.match([1, 2, 3, 4, 9]) == 4 and pages.match([1, 2, 9]) == 0
+    third = pages.open([1, 2, 3, 4, 9])
+    assert third.length == 4 and copied[-1][1] == third.state_slot != second.state_slot
+    fourth = pages.open([7, 8])  # takes the snapshot's slot
+    assert pages.match([1, 2, 3, 4, 9]) == 0
+    fifth = pages.open([7, 8])
+    assert fifth.state_slot == -1 and not pages.fits(fifth, 2, 2, 0)
+    with pytest.raises(OutOfPages, match="3 state slots"):
+        pages.reserve(fifth, 1)
+    pages.close(fourth)
+    pages.reserve(fifth, 1)
+    pages.check()
+
+
+def test_the_only_snapshot_becomes_the_working_state() -> None:
+    copied: list[tuple[int, int]] = []
+    pages = Pages(8, page_size=2, states=StateSlots(2, lambda a, b: copied.append((a, b))))
+    first = run(pages, [1, 2])
+    second = pages.open([1, 2, 3])
+    assert len(copied) == 1 and second.length == 2 and second.state_slot != first.state_slot
+    pages.check()
+    assert pages.match([1, 2, 3]) == 0
+
+
+def test_a_prefix_is_what_was_fed_and_not_ids_alone() -> None:
+    """Rows that are given, and positions of several numbers, are part of the key of a prefix."""
+    ids, row = [1, 2, 3, 4, 5], np.arange(4, dtype=np.float32)
+    feeds = [
+        Feed(ids),
+        Feed(ids, {1: row}),
+        Feed(ids, {1: row + 1}),
+        Feed(ids, {1: row.astype(np.float16)}),
+        Feed(ids, {2: row}),
+        Feed(ids, positions={1: (1, 0, 0)}),
+        Feed(ids, positions={1: (1, 0, 1)}),
+        Feed(ids, {1: row}, {1: (1, 0, 1)}),
+    ]
+    assert len({tuple(feed_keys(feed)) for feed in feeds}) == len({page_names(feed, 4)[0] for feed in feeds}) == 8
+    assert feed_keys(Feed(ids)) == feed_keys(ids) == ids
+    assert page_names(Feed(ids, {1: row.copy()}), 4) == page_names(feeds[1], 4)
+    pages = Pages(16, page_size=2)
+    lease = pages.open(feeds[1])
+    pages.reserve(lease, 5)
+    pages.commit(lease, feeds[1])
+    pages.check()
+    assert [pages.match(feed) for feed in feeds] == [0, 4, 0, 0, 0, 0, 0, 0]
+
+
+class StateHistories(Histories):
+    """The same with state that cannot be cut: a slot holds all tokens that were computed in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, tuple[int, ...]] = {}
+        self.pages = Pages(6, page_size=SIZE, copy=self.copy, states=StateSlots(4, self.copy_state))
+
+    def copy_state(self, source: int, to: int) -> None:
+        assert to not in {lease.state_slot for lease in self.pages._leases}
+        self.held[to] = self.held[source]
+
+    def compute(self, lease: Lease, tokens: list[int]) -> None:
+        self.pages.reserve(lease, len(tokens))
+        if tokens:
+            self.held[lease.state_slot] = (*(self.held[lease.state_slot] if lease.length else ()), *tokens)
+        super().compute(lease, tokens)
+
+    @invariant()
+    def every_slot_holds_its_own_history(self) -> None:
+        for lease in self.pages._leases:
+            if lease.length:
+                assert self.held[lease.state_slot] == tuple(lease.tokens)
+
+
+StateHistories.TestCase.settings = _SETTINGS
+TestStateHistories = StateHistories.TestCase

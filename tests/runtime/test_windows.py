@@ -1,4 +1,4 @@
-"""Layers with a window keep the pages that they see, and nothing else changes: not a bit, not a token."""
+"""Layers with a window keep only the pages that they see, and neither a bit nor a token changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.plan.cache import page_bytes, windows
+from assay.engines.plan.state_layout import page_bytes
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
@@ -72,7 +72,7 @@ def jobs(*lengths: int, tokens: int = 60) -> list[Job]:
 
 
 def test_a_long_text_holds_few_pages_of_its_windowed_layers(model: Model) -> None:
-    """A prompt of 700 tokens and 60 more: 24 pages where all is seen, 5 where 40 are, whoever asks."""
+    """A prompt of 700 tokens and 60 more: 24 pages in layers that see all, 5 in layers that see 40."""
     plain, bounded = scheduler(model, None), scheduler(model)
     assert generate(bounded, jobs(700)) == generate(plain, jobs(700))
     (window,) = bounded.pages.windows
@@ -85,11 +85,11 @@ def test_a_long_text_holds_few_pages_of_its_windowed_layers(model: Model) -> Non
 
 @pytest.mark.parametrize("name", ["tiny", "gpt-oss", "gemma2", "gemma4"])
 def test_logits_are_the_same_bits(model: Model, name: str, tmp_path: Path) -> None:
-    """Through the engine: what lies behind the window has gone to other pages, and holds other numbers."""
+    """Through the engine: slots of evicted pages have been reused and hold other numbers."""
     if name != "tiny":
         others.make(name, tmp_path / name)
         model = load(open_file(tmp_path / name))
-    (window,) = windows(model.graph)
+    (window,) = model.graph.state.windows
     engine, plain = (CpuEngine(model, threads=2, n_pages=16, window_pages=w) for w in (lambda _: SLOTS, None))
     ids = np.array(PROMPT[:400], np.int32) % model.hparams.n_vocab
     table = np.full(len(ids) // PAGE + 1, -1, np.int32)
@@ -117,7 +117,7 @@ def test_prefixes_preemption_and_company_change_no_token(model: Model) -> None:
 
 
 def test_a_prefix_is_found_where_its_window_is(model: Model) -> None:
-    """After 300 tokens and 60 more, the slots of the end are there; those of the middle have gone to the end."""
+    """After 360 tokens, the last pages have their slots; slots of the middle were reused for the end."""
     for slots, length, cached in ((SLOTS, 200, 0), (SLOTS, 300, 300), (16, 200, 200), (16, 300, 300)):
         held = scheduler(model, slots)
         generate(held, jobs(300))
@@ -127,11 +127,11 @@ def test_a_prefix_is_found_where_its_window_is(model: Model) -> None:
         assert again.cached == cached
 
 
-def test_scores_of_keys_that_are_gone_are_refused(model: Model) -> None:
+def test_scores_of_evicted_keys_are_refused(model: Model) -> None:
     engine = scheduler(model).engine
     pages = np.arange(3, dtype=np.int32)
     gone = {WINDOW: np.array([-1, 1, 2], np.int32)}
-    with pytest.raises(AssayError, match="behind a window are gone"):
+    with pytest.raises(AssayError, match="keys outside the window were evicted"):
         engine.forward([Chunk(np.array([5], np.int32), 80, pages, windows=gone)], keep=["kq_soft_max-0"])
     with pytest.raises(ValueError, match="page outside the cache"):  # a page that is seen
         engine.forward([Chunk(np.array([5], np.int32), 70, pages, windows=gone)])
@@ -140,10 +140,10 @@ def test_scores_of_keys_that_are_gone_are_refused(model: Model) -> None:
 
 
 def test_windows_of_a_model_and_what_is_opened(model: Model, tmp_path: Path) -> None:
-    assert windows(model.graph) == (WINDOW,)
+    assert model.graph.state.windows == (WINDOW,)
     opened = Opened(model.file, OpenOptions(engine="cpu", ctx_size=20000))
     assert opened.engine(scheduled=True).windows == {WINDOW: 512}
     assert opened.engine().windows == {}
     assert Opened(model.file, OpenOptions(engine="cpu")).engine(scheduled=True).windows == {}
     whole = load(open_file(make(tmp_path / "whole.gguf")))
-    assert windows(whole.graph) == ()
+    assert whole.graph.state.windows == ()

@@ -27,19 +27,19 @@ TOOL_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 
-# Limits are not all on the command line; a test may set any of them.
+# ServerLimits are not all on the command line; a test may set any of them.
 SCRIPT = """
 import asyncio, json, sys
 from pathlib import Path
 from assay.cli import _fault
 from assay.errors import AssayError
 from assay.runtime.opening import OpenOptions
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.server import Config, run
 given = json.loads(sys.argv[1])
 config = Config(
     models=[(name, Path(path)) for name, path in given["models"]], port=0, key=given["key"], memory=given["memory"],
-    options=OpenOptions(**given["options"]), limits=Limits(**given["limits"]),
+    options=OpenOptions(**given["options"]), limits=ServerLimits(**given["limits"]),
 )
 try:
     asyncio.run(run(config, lambda url: print(url, flush=True)))

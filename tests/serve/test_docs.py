@@ -1,4 +1,4 @@
-"""docs/serve.md says of errors, routes and options what the code does."""
+"""docs/reference/serve.md says of errors, routes and options what the code does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from assay.serve.api.routes import ROUTES
 from assay.serve.api_errors import KINDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "serve.md").read_text()
 
 
 def test_every_error_has_its_row() -> None:

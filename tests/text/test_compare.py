@@ -9,7 +9,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.text import ChatTemplate, Tokenizer, encode_chat
-from assay.text.compare import Chat, Finding, explain
+from assay.text.compare import Chat, TokenDifference, explain
 from assay.text.pretokenize import PRETOKENIZERS
 from tests.text.vocabs import CONTROL, bpe, tokenizer
 
@@ -28,15 +28,15 @@ def chat(llama: Tokenizer) -> Chat:
     return Chat(ChatTemplate.named("zephyr", llama), ONE)
 
 
-def faults(findings: list[Finding]) -> list[str]:
+def faults(findings: list[TokenDifference]) -> list[str]:
     return [finding.fault for finding in findings]
 
 
-def of_chat(llama: Tokenizer, chat: Chat, given: list[int]) -> list[Finding]:
+def of_chat(llama: Tokenizer, chat: Chat, given: list[int]) -> list[TokenDifference]:
     return explain(llama, encode_chat(llama, chat.template, chat.messages), given, chat=chat)
 
 
-def of_text(llama: Tokenizer, given: list[int], text: str = TEXT) -> list[Finding]:
+def of_text(llama: Tokenizer, given: list[int], text: str = TEXT) -> list[TokenDifference]:
     return explain(llama, llama.encode(text), given, text=text)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.text.special import Fragment, SpecialTokens
-from assay.text.vocab import Kind
+from assay.text.vocab import TokenKind
 from tests.hostile.conftest import bounded
 
 _WHITE = " \t\n\v\f\r"
@@ -28,15 +28,15 @@ def one_after_another(rows: list[tuple[str, int]], text: str, parse_special: boo
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0].encode()))
     for i in order:
         token, kind = rows[i]
-        if not token or not kind & Kind.SPECIAL or (kind & Kind.HIDDEN and not parse_special):
+        if not token or not kind & TokenKind.SPECIAL or (kind & TokenKind.HIDDEN and not parse_special):
             continue
         parts: list[Fragment] = []
         for fragment in fragments:
             rest = fragment
             while isinstance(rest, str) and (at := rest.find(token)) >= 0:
                 left, rest = rest[:at], rest[at + len(token) :]
-                left = left.rstrip(_WHITE) if kind & Kind.LSTRIP else left
-                rest = rest.lstrip(_WHITE) if kind & Kind.RSTRIP else rest
+                left = left.rstrip(_WHITE) if kind & TokenKind.LSTRIP else left
+                rest = rest.lstrip(_WHITE) if kind & TokenKind.RSTRIP else rest
                 parts += [left, i] if left else [i]
             if rest != "":
                 parts.append(rest)
@@ -44,8 +44,10 @@ def one_after_another(rows: list[tuple[str, int]], text: str, parse_special: boo
     return fragments
 
 
-kinds = st.sampled_from([Kind.SPECIAL, Kind.SPECIAL | Kind.HIDDEN]).flatmap(
-    lambda base: st.sampled_from([base, base | Kind.LSTRIP, base | Kind.RSTRIP, base | Kind.LSTRIP | Kind.RSTRIP])
+kinds = st.sampled_from([TokenKind.SPECIAL, TokenKind.SPECIAL | TokenKind.HIDDEN]).flatmap(
+    lambda base: st.sampled_from(
+        [base, base | TokenKind.LSTRIP, base | TokenKind.RSTRIP, base | TokenKind.LSTRIP | TokenKind.RSTRIP]
+    )
 )
 token = st.text("<ab> é", min_size=0, max_size=6)
 
@@ -66,9 +68,9 @@ def test_two_megabytes_of_one_token_and_of_thousands() -> None:
     code = """
 from tests.text.test_special import Words
 from assay.text.special import SpecialTokens
-from assay.text.vocab import Kind
+from assay.text.vocab import TokenKind
 names = ["</s>"] + [f"<unused{i}>" for i in range(6000)]
-cutter = SpecialTokens(Words([(name, int(Kind.SPECIAL)) for name in names]))
+cutter = SpecialTokens(Words([(name, int(TokenKind.SPECIAL)) for name in names]))
 assert len(cutter.split("</s>" * 524_000, True)) == 524_000
 many = [i % 6000 + 1 for i in range(150_000)]
 assert cutter.split("".join(names[i] for i in many), True) == many

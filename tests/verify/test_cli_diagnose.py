@@ -54,7 +54,7 @@ def test_words_for_a_tired_person(path: Path, model: Model, tmp_path: Path, caps
     out = capsys.readouterr().out
     assert out.startswith("fault: eps-floor-half and 1 more at attn_norm-0")
     assert "cause 2: rope-type (pairs (i, i + d/2))" in out
-    assert "right: " in out and "docs/faults.md#rope-type" in out
+    assert "right: " in out and "docs/reference/faults.md#rope-type" in out
 
 
 def test_healthy_is_exit_code_0(path: Path, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_healthy_is_exit_code_0(path: Path, model: Model, tmp_path: Path, capsys
 
 
 def test_user_faults_are_one_line(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last line says what is wrong; before it stands progress at most, and never a traceback."""
+    """The last line is the error; only progress may precede it, and never a traceback."""
     for arguments, message in (
         ([str(path)], "no DUMP given and no --endpoint"),
         ([str(path), str(tmp_path / "none.jsonl")], "cannot be opened"),

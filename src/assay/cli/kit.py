@@ -12,11 +12,11 @@ assay kit --score kit results       # exit 1 if anything is wrong"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from assay.cli.cluster_options import add_cluster_argument
     from assay.cli.common import add_json_argument, add_model_argument
-    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
-    parser.add_argument("-o", "--output", metavar="DIR", help="the folder to write")
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder to write")
     parser.add_argument(
         "--score", nargs=2, metavar=("DIR", "RESULTS"), help="grade the answers in RESULTS to the kit in DIR"
     )
@@ -35,7 +35,7 @@ def _write(args: argparse.Namespace) -> int:
     from assay.verify.conformance.vectors import write_kit
 
     if not args.output:
-        raise AssayError("kit: no folder named; give one with -o DIR")
+        raise AssayError("kit: no folder given; give one with -o DIR")
     _file, model, tokenizer = open_model(args)
     out = Path(args.output)
     with counting("computing probes", "probes") as tell:
@@ -61,10 +61,11 @@ def _score(args: argparse.Namespace) -> int:
     if args.cluster is None:
         score = score_kit(kit, results)
     else:
-        from assay.cli import spread
+        from assay.cli import cluster_options as on_cluster
         from assay.cluster import sweep, tasks
 
-        score = tasks.grade(kit, results, spread.crew(args), sweep.folder(args.results), spread.bar())
+        place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
+        score = tasks.grade(kit, results, *place)
     lines = [f"{g.section}: {g.item}: wrong: {g.detail}" for g in score.grades if g.verdict == "wrong"]
     for section, counts in score.totals().items():
         lines.append(f"{section:10} " + "  ".join(f"{counts[k]:5} {k}" for k in ("right", "wrong", "missing")))

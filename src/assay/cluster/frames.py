@@ -1,12 +1,12 @@
-"""The wire between router, replicas and stages: frames over TCP, each end sure of the other.
+"""The wire between router, replicas and stages: mutually authenticated frames over TCP.
 
     frame   = length (u32, of what follows) | mac (16 bytes) | body
     body    = length (u32) | JSON object | arrays, one after the other
 
-Both ends know a token. They prove it to each other by answering a challenge, so it never crosses the wire, and the keys
-of the connection come out of the two nonces. Every frame carries a MAC (BLAKE2b) over its number and its body: a frame
-that was forged, repeated, or changed by a bit on the way is a broken connection and never another answer. Frames are
-not encrypted. Nothing in a frame is code: numbers, text and arrays of a few known types.
+Both ends know a token. Each proves it by answering a challenge, so the token never crosses the wire. The keys of the
+connection are derived from the two nonces. Every frame carries a MAC (BLAKE2b) over its sequence number and its body:
+a forged, replayed or corrupted frame breaks the connection and cannot change an answer. Frames are not encrypted.
+A frame carries no code, only numbers, text and arrays of a few known types.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from assay.errors import AssayError
 
 Array = NDArray[Any]
 LARGEST = 1 << 30  # bytes of a frame
-BUFFERED = 512 << 20  # bytes that wait for a peer who does not read, before it is given up
-HELLO_S = 2.0  # for the other end to prove itself
+BUFFERED = 512 << 20  # bytes buffered for a slow peer before the connection is dropped
+HELLO_S = 2.0  # seconds for the peer to prove the token
 TYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8", "bool")}
 _MAGIC = b"assay-frames-1\n\0"  # 16 bytes
 _NONCE, _PROOF, _MAC = 16, 32, 16
 _U32 = struct.Struct("<I")
 
 
-class Broken(AssayError):
-    """The connection cannot go on: it was cut, or the other end is not who it should be."""
+class ConnectionBroken(AssayError):
+    """The connection cannot continue: it was cut, or the peer failed to authenticate."""
 
 
 @dataclass(frozen=True)
-class Message:
-    """What a frame says."""
+class Frame:
+    """A decoded frame: its JSON object and its arrays."""
 
     head: dict[str, Any]
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -59,18 +59,20 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> 
     given = {name: np.asarray(value, order="C") for name, value in (arrays or {}).items()}
     for name, value in given.items():
         if value.dtype.name not in TYPES:
-            raise Broken(f"frame: array {name} cannot be sent (found {value.dtype}, expected {', '.join(TYPES)})")
+            raise ConnectionBroken(
+                f"frame: array {name} cannot be sent (found {value.dtype}, expected {', '.join(TYPES)})"
+            )
     listed = [[name, value.dtype.name, list(value.shape)] for name, value in given.items()]
     text = json.dumps({**head, "arrays": listed} if given else dict(head), separators=(",", ":")).encode()
     return b"".join((_U32.pack(len(text)), text, *(value.tobytes() for value in given.values())))
 
 
-def unpack(body: bytes) -> Message:
-    """What a body says; anything that `pack` would not write is refused."""
+def unpack(body: bytes) -> Frame:
+    """Decode the body of a frame. Anything that `pack` would not write is refused."""
     try:
         (size,) = _U32.unpack_from(body)
         if size > len(body) - 4:
-            raise ValueError("shorter than it says")
+            raise ValueError("shorter than its length field")
         head = json.loads(body[4 : 4 + size])
         if not isinstance(head, dict):
             raise ValueError("not an object")
@@ -89,12 +91,12 @@ def unpack(body: bytes) -> Message:
         if at != len(body):
             raise ValueError("longer than its arrays")
     except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise Broken(f"frame: cannot be read ({error})") from None
-    return Message(head, arrays)
+        raise ConnectionBroken(f"frame: cannot be read ({error})") from None
+    return Frame(head, arrays)
 
 
 class Channel:
-    """Frames both ways. `send` does not wait; a peer that does not read for long is given up."""
+    """A connection that carries frames both ways. `send` never waits; a peer that does not read is dropped."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: tuple[bytes, bytes]) -> None:
         self._reader, self._writer = reader, writer
@@ -112,7 +114,7 @@ class Channel:
     def send(self, head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         body = pack(head, arrays)
         if len(body) + _MAC > LARGEST:
-            raise Broken(f"frame: too large (found {len(body)} bytes, at most {LARGEST - _MAC})")
+            raise ConnectionBroken(f"frame: too large (found {len(body)} bytes, at most {LARGEST - _MAC})")
         if self._writer.is_closing():
             return
         mac = _mac(self._out, self._sent, body)
@@ -122,74 +124,76 @@ class Channel:
             self._writer.transport.abort()
 
     async def drain(self) -> None:
-        """Until the peer has taken most of it."""
+        """Wait until the write buffer is mostly empty."""
         with suppress(OSError):
             await self._writer.drain()
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Frame:
         try:
             (size,) = _U32.unpack(await self._reader.readexactly(4))
             if not _MAC + 4 <= size <= LARGEST:
-                raise Broken(f"frame: of {size} bytes (expected {_MAC + 4} to {LARGEST})")
+                raise ConnectionBroken(f"frame: of {size} bytes (expected {_MAC + 4} to {LARGEST})")
             data = await self._reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Broken(f"connection to {self.peer}: cut ({error})") from None
+            raise ConnectionBroken(f"connection to {self.peer}: cut ({error})") from None
         mac, body = data[:_MAC], data[_MAC:]
         if not hmac.compare_digest(mac, _mac(self._in, self._got, body)):
-            raise Broken(f"connection to {self.peer}: a frame was changed on the way")
+            raise ConnectionBroken(f"connection to {self.peer}: a frame failed its authentication (MAC)")
         self._got += 1
         return unpack(body)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Frame]:
         """Every message until the connection breaks."""
         while True:
             try:
                 yield await self.receive()
-            except Broken:
+            except ConnectionBroken:
                 return
 
     def close(self) -> None:
-        """At once: nobody waits for a peer that may be gone."""
+        """Abort the connection without flushing, because the peer may be gone."""
         self._writer.transport.abort()
 
 
 async def connect(host: str, port: int, token: str, *, timeout: float = HELLO_S) -> Channel:
-    """A channel to whoever listens there, once both have shown that they know the token."""
+    """Connect, and return a channel once both ends have proved the token."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 hello = await reader.readexactly(len(_MAGIC) + _NONCE)
                 if not hello.startswith(_MAGIC):
-                    raise Broken(f"{host}:{port}: does not speak assay's frames")
+                    raise ConnectionBroken(f"{host}:{port}: is not an assay service")
                 nonces = hello[len(_MAGIC) :] + secrets.token_bytes(_NONCE)
                 writer.write(nonces[_NONCE:] + _proof(token, b"client", nonces))
                 if not hmac.compare_digest(await reader.readexactly(_PROOF), _proof(token, b"server", nonces)):
-                    raise Broken(f"{host}:{port}: has another token")
+                    raise ConnectionBroken(f"{host}:{port}: has a different token")
             except BaseException:
                 writer.transport.abort()
                 raise
     except asyncio.IncompleteReadError:
-        raise Broken(f"{host}:{port}: hung up before it had shown its token; it may have another one") from None
+        raise ConnectionBroken(
+            f"{host}:{port}: hung up before it had shown its token; it may have another one"
+        ) from None
     except TimeoutError:
-        raise Broken(f"{host}:{port}: no answer within {timeout:g} s") from None
+        raise ConnectionBroken(f"{host}:{port}: no answer within {timeout:g} s") from None
     except OSError as error:
-        raise Broken(f"{host}:{port}: {error.strerror or error}") from None
+        raise ConnectionBroken(f"{host}:{port}: {error.strerror or error}") from None
     return Channel(reader, writer, (_key(token, b"to server", nonces), _key(token, b"to client", nonces)))
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> Channel:
-    """The other end of `connect`. A stranger learns nothing but a random number."""
+    """The server's end of `connect`. A client without the token sees only a random nonce."""
     nonce = secrets.token_bytes(_NONCE)
     writer.write(_MAGIC + nonce)
     try:
         async with asyncio.timeout(HELLO_S):
             answer = await reader.readexactly(_NONCE + _PROOF)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        raise Broken("a stranger hung up") from None
+        raise ConnectionBroken("a client disconnected before it proved the token") from None
     nonces = nonce + answer[:_NONCE]
     if not hmac.compare_digest(answer[_NONCE:], _proof(token, b"client", nonces)):
-        raise Broken("a stranger without the token")
+        raise ConnectionBroken("a client has a different token")
     writer.write(_proof(token, b"server", nonces))
     return Channel(reader, writer, (_key(token, b"to client", nonces), _key(token, b"to server", nonces)))
 

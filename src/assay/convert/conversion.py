@@ -1,4 +1,4 @@
-"""Write a folder as a GGUF file: one tensor in memory at a time."""
+"""Convert a folder to a GGUF file, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.convert.architectures import ARCHITECTURES, EXPERTS, LAYER, TOP, Architecture, common
-from assay.convert.folder import Folder, Source, floats
+from assay.convert.folder import Folder, StoredTensor, floats
 from assay.convert.vocabulary import vocabulary
 from assay.errors import AssayError
 from assay.gguf import codecs
@@ -28,11 +28,11 @@ _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A tensor to write: its name, and where its values come from; several sources are stacked."""
+class TensorPlan:
+    """A tensor to write: its name and its sources. Several sources are stacked."""
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[StoredTensor, ...]
     change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
     @property
@@ -44,18 +44,20 @@ class Plan:
 def convert(
     path: Path, out: Path, kind: str | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Write the model in `path` to `out`. `kind` is F32, F16, BF16 or Q8_0; by default, BF16 or F16 as it is stored."""
+    """Write the model in `path` to `out`. `kind` is F32, F16, BF16 or Q8_0; by default BF16 or F16, as stored."""
     folder = Folder(path)
     architecture = recognised(folder)
     plans = list(plan(folder, architecture))
     kind = (kind or natural(plans)).upper()
     if kind not in OUT_TYPES:
-        raise AssayError(f"{kind}: cannot be converted to directly (expected {', '.join(OUT_TYPES)}); then quantise")
+        raise AssayError(
+            f"{kind}: not a target of convert (expected {', '.join(OUT_TYPES)}); use `assay quantize` afterwards"
+        )
     keys = metadata(folder, architecture, kind)
     n_vocab = len(keys["tokenizer.ggml.tokens"].value)  # type: ignore[arg-type]
     done = 0
 
-    def data(one: Plan, type_: GGMLType) -> NDArray[np.uint8]:
+    def data(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
         nonlocal done
         done += 1
         progress(done, len(plans))
@@ -83,10 +85,10 @@ def recognised(folder: Folder) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def plan(folder: Folder, architecture: Architecture) -> Iterator[Plan]:
-    """The tensors in the order of the folder; the experts of a layer together."""
+def plan(folder: Folder, architecture: Architecture) -> Iterator[TensorPlan]:
+    """The tensors in the order of the folder, with the experts of a layer stacked."""
     layer = LAYER | dict(architecture.layer)
-    stacks: dict[str, dict[int, Source]] = {}
+    stacks: dict[str, dict[int, StoredTensor]] = {}
     for key, source in folder.tensors.items():
         key = key.removeprefix("language_model.")
         if key.endswith(_IGNORED) or key.startswith(("vision_tower.", "multi_modal_projector.", "model.vision_tower.")):
@@ -95,21 +97,21 @@ def plan(folder: Folder, architecture: Architecture) -> Iterator[Plan]:
         block = _BLOCK.fullmatch(key)
         if stem in TOP:
             if not (architecture.tied and stem == "lm_head"):
-                yield Plan(f"{TOP[stem]}.{suffix}", (source,), _change(folder, architecture, key))
+                yield TensorPlan(f"{TOP[stem]}.{suffix}", (source,), _change(folder, architecture, key))
             continue
         expert = _EXPERT.fullmatch(block[2]) if block else None
         if block and expert and expert[2] in EXPERTS:
             stacks.setdefault(f"blk.{block[1]}.{EXPERTS[expert[2]]}.weight", {})[int(expert[1])] = source
         elif block and block[2] in layer:
             name = f"blk.{block[1]}.{layer[block[2]]}.{block[3]}"
-            yield Plan(name, (source,), _change(folder, architecture, key))
+            yield TensorPlan(name, (source,), _change(folder, architecture, key))
         else:
-            raise AssayError(f"{folder.path}: tensor {key!r:.100} has no place in {architecture.name}")
+            raise AssayError(f"{folder.path}: tensor {key!r:.100} is unknown in {architecture.name}")
     for name, experts in stacks.items():
         n = folder.need("num_local_experts", "num_experts")
         if sorted(experts) != list(range(n)):
             raise AssayError(f"{folder.path}: {name}: {len(experts)} experts (expected {n})")
-        yield Plan(name, tuple(experts[i] for i in range(n)))
+        yield TensorPlan(name, tuple(experts[i] for i in range(n)))
 
 
 def _change(
@@ -127,20 +129,20 @@ def _change(
 
 
 def paired(x: NDArray[np.float32], n_head: int) -> NDArray[np.float32]:
-    """Rows of each head from halves (i and i + d/2 turn together) to neighbours (2i and 2i + 1 do)."""
+    """Reorder the rows of each head for RoPE: from halves (pairs i and i + d/2) to neighbours (pairs 2i and 2i + 1)."""
     if len(x) % (2 * n_head):
-        raise AssayError(f"{len(x)} rows cannot be shared out to the halves of {n_head} heads; config.json is wrong")
+        raise AssayError(f"{len(x)} rows cannot be divided into halves of {n_head} heads; config.json is wrong")
     return x.reshape(n_head, 2, len(x) // n_head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
-def natural(plans: list[Plan]) -> str:
-    """BF16 where the first matrix of 16 bits is that, else F16."""
+def natural(plans: list[TensorPlan]) -> str:
+    """BF16 if the first 16-bit matrix is BF16, else F16."""
     kinds = (p.sources[0].entry.dtype for p in plans if len(p.shape) > 1)
     return "BF16" if next((kind for kind in kinds if kind in ("BF16", "F16")), "F16") == "BF16" else "F16"
 
 
-def stored(one: Plan, kind: str) -> GGMLType:
-    """Vectors, norms and routers stay F32; a row that is no whole number of blocks is F16."""
+def stored(one: TensorPlan, kind: str) -> GGMLType:
+    """The type of a tensor: F32 for vectors, norms and routers; F16 if the row length does not fit the blocks."""
     exact = len(one.shape) <= 1 or one.name.endswith(("_norm.weight", ".bias"))
     if exact or one.name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
         return by_name("F32")
@@ -148,7 +150,7 @@ def stored(one: Plan, kind: str) -> GGMLType:
     return type_ if one.shape[-1] % type_.block_size == 0 else by_name("F16")
 
 
-def encoded(one: Plan, type_: GGMLType) -> NDArray[np.uint8]:
+def encoded(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
     values = [floats(source) for source in one.sources]
     x = np.stack(values) if one.name.endswith("_exps.weight") else values[0]
     if one.change is not None:
@@ -160,7 +162,7 @@ def encoded(one: Plan, type_: GGMLType) -> NDArray[np.uint8]:
 
 
 def metadata(folder: Folder, architecture: Architecture, kind: str) -> dict[str, Typed]:
-    """General keys, the architecture's, the vocabulary's."""
+    """All metadata: general keys, those of the architecture, and those of the vocabulary."""
     found = {**(common(folder) if architecture.common else {}), **architecture.keys(folder)}
     keys = {
         "general.architecture": Typed(ValueType.STRING, architecture.name),

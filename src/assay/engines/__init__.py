@@ -2,7 +2,8 @@
 
 `reference` is the definition in float64, `cpu` the native SIMD engine, `cuda` the engine for NVIDIA GPUs. `contract.py`
 says what an engine must do; `plan/` has the steps that both compilers share. A new engine is a module that fulfils the
-contract and a row in the table below. An engine's module is imported only when the engine is asked for.
+contract and a row in the table below, or the entry point `assay.engines` of another package. An engine's module is
+imported only when the engine is asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import plugins
 from assay.system.extras import install
 
 
@@ -99,8 +101,7 @@ def default_name() -> str:
 
 def engine_class(name: str) -> type[PagedEngine]:
     """The class of an engine that can run here. Its attributes state its `precisions` and `separate_windows`."""
-    _check_available(name)
-    return _TABLE[name].load()
+    return _row(name).load()
 
 
 def default_kv_type(name: str, precision: str | None) -> str:
@@ -111,10 +112,10 @@ def default_kv_type(name: str, precision: str | None) -> str:
 
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
     """An engine bound to a model. For an option of None the engine uses its default; an option it lacks is an error."""
-    _check_available(name)
+    make = ENGINES.get(name) or _row(name).make
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return ENGINES[name](model, **given)
+        return make(model, **given)
     except TypeError as error:
         unknown = [key for key in given if f"argument '{key}'" in str(error)]
         if not unknown:
@@ -123,7 +124,15 @@ def create(name: str, model: Model, **options: Any) -> PagedEngine:
         raise AssayError(f"engine {name}: has no option --{option}; leave it out") from None
 
 
-def _check_available(name: str) -> None:
-    if name not in ENGINES:
-        missing = _TABLE[name].missing() if name in _TABLE else f"not available here; there are {', '.join(ENGINES)}"
-        raise AssayError(f"engine {name}: {missing}")
+def _row(name: str) -> EngineRow:
+    """The row of an engine that can run here: built in, or of an installed package (`system/plugins.py`)."""
+    if name in ENGINES:
+        return _TABLE[name]
+    if name in _TABLE:
+        raise AssayError(f"engine {name}: {_TABLE[name].missing()}")
+    found: Callable[..., PagedEngine] | None = plugins.find("assay.engines", name)
+    if found is None:
+        known = ", ".join((*ENGINES, *plugins.names("assay.engines")))
+        raise AssayError(f"engine {name}: not available here; there are {known}")
+    stated = found if isinstance(found, type) else PagedEngine  # a function states no capabilities
+    return EngineRow(lambda: stated, create=found)

@@ -63,6 +63,8 @@ class Chunk:
     `windows` has a page table for each sliding window whose pages the engine keeps apart. Such a table is as long as
     `pages`; -1 marks an evicted page, which none of the chunk's tokens can see. A chunk brings all of these tables or
     none. Without them the engine uses `pages` for every layer.
+    `state_slot` is where the engine keeps state of a fixed size (`Graph.state.per_sequence`). A chunk with start 0
+    begins a sequence, so the engine zeroes that state first. Two chunks of a batch never name the same state slot.
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
@@ -77,6 +79,7 @@ class Chunk:
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
+    state_slot: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -127,7 +130,7 @@ class Arithmetic:
     """Identifies the bits that an engine produces. File, tokens and positions being equal, two engines with equal
     `Arithmetic` produce equal bits."""
 
-    name: str  # the definition of sums and rounding: "native" is docs/arithmetic.md, "cuda" is tensor cores
+    name: str  # the definition of sums and rounding: "native" is docs/reference/arithmetic.md, "cuda" is tensor cores
     precision: str
     kv_type: str
     version: int = 1  # of the definition; it rises when any bit changes
@@ -213,6 +216,7 @@ class Engine(Protocol):
     model: Model
     graph: Graph
     n_pages: int  # pages of its cache
+    state_slots: int = 0  # slots for state of a fixed size, if the graph keeps any
     arithmetic: Arithmetic
     dtype: np.dtype[Any] = np.dtype(np.float32)  # of all values that it returns
     isa: str = ""  # the instruction set or device it computes with, for reports
@@ -242,6 +246,10 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free weights and cache. A second call does nothing."""
         ...
+
+    def copy_state(self, source: int, to: int) -> None:
+        """Make state slot `to` hold what `source` holds. Called only where the graph keeps state of a fixed size."""
+        raise AssayError(f"engine {self.name}: it has no state slots (found {source} and {to})")
 
 
 class PagedEngine(Engine, Protocol):
@@ -308,6 +316,7 @@ def check_batch(
                 )
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
+    _check_state_slots(engine, batch)
     n_vocab = engine.model.hparams.n_vocab
     for i, bad in _out_of_range([chunk.pages for chunk in batch], engine.n_pages):
         raise AssayError(
@@ -320,6 +329,23 @@ def check_batch(
     for name in keep:
         if name not in engine.graph:
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
+
+
+def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:
+    """Each chunk names a state slot of its own, where the graph keeps state of a fixed size."""
+    kept = engine.graph.state.per_sequence
+    if not kept:
+        return
+    if not engine.state_slots:
+        kinds = ", ".join(dict.fromkeys(state.kind.name for state in kept))
+        raise AssayError(f"engine {engine.name}: it keeps no {kinds} state; use --engine reference")
+    named = [chunk.state_slot for chunk in batch]
+    for i, slot in enumerate(named):
+        if not 0 <= slot < engine.state_slots or slot in named[:i]:
+            raise AssayError(
+                f"chunk {i} of the batch: state slot outside the cache or named twice (found {slot}, "
+                f"expected 0 to {engine.state_slots - 1})"
+            )
 
 
 def _out_of_range(arrays: Sequence[NDArray[np.int32]], limit: int) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,10 @@
-"""An importance matrix from a text: the sums of squares of what every weight matrix is multiplied with.
+"""Collect an importance matrix on a text: the sums of squared inputs of every weight matrix.
 
-The matrices of keys and values have a second sum, in which a token counts by how much is seen of it. An error in the
-value of token s reaches token t times the attention weight a[t,s]; one in its key moves that weight in proportion.
-So s counts as the sum of a[t,s]^2 over heads and t, divided by the mean over all tokens. Most heads rest on the first
-token: what is wrong there is added to every other, and in the plain sum it is one token of a window.
+The key and value matrices have a second sum, in which a token is weighted by the attention it receives. An error in the
+value of token s reaches token t multiplied by the attention weight a[t,s]; an error in its key changes that weight
+proportionally. So the weight of s is the sum of a[t,s]^2 over heads and t, divided by its mean over all tokens. Most
+heads attend to the first token (an attention sink): its errors reach every other token, but in the plain sum it is only
+one token of a window.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import Array, Chunk, Engine, pages_for
-from assay.evaluate.pieces import Piece
-from assay.gguf.importance import Entry, Importance
-from assay.graph import Graph, Node
+from assay.evaluate.pieces import TextWindow
+from assay.gguf.importance import Importance, ImportanceEntry
+from assay.graph import Graph, Node, Trait
 
 PRODUCTS = ("linear", "expert_linear", "head_linear")
-HELD = 1 << 30  # bytes of attention weights that are kept of one pass
+HELD = 1 << 30  # bytes of attention weights kept per pass
 
 
 def collect(
     engine: Engine,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextWindow],
     *,
     output: bool = False,
     dataset: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Importance:
-    """Run the pieces whole; every token counts. `output`: also the output matrix, which llama.cpp leaves out."""
+    """Run all tokens of the windows. `output` includes the output matrix, which llama.cpp leaves out."""
     graph = engine.graph
     users = [
         (node, node.weights[0])
         for node in graph
-        if node.op in PRODUCTS and (node.weights[0].startswith("blk.") or (output and node.name == graph.output))
+        if node.has(Trait.PRODUCT) and (node.weights[0].startswith("blk.") or (output and node.name == graph.output))
     ]
     used = {name for _, name in users}
     seen = {name: softmaxes for name, softmaxes in attended(graph).items() if name in used}
@@ -49,7 +50,7 @@ def collect(
         squares: dict[str, NDArray[np.float64]] = {}
         for node, name in users:
             x = node.inputs[0]
-            if node.op == "expert_linear":
+            if node.has(Trait.EXPERTS):
                 found, n = _by_expert(nodes[x], nodes[node.inputs[1]], graph.weights[name][0])
             else:
                 if x not in squares:
@@ -62,7 +63,7 @@ def collect(
             counts[name] = counts.get(name, 0) + n
         progress(done + 1, len(pieces))
     entries = {
-        name: Entry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
+        name: ImportanceEntry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
         for name in sums
     }
     size = len(pieces[0].tokens) if pieces else 0
@@ -70,33 +71,36 @@ def collect(
 
 
 def attended(graph: Graph) -> dict[str, list[str]]:
-    """The matrices that make keys and values and nothing else, each with the softmaxes that weigh what it makes."""
+    """The matrices that make only keys or values, each with the attention softmaxes that use them."""
     found: dict[str, list[str]] = {}
-    for kqv in (node for node in graph if node.op == "kqv"):
+    for kqv in (node for node in graph if node.has(Trait.VALUES)):
         softmax = graph[kqv.inputs[0]]
-        scores = next(_up(graph, softmax.inputs[0], ("kq",)))
-        queries = {node.weights[0] for node in _up(graph, scores.inputs[0], PRODUCTS)}
+        scores = next(_up(graph, softmax.inputs[0], Trait.KEYS))
+        queries = {node.weights[0] for node in _up(graph, scores.inputs[0], Trait.PRODUCT)}
         both = (scores.inputs[1], kqv.inputs[1])
-        for name in {node.weights[0] for value in both for node in _up(graph, value, PRODUCTS)} - queries:
+        for name in {node.weights[0] for value in both for node in _up(graph, value, Trait.PRODUCT)} - queries:
             found.setdefault(name, []).append(softmax.name)
     return found
 
 
-def _up(graph: Graph, name: str, ops: Sequence[str]) -> Iterator[Node]:
-    """The nearest nodes of these operations that a value is made of."""
+def _up(graph: Graph, name: str, trait: Trait) -> Iterator[Node]:
+    """The nearest ancestors of a node that have the trait."""
     if name in graph:
         node = graph[name]
-        if node.op in ops:
+        if node.has(trait):
             yield node
         else:
             for source in node.inputs:
-                yield from _up(graph, source, ops)
+                yield from _up(graph, source, trait)
 
 
 def _run(
-    engine: Engine, piece: Piece, keep: set[str], softmaxes: Sequence[str]
+    engine: Engine, piece: TextWindow, keep: set[str], softmaxes: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, NDArray[np.float64]]]:
-    """The kept nodes; of each softmax the share of every token, 1 on average. Softmaxes are large: some at a time."""
+    """The kept nodes, with the weight of every token (1 on average) for each softmax.
+
+    Softmaxes are large, so only some are kept per pass.
+    """
     pages = np.arange(pages_for(len(piece.tokens)), dtype=np.int32)
     chunk = Chunk(piece.tokens, 0, pages, "last")
     each = max((4 * int(engine.graph.shapes[name][0]) * len(piece.tokens) ** 2 for name in softmaxes), default=1)
@@ -123,7 +127,7 @@ def _squares(x: NDArray[np.floating], share: NDArray[np.float64] | None = None) 
 def _by_expert(
     x: NDArray[np.floating], chosen: NDArray[np.integer], n_expert: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows go to the experts that were chosen for them: x is `[T, n]`, or `[T, k, n]` with a row for each choice."""
+    """Sums per expert. x is `[T, n]`, or `[T, k, n]` with one row per chosen expert."""
     rows = np.broadcast_to(x[:, None], (*chosen.shape, x.shape[-1])) if x.ndim == 2 else x
     sums, counts = np.zeros((n_expert, x.shape[-1])), np.zeros(n_expert)
     np.add.at(sums, chosen.reshape(-1), np.square(rows.reshape(-1, x.shape[-1]).astype(np.float64)))

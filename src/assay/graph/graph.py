@@ -1,7 +1,8 @@
-"""Nodes and graphs: what is computed, with no numbers in it.
+"""Graphs: nodes in execution order, with no numbers in them.
 
-A graph is a flat tuple of nodes in execution order. Every node has one name and every name one value.
-Building, checking and rewriting are pure functions of these frozen objects; an engine only reads them.
+A graph is a flat tuple of nodes. Every node has one name and every name one value. Checking and rewriting are pure
+functions of frozen objects; an engine only reads them. Touch this when a question about whole graphs is asked in
+several places, or when the validity rules change.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from assay.errors import AssayError
 from assay.graph.names import split
+from assay.graph.node import Node
 from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError, Trait
+from assay.graph.state import State, declare
 
-# The values a step is given. They are named like nodes and never computed.
+# The values that every step is given. They are named like nodes and never computed.
 INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos": ("S",)}
 
 
@@ -24,42 +26,12 @@ class GraphError(AssayError):
 
 
 @dataclass(frozen=True)
-class Node:
-    """One value: `name = op(inputs; weights; attrs)`. Weights are GGUF tensor names."""
-
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    weights: tuple[str, ...] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    def has(self, trait: Trait) -> bool:
-        """Whether its operation has the trait, or one of several joined by `|`."""
-        return bool(OPS[self.op].traits & trait)
-
-    def attr(self, key: str) -> Any:
-        """The attribute, or the operation's default."""
-        return self.attrs[key] if key in self.attrs else OPS[self.op].attrs[key]
-
-    def all_attrs(self) -> dict[str, Any]:
-        return {**OPS[self.op].attrs, **self.attrs}
-
-    def with_attrs(self, **changes: Any) -> Node:
-        return replace(self, attrs={**self.attrs, **changes})
-
-    def __str__(self) -> str:
-        operands = ", ".join((*self.inputs, *self.weights))
-        attrs = ", ".join(f"{k}={v!r}" for k, v in sorted(self.attrs.items()))
-        return f"{self.name} = {self.op}({operands}{'; ' + attrs if attrs else ''})"
-
-
-@dataclass(frozen=True)
 class Graph:
     """Nodes in execution order. `weights` maps each GGUF tensor name to its row-major shape.
 
-    `given` are the values that the caller brings beside `INPUTS`, with their shapes: a part of a larger graph reads
-    what the parts before it have computed. `embedding` is the node that stands for the text: pooled as the file says,
-    or a row a token.
+    `given` has the shapes of values that the caller supplies beside `INPUTS`: a part of a larger graph reads values
+    that earlier parts have computed. `embedding` is the node whose value embeds the text: one pooled row if the file
+    names a pooling, else a row for each token.
     """
 
     nodes: tuple[Node, ...]
@@ -74,7 +46,7 @@ class Graph:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """The place of every node; an input has none."""
+        """The index of every node in execution order. Inputs have no index."""
         return {node.name: i for i, node in enumerate(self.nodes)}
 
     def __getitem__(self, name: str) -> Node:
@@ -95,7 +67,7 @@ class Graph:
         return _check(self)
 
     def check(self) -> Graph:
-        """Itself, if valid."""
+        """The graph itself, if it is valid; else raise GraphError."""
         _ = self.shapes
         return self
 
@@ -110,39 +82,44 @@ class Graph:
 
     @cached_property
     def causal(self) -> bool:
-        """No token sees a later one: a sequence may be run in pieces over a cache, not only as a whole."""
-        return all(node.attr("causal") for node in self.nodes if node.op == "attn_softmax")
+        """Whether no token sees a later one, so that a sequence may be run in several steps over a cache."""
+        return all(node.attr("causal") for node in self.nodes if node.has(Trait.MASKS))
 
     @cached_property
     def whole(self) -> bool:
-        """A sequence must be run at once: a token sees a later one, keys are not cached, or the output is pooled."""
+        """Whether a sequence must run in one step: tokens see later ones, keys are not cached, or rows are pooled."""
         return self.output in self.pooled or any(
-            node.op == "attn_softmax" and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
+            node.has(Trait.MASKS) and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
             for node in self.nodes
         )
 
     @cached_property
     def pooled(self) -> frozenset[str]:
-        """The nodes that are computed from all tokens at once."""
+        """The pooled nodes and all nodes computed from them."""
         found: set[str] = set()
         for node in self.nodes:
-            if node.op == "pool" or not found.isdisjoint(node.inputs):
+            if node.has(Trait.POOLS) or not found.isdisjoint(node.inputs):
                 found.add(node.name)
         return frozenset(found)
 
+    @cached_property
+    def state(self) -> State:
+        """The state that its layers keep between steps."""
+        return declare(self)
+
     @property
     def generates(self) -> bool:
-        """It ends in logits: what follows a text can be drawn. An encoder ends in rows of its text."""
+        """Whether it ends in logits, so that text can be generated. An encoder ends in embeddings."""
         return self.output == "result_output"
 
     @cached_property
     def max_positions(self) -> int | None:
-        """How many positions a table of learned ones has; None where any will do."""
-        tables = [n.weights[0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]
+        """The number of rows in a table of learned positions; None where there is no such table."""
+        tables = [n.weights[0] for n in self.nodes if n.has(Trait.TABLE) and n.inputs == ("inp_pos",)]
         return min((self.weights[name][0] for name in tables), default=None)
 
     def ancestors(self, targets: Collection[str], known: Collection[str] = ()) -> set[str]:
-        """The targets and every value they are computed from, back to the inputs or to what is `known`."""
+        """The targets and every value that they are computed from, back to the inputs or to `known` values."""
         found = set(targets)
         for node in reversed(self.nodes):
             if node.name in found and node.name not in known:
@@ -156,11 +133,11 @@ class Graph:
         return range(min(found), max(found) + 1) if found else range(0)
 
     def part(self, first: int, last: int) -> Graph:
-        """Layers [first, last) as a graph of its own: what it reads from outside is `given`, its last node the output.
+        """Layers [first, last) as a separate graph: values read from outside are `given`, its last node is the output.
 
-        What comes before the first layer goes with it, what comes after the last layer with that. The parts of a graph
-        run one after the other compute what the graph computes; a cut that keys or values would have to cross is
-        refused, because the cache of a part is its own.
+        Nodes before the first layer belong to the first part, nodes after the last layer to the last part. The parts,
+        run one after the other, compute the same as the whole graph. A cut that keys or values would have to cross is
+        refused, because every part has a cache of its own.
         """
         layers = self.layers
         if not layers.start <= first < last <= layers.stop:
@@ -186,7 +163,7 @@ class Graph:
         return replace(self, nodes=tuple(chosen), output=output, given=given, embedding=embedding)
 
     def rewrite(self, change: Callable[[Node], Node | Iterable[Node] | None]) -> Graph:
-        """The graph with every node replaced by what `change` gives: a node, several, or None to leave it."""
+        """The graph with every node replaced by the result of `change`: a node, several, or None to leave it."""
         out: list[Node] = []
         for node in self.nodes:
             new = change(node)
@@ -199,13 +176,13 @@ class Graph:
         return replace(self, nodes=tuple(out))
 
     def rename_input(self, old: str, new: str, where: Callable[[Node], bool] = lambda _: True) -> Graph:
-        """Every chosen reader of `old` reads `new` instead."""
+        """The graph in which every reader of `old` that `where` selects reads `new`."""
         return self.rewrite(
             lambda n: replace(n, inputs=tuple(new if i == old else i for i in n.inputs)) if where(n) else None
         )
 
     def text(self) -> str:
-        """One line a node, with its shape: what `inspect --graph` prints."""
+        """One line for each node, with its shape, as `inspect --graph` prints it."""
         shapes = self.shapes
         left = [str(node) for node in self.nodes]
         width = min(max(map(len, left), default=0), 90)

@@ -1,11 +1,16 @@
-"""The grammar of node names: `role`, or `role-N` in layer N; caches are `cache_k_lN`, `cache_v_lN`."""
+"""The grammar of node names: `role`, or `role-N` in layer N; nodes that keep state are `cache_k_lN`.
+
+The letter says what is kept, as in llama.cpp: `k` keys, `v` values, `r` the window of a convolution, `s` a recurrent
+matrix (`state.KINDS` has the roles). Any other letter is free for a kind of another package.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-_LAYER = re.compile(r"^(?P<role>.+?)-(?P<layer>\d+)$|^(?P<cache>cache_[kv])_l(?P<clayer>\d+)$")
+_LAYER = re.compile(r"^(?P<role>.+?)-(?P<layer>\d+)$|^(?P<cache>cache_[a-z])_l(?P<clayer>\d+)$")
+_STATE = re.compile(r"^cache_[a-z]$")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -21,4 +26,4 @@ def join(role: str, layer: int | None) -> str:
     """The inverse of `split`."""
     if layer is None:
         return role
-    return f"{role}_l{layer}" if role in ("cache_k", "cache_v") else f"{role}-{layer}"
+    return f"{role}_l{layer}" if _STATE.match(role) else f"{role}-{layer}"

@@ -1,13 +1,14 @@
 """The operations: one row each, with formula, operands, attributes and shape rule.
 
-This table is the vocabulary of every graph. An engine implements the rows; a fault rewrites a node to
-another row or other attributes; `docs/names.md` and the validity check are made from it.
+This table is the vocabulary of every graph. An engine implements the rows. A fault rewrites a node to another row or
+to other attributes. `docs/reference/names.md` and the validity check are generated from the table.
 
 A row also states what the operation *is* (`Trait`). Engines and `verify` ask for a trait instead of listing
-operation names, so that a new row is handled everywhere without an edit elsewhere.
+operation names, so that a new row is handled everywhere without an edit elsewhere. Touch this file to add an operation
+of assay itself; another package calls `register`.
 
 Dimensions are integers or one of two symbols: `T`, the tokens of this step, and `S`, the keys that a
-query may see (cached ones first, then this step's).
+query may see (cached ones first, then the keys of this step).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ShapeError(ValueError):
 
 
 class Trait(Flag):
-    """What an operation is. A node's traits are those of its operation."""
+    """A property of an operation. A node has the traits of its operation."""
 
     NONE = 0
     PRODUCT = auto()  # multiplies activations by a weight matrix, its first weight
@@ -46,6 +47,15 @@ class Trait(Flag):
     MIXES_TOKENS = auto()  # a row of the result depends on rows of other tokens
     POSITIONAL = auto()  # the result depends on the position of a token
     STATE = auto()  # reads or writes what a layer keeps between steps (`graph/state.py`)
+    MATRIX = auto()  # its first weight is a matrix: multiplied, or looked up row by row
+    EXPERTS = auto()  # its first weight has a part for each expert, chosen by index
+    KEYS = auto()  # multiplies queries by keys, its second input: gives scores before the mask
+    VALUES = auto()  # sums values, its second input, weighted by scores
+    MASKS = auto()  # hides keys by position, then takes the softmax of the scores
+    POOLS = auto()  # gives one row for all tokens of a sequence
+    ATTENDS = KEYS | VALUES  # multiplies by the keys or the values that a layer keeps
+    TRANSCENDENTAL = auto()  # computes exp, tanh or log, which fast implementations approximate
+    EXACT = auto()  # copies, compares or limits numbers: without rounding in every arithmetic
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Op:
     shape: ShapeRule
     traits: Trait = Trait.NONE
     linear_in: tuple[str, ...] = ()  # operands, inputs or weights, in each of which the result is linear
+    keeps: str = ""  # with `Trait.STATE`: the kind of state, a row of `state.KINDS`
 
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda _: "required"})()
@@ -301,7 +312,7 @@ OPS: dict[str, Op] = {
     for op in (
         Op("embed", "y[t] = W[token[t]]; a table of learned positions takes positions for tokens", ("tokens",), ("W",),
            {}, _embed,
-           Trait.TABLE, linear_in=("W",)),
+           Trait.TABLE | Trait.MATRIX, linear_in=("W",)),
         Op("add_row", "y = x + W[row]", ("x",), ("W",), {"row": 0}, _row,
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same,
@@ -314,13 +325,13 @@ OPS: dict[str, Op] = {
            {"eps": REQUIRED, "n_head": 0}, _norm,
            Trait.NORM | Trait.SUMS),
         Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear,
-           Trait.PRODUCT | Trait.SUMS, linear_in=("x", "W")),
+           Trait.PRODUCT | Trait.MATRIX | Trait.SUMS, linear_in=("x", "W")),
         Op("slice", "y[...,:] = x[..., start:stop]; with n_head, of each head", ("x",), (),
            {"start": REQUIRED, "stop": REQUIRED, "n_head": 0}, _slice,
-           Trait.MOVES, linear_in=("x",)),
+           Trait.MOVES | Trait.EXACT, linear_in=("x",)),
         Op("concat", "y[t,h,:] = a[t,h,:] then b[t,h,:]; an operand with one head gives it to all n_head",
            ("a", "b"), (), {"n_head": REQUIRED}, _concat,
-           Trait.MOVES),
+           Trait.MOVES | Trait.EXACT),
         Op("bias", "y = x + b", ("x",), ("b",), {}, _bias,
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair,
@@ -330,79 +341,89 @@ OPS: dict[str, Op] = {
         Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain,
            Trait.ELEMENTWISE, linear_in=("x", "w")),
         Op("clamp", "y = min(max(x, lo), hi)", ("x",), (), {"lo": REQUIRED, "hi": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.EXACT),
         Op("rope", "each pair (a, b) of a head turned by theta_i = pos * base^(-2i/n_rot) / factor_i: "
            "(a cos - b sin, a sin + b cos)", ("x", "positions"), ("factors?",), _ROPE_ATTRS, _rope,
            Trait.POSITIONAL, linear_in=("x",)),
         Op("pos_scale", "y[t] = x[t] * (1 + beta * ln(floor((pos[t] + offset) / unit) + 1))", ("x", "positions"), (),
            {"beta": REQUIRED, "unit": REQUIRED, "offset": 0}, _same,
-           Trait.POSITIONAL, linear_in=("x",)),
+           Trait.POSITIONAL | Trait.TRANSCENDENTAL, linear_in=("x",)),
         Op("cache", "rows of the earlier steps of this sequence, then this step's", ("x",), (),
            {"n_head": REQUIRED}, _cache,
-           Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",)),
+           Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",), keeps="rows"),
         Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
            "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
-           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("q", "k")),
+           Trait.KEYS | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("q", "k")),
         Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
            "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
            "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
            "sink adds exp(sink[h]) to the denominator; slopes by max_bias (ALiBi), 0 for none",
            ("x", "positions", "key_positions"), ("sinks?",),
            {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores,
-           Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS),
+           Trait.MASKS | Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS | Trait.TRANSCENDENTAL),
         Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]; n_head_kv cuts values that have no "
            "axis of heads", ("p", "v"), (), {"n_head_kv": 0}, _kqv,
-           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("p", "v")),
+           Trait.VALUES | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("p", "v")),
         Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge,
-           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+           Trait.MOVES | Trait.RESHAPES | Trait.EXACT, linear_in=("x",)),
         Op("split_heads", "y[h,t,d] = x[t, h*D + d]", ("x",), (), {"n_head": REQUIRED}, _unmerge,
-           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+           Trait.MOVES | Trait.RESHAPES | Trait.EXACT, linear_in=("x",)),
         Op("head_linear", "y[h,t,o] = sum_i W[h,o,i] * x[h,t,i]", ("x",), ("W",), {}, _head_linear,
-           Trait.PRODUCT | Trait.SUMS, linear_in=("x", "W")),
+           Trait.PRODUCT | Trait.MATRIX | Trait.SUMS, linear_in=("x", "W")),
         Op("act", "y = act(x); gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", ("x",), (),
            {"act": "gelu_tanh"}, _same,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair,
-           Trait.ACTIVATION | Trait.ELEMENTWISE, linear_in=("up",)),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL, linear_in=("up",)),
         Op("glu_split", "y = act(x[..., :F]) * x[..., F:], the gate first", ("x",), (), {"act": "silu"}, _halves,
-           Trait.ACTIVATION),
+           Trait.ACTIVATION | Trait.TRANSCENDENTAL),
         Op("glu_oai", "y = g / (1 + exp(-alpha * g)) * (v + 1), g = min(gate, limit), v = up within -limit..limit",
            ("gate", "up"), (), {"alpha": 1.702, "limit": 7.0}, _pair,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("sigmoid", "y = 1 / (1 + exp(-x))", ("x",), (), {}, _same,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same,
-           Trait.SOFTMAX),
+           Trait.SOFTMAX | Trait.TRANSCENDENTAL),
         Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
            "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups,
-           Trait.SELECTS),
+           Trait.SELECTS | Trait.EXACT),
         Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same,
-           Trait.INDICES | Trait.SELECTS),
+           Trait.INDICES | Trait.SELECTS | Trait.EXACT),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk,
-           Trait.INDICES | Trait.MOVES),
+           Trait.INDICES | Trait.MOVES | Trait.EXACT),
         Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather,
-           Trait.MOVES, linear_in=("x",)),
+           Trait.MOVES | Trait.EXACT, linear_in=("x",)),
         Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum,
            Trait.SUMS, linear_in=("x",)),
         Op("clamp_min", "y = max(x, lo)", ("x",), (), {"lo": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.EXACT),
         Op("div", "y[t,j] = a[t,j] / b[t]", ("a", "b"), (), {}, _same,
            Trait.ELEMENTWISE, linear_in=("a",)),
         Op("expert_input", "y[t,j,i] = x[t,i] * w[t,j]", ("x", "w"), (), {}, _expert_input,
            Trait.ELEMENTWISE, linear_in=("x", "w")),
         Op("expert_linear", "y[t,j,o] = sum_i W[idx[t,j],o,i] * x[t,(j,)i]", ("x", "idx"), ("W",), {}, _expert_linear,
-           Trait.PRODUCT | Trait.TABLE | Trait.SUMS, linear_in=("x", "W")),
+           Trait.PRODUCT | Trait.MATRIX | Trait.EXPERTS | Trait.TABLE | Trait.SUMS, linear_in=("x", "W")),
         Op("expert_bias", "y[t,j,o] = x[t,j,o] + B[idx[t,j],o]", ("x", "idx"), ("B",), {}, _expert_vector,
-           Trait.TABLE | Trait.SUMS | Trait.ELEMENTWISE),
+           Trait.EXPERTS | Trait.TABLE | Trait.SUMS | Trait.ELEMENTWISE),
         Op("expert_gain", "y[t,j,o] = x[t,j,o] * s[idx[t,j]]", ("x", "idx"), ("s",), {}, _expert_vector,
-           Trait.TABLE | Trait.ELEMENTWISE, linear_in=("x", "s")),
+           Trait.EXPERTS | Trait.TABLE | Trait.ELEMENTWISE, linear_in=("x", "s")),
         Op("expert_scale", "y[t,j,o] = x[t,j,o] * w[t,j]", ("x", "w"), (), {}, _same,
            Trait.ELEMENTWISE, linear_in=("x", "w")),
         Op("expert_sum", "y[t,o] = sum_j x[t,j,o]", ("x",), (), {}, _expert_sum,
            Trait.SUMS, linear_in=("x",)),
         Op("pool", "one row of all tokens: their mean, the first or the last", ("x",), (), {"kind": REQUIRED}, _pool,
-           Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("x",)),
+           Trait.POOLS | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("x",)),
     )
 }  # fmt: skip
+
+
+def register(op: Op) -> Op:
+    """Add a row of another package to the table. A name that is taken is refused: it would change existing graphs."""
+    if op.name in OPS:
+        raise ValueError(f"operation {op.name}: the name is taken; choose another")
+    if bool(op.traits & Trait.STATE) != bool(op.keeps):
+        raise ValueError(f"operation {op.name}: Trait.STATE and `keeps` go together (found keeps={op.keeps!r})")
+    OPS[op.name] = op
+    return op

@@ -1,10 +1,10 @@
-"""A model judged on a text, alone or against another one: what `LanguageModel.evaluate` gives."""
+"""The result of `LanguageModel.evaluate`: a model scored on a text, alone or against another model."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.errors import AssayError
 from assay.evaluate.evaluation import Evaluation, Worst, evaluate
@@ -12,15 +12,14 @@ from assay.evaluate.page import page
 from assay.evaluate.pieces import WINDOW, cut
 from assay.evaluate.predictors import EngineSource
 from assay.library.notebook import inline
+from assay.runtime.generate import Generator
+from assay.runtime.opening import Opened
 from assay.system.files import write
-
-if TYPE_CHECKING:
-    from assay.library.language_model import LanguageModel
 
 
 @dataclass(frozen=True, repr=False)
 class Judgement:
-    """Perplexity and, against a base, divergence; the worst tokens in their context. Printing it gives the figures."""
+    """Perplexity and, against a base, KL divergence; the worst tokens in context. Printing it shows the figures."""
 
     evaluation: Evaluation
     worst: tuple[Worst, ...]
@@ -31,18 +30,18 @@ class Judgement:
 
     @property
     def kl(self) -> float | None:
-        """The mean divergence in nats a token; None without a base."""
+        """The mean KL divergence in nats per token; None without a base."""
         return None if self.evaluation.kl is None else self.evaluation.kl.value
 
     def __repr__(self) -> str:
         return repr(self.evaluation)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as `assay eval --json` gives it."""
+        """The data of `assay eval --json`."""
         return {**self.evaluation.to_dict(), "worst": [asdict(w) for w in self.worst]}
 
     def page(self) -> str:
-        """One self-contained page."""
+        """A self-contained page."""
         return page(self.evaluation, self.worst)
 
     def save_html(self, path: str | Path) -> None:
@@ -53,19 +52,33 @@ class Judgement:
         return inline(self.page())
 
 
+@dataclass(frozen=True)
+class JudgedModel:
+    """A model that reads a text: the opened file, and the generator whose engine computes its logits."""
+
+    opened: Opened
+    generator: Generator
+
+    @property
+    def name(self) -> str:
+        return self.opened.file.path.name
+
+
 def judge(
-    model: LanguageModel, text: str, against: LanguageModel | None, window: int | None, chunks: int | None, worst: int
+    model: JudgedModel, text: str, against: JudgedModel | None, window: int | None, chunks: int | None, worst: int
 ) -> Judgement:
-    """Both models read the same tokens: the first one's."""
-    tokenizer = model.tokenizer
-    if against is not None and against.model.hparams.n_vocab != model.model.hparams.n_vocab:
-        raise AssayError(f"{against.path.name}: another vocabulary than {model.path.name}'s; nothing can be compared")
+    """Score a text. Both models read the same tokens, which are those of the first model's tokenizer."""
+    tokenizer = model.opened.tokenizer
+    if against is not None and against.opened.model.hparams.n_vocab != model.opened.model.hparams.n_vocab:
+        raise AssayError(
+            f"{against.name}: its vocabulary differs from that of {model.name}; give two models with one vocabulary"
+        )
     if window is None:
-        window = min(WINDOW, model.n_ctx, against.n_ctx if against is not None else WINDOW)
+        window = min(WINDOW, model.opened.n_ctx, against.opened.n_ctx if against is not None else WINDOW)
     ids = tokenizer.encode(text, parse_special=False)
     pieces = cut(ids, window, tokenizer.bos if tokenizer.add_bos else None, chunks)
     with model.generator.exclusive() as engine:
-        if against is None or against is model:
+        if against is None or against.generator is model.generator:
             found = evaluate(pieces, EngineSource(engine), EngineSource(engine) if against else None)
         else:
             with against.generator.exclusive() as other:

@@ -1,4 +1,4 @@
-"""The loop that an engine's author is in: run it, read what it prints as it comes, compare; again when it changes."""
+"""The edit-run loop of an engine's author: run it, compare its output while it prints, repeat on changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from assay.library.verdicts import Finding, ModelLike, diagnose, diff, opened
 from assay.runtime.opening import Opened
 from assay.verify.dumps.observation import Dump
 
-_PAUSE_S = 0.2  # between two looks at what was printed
+_PAUSE_S = 0.2  # seconds between two reads of the output
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
+class WatchEvent:
+    """An event of `watch`: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
     `wait`."""
 
     kind: str
@@ -43,11 +43,11 @@ def watch(
     prompt: str | None = None,
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
-) -> Iterator[Seen]:
-    """Run the command and judge its output, or the `dump` file that it writes; again when it or `on` changes.
+) -> Iterator[WatchEvent]:
+    """Run the command and judge its output, or the `dump` file that it writes. Repeat when it or `on` changes.
 
-    The command's program and the files among its arguments are looked at as well. With `why`, each verdict is followed
-    by its diagnosis, which also hears mistakes that are smaller than noise.
+    The program and the files among its arguments are watched, too. With `why`, each verdict is followed by a diagnosis,
+    which also detects mistakes that are smaller than noise.
     """
     model = opened(model)
     how: dict[str, Any] = {"tokens": tokens, "prompt": prompt, "names": names}
@@ -55,25 +55,25 @@ def watch(
     paths = [p for p in dict.fromkeys((*paths, *on)) if p != dump]
     while True:
         before = [stamp(p) for p in paths]
-        yield Seen("run", shlex.join(command))
+        yield WatchEvent("run", shlex.join(command))
         try:
             for seen in _once(model, command, dump, patterns, how):
                 yield seen
                 if why and seen.kind == "verdict" and seen.finding is not None and seen.finding.dump is not None:
                     found = diagnose(model, seen.finding.dump)
-                    yield Seen("cause", found.verdict, found)
+                    yield WatchEvent("cause", found.verdict, found)
         except AssayError as error:
             if once:
                 raise
-            yield Seen("fault", str(error))
+            yield WatchEvent("fault", str(error))
         if once:
             return
-        yield Seen("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
+        yield WatchEvent("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
         _wait(paths, before, interval)
 
 
 def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None:
-    """Until something is other than before, and has been still for as long as we sleep."""
+    """Wait until a file changes and then stays unchanged for one interval."""
     last = list(before)
     while True:
         time.sleep(interval)
@@ -85,7 +85,7 @@ def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None
 
 def _once(
     model: Opened, command: Sequence[str], file: Path | None, patterns: Sequence[str], how: Mapping[str, Any]
-) -> Iterator[Seen]:
+) -> Iterator[WatchEvent]:
     with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
         if file is not None:
             yield from _judged(model, run_to_dump(command, Path(folder), dump=file, patterns=patterns), how)
@@ -102,30 +102,30 @@ def _once(
                 early = _early(model, copy, name, patterns, how) if whole_lines(log, copy) else None
                 if early is not None and not early:
                     told = True
-                    yield Seen("first", f"{early.first_wrong} is the first wrong node so far", early)
+                    yield WatchEvent("first", f"{early.first_wrong} is the first wrong node so far", early)
         if process.returncode:
-            yield Seen("fault", f"{name}: ended with exit code {process.returncode}")
+            yield WatchEvent("fault", f"{name}: ended with exit code {process.returncode}")
         yield from _judged(model, as_dump(log, name, patterns), how)
 
 
 def _early(model: Opened, copy: Path, name: str, patterns: Sequence[str], how: Mapping[str, Any]) -> Finding | None:
-    """The verdict on what was printed so far; None where that is not enough for one."""
+    """The verdict on the output so far; None if it is not enough."""
     try:
         return _compare(model, as_dump(copy, name, patterns), how)
     except AssayError:
         return None
 
 
-def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[Seen]:
+def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[WatchEvent]:
     read: list[str] = []
     found = _compare(model, dump, how, read)
-    yield from (Seen("read", line) for line in read)
-    yield Seen("verdict", found.verdict, found)
+    yield from (WatchEvent("read", line) for line in read)
+    yield WatchEvent("verdict", found.verdict, found)
 
 
 def _compare(model: Opened, dump: Dump, how: Mapping[str, Any], read: list[str] | None = None) -> Finding:
     if not dump.tokens and not how["tokens"] and how["prompt"] is None:
-        raise AssayError(f"{dump.source}: does not say which tokens it fed; print them, or give --tokens or -p")
+        raise AssayError(f"{dump.source}: has no token ids; print them, or give --tokens or -p")
     found = diff(model, dump, **how, reading=read.append if read is not None else None)
     assert isinstance(found, Finding)
     return found

@@ -1,4 +1,7 @@
-"""The keys `arch.…` of a file, checked one by one before anything divides by them or loops over them."""
+"""The metadata keys `arch.…` of a file. Each is checked before any code divides by it or loops over it.
+
+Touch this when a builder needs a key of a new form, such as a number within other bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import numpy as np
 from assay.errors import AssayError
 
 MOST = 2**31 - 1
-LARGEST = 3.5e38  # of a float32
-TINY = 1e-20  # numbers beyond it and its inverse overflow in the formulas that use them
+LARGEST = 3.5e38  # just above the largest float32
+TINY = 1e-20  # a number below this, or above its inverse, overflows in the formulas that use it
 
 
 class Metadata:
-    """Reads `arch.key` and complains in one voice: the key, what was found, what was expected."""
+    """Reads `arch.key`. Every error names the key, the value found and the values expected."""
 
     def __init__(self, values: Mapping[str, Any], arch: str, where: str = "") -> None:
         self.values, self.arch, self.where = values, arch, f"{where}: " if where else ""
@@ -45,7 +48,7 @@ class Metadata:
         return self._whole(key, self._get(key, default), least)
 
     def counts(self, key: str, n: int, default: int | list[int] | None = None, *, least: int = 1) -> list[int]:
-        """A whole number for each of `n` layers, from an array (which may go on for draft layers) or one for all."""
+        """A whole number for each of `n` layers: from an array (longer if there are draft layers), or one for all."""
         value = self._get(key, default)
         if not isinstance(value, np.ndarray | list):
             return [self._whole(key, value, least)] * n
@@ -54,7 +57,7 @@ class Metadata:
         return [self._whole(key, v, least) for v in value[:n]]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number of float32's range: a power of it stays finite too."""
+        """A finite number in the range of float32, so that a power of it stays finite in float64."""
         value = self._get(key, default)
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
             raise self.error(key, _shown(value), "a number")
@@ -94,7 +97,7 @@ class Metadata:
 
 
 def _shown(value: Any) -> str:
-    """A stranger's value, short enough for one line."""
+    """A value of an untrusted file, short enough for one line."""
     if isinstance(value, np.ndarray | list | tuple):
         return f"an array of {len(value)}"
     text = repr(value)

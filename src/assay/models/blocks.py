@@ -1,9 +1,9 @@
 """The parts that architectures share: embedding, norms, attention, feed-forward, experts, head, pooling.
 
 A builder method appends nodes and returns the name of the last. Names follow llama.cpp; where one of its names
-stands for several values, the stages are `_proj`, `_biased`, `_normed`, then the plain name. Tensors that a file
-may or may not have (biases, a separate head, q/k norms, a fused `attn_qkv`) are looked up by name; what is there
-is used. What differs from layer to layer stands in the layer's row of the hyper-parameters.
+stands for several values, the stages are `_proj`, `_biased`, `_normed`, then the plain name. Optional tensors (biases,
+a separate head, q/k norms, a fused `attn_qkv`) are looked up by name and used if the file has them. Differences between
+layers are in each layer's row of the hyper-parameters. Touch this when several architectures need the same new part.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Builder:
         return self.hp
 
     def rope_factors(self, *, long: bool = False) -> None:
-        """`rope_freqs` where it is there; the long or short factors where the file extends by `longrope`, or if `long`.
+        """Use `rope_freqs` if the file has it, or with `longrope` scaling (or `long`) the long or short factors.
 
-        The long ones hold where the context in use is larger than the original one.
+        The long factors apply when the context in use is larger than the original one.
         """
 
         def own(rope: Rope) -> Rope:
@@ -62,7 +62,7 @@ class Builder:
         self.hp = self.hp.each(lambda i, row: replace(row, rope=own(row.rope)) if row.rope else row)
 
     def local(self, default: int, *, base: bool = True, **changes: Any) -> list[bool]:
-        """Which layers are local; those get `changes` and, if it may differ, a RoPE base of their own."""
+        """Which layers are local. Their rows get `changes` and, with `base`, the RoPE base of local layers."""
         local = self.meta.pattern(self.hp.n_layer, default)
         own = self.meta.positive("rope.freq_base_swa", self.hp.rope.base) if base else self.hp.rope.base
         rope = replace(self.hp.rope, base=own)
@@ -70,7 +70,7 @@ class Builder:
         return local
 
     def routing(self, first: int = 0, step: int = 1, **choices: Any) -> None:
-        """Experts from layer `first` on, in every `step`-th, chosen so; the layers before and between are dense."""
+        """Give every `step`-th layer from `first` on experts with these choices. The other layers are dense."""
 
         def own(i: int, row: Layer) -> Layer:
             if row.experts is None or i < first or (i + 1) % step:
@@ -114,13 +114,13 @@ class Builder:
         return self.node(role, "scale", x, factor=factor)
 
     def embedding(self, scale: float = 1.0, *, scaled: str = "inp_scaled") -> str:
-        """Rows of the table; times `scale`, under the name `scaled`."""
+        """Rows of the embedding table; multiplied by `scale` in a node called `scaled`."""
         rows = "embd_rows" if scaled == "embd" and scale != 1.0 else "embd"
         x = self.node(rows, "embed", "inp_tokens", weights=("token_embd.weight",))
         return self.scaled(scaled, x, scale) if scale != 1.0 else x
 
     def norm(self, role: str, x: str, stem: str = "", *, n_head: int = 0) -> str:
-        """The architecture's norm; with its bias where the file has one."""
+        """The architecture's norm, with a bias if the file has one."""
         stem = stem or role
         heads = {"n_head": n_head} if n_head else {}
         weights: tuple[str, ...] = (self.weight(stem),)
@@ -132,7 +132,7 @@ class Builder:
         return self.node(role, self.norm_op, x, weights=weights, eps=self.hp.eps, **heads)
 
     def project(self, role: str, x: str, stem: str, *, partial: str) -> str:
-        """`role = W x (+ b)`; the product alone is called `partial` where there is a bias."""
+        """`role = W x (+ b)`. If there is a bias, the product alone is called `partial`."""
         if not self.has(stem, "bias"):
             return self.linear(role, x, stem)
         y = self.linear(partial, x, stem)
@@ -170,7 +170,7 @@ class Builder:
         return names[0], names[1], names[2]
 
     def check_rows(self, stem: str, rows: int) -> None:
-        """A matrix whose rows are heads has as many as the metadata say."""
+        """Check that a matrix whose rows form heads has as many rows as the metadata say."""
         name, row = self.weight(stem), self.here
         if name in self.shapes and self.shapes[name][:1] != (rows,):
             heads = f"{row.n_head} heads over {row.n_head_kv}, {row.n_embd_head} wide"
@@ -179,7 +179,7 @@ class Builder:
             )
 
     def head_norm(self, role: str, x: str, stem: str, n_head: int) -> str:
-        """q/k norm, if the file has it: over each head, or over the whole width where the weight is that long."""
+        """The q/k norm, if the file has one: over each head, or over the whole width if the weight is that long."""
         if not self.has(stem):
             return x
         shape = self.shapes[self.weight(stem)]
@@ -187,7 +187,7 @@ class Builder:
         return self.norm(role, x, stem, n_head=0 if whole else n_head)
 
     def rope(self, role: str, x: str, n_head: int, **more: Any) -> str:
-        """Turned by the layer's rotation; left alone where the layer has none."""
+        """Rotate by position (RoPE). A layer without rotation returns `x`."""
         rope = self.here.rope
         if rope is None:
             return x
@@ -195,7 +195,7 @@ class Builder:
         return self.node(role, "rope", x, "inp_pos", weights=factors, n_head=n_head, **rope.attrs(), **more)
 
     def query(self, q: str) -> str:
-        """The query's last steps: the scale, where it is the query that is scaled, and the temperature."""
+        """The last steps of the query: its scale, if the layer scales queries, and its temperature."""
         row = self.here
         if row.scale_query:
             q = self.scaled("Qcur_scaled", q, row.scale)
@@ -205,10 +205,12 @@ class Builder:
         return q
 
     def attend(self, q: str, k: str, v: str) -> str:
-        """Scores, softmax and weighted values; gives `kqv` [H, T, D]. What RoPE and cache did not cut into heads is."""
+        """Scores, softmax and weighted values: `kqv` [H, T, D]. Operands without an axis of heads are split here."""
         row = self.here
         flat: dict[str, Any] = {} if row.rope else {"n_head": row.n_head}
-        kept: dict[str, Any] = {} if row.causal else {"n_head_kv": row.n_head_kv}  # keys and values come as they are
+        kept: dict[str, Any] = (
+            {} if row.causal else {"n_head_kv": row.n_head_kv}
+        )  # uncached keys and values have no axis of heads
         flat |= {} if row.rope else kept
         kq = self.node("kq", "kq", q, k, **flat)
         if row.cap:
@@ -224,7 +226,7 @@ class Builder:
         return self.node("kqv", "kqv", p, v, **kept)
 
     def cached(self, k: str, v: str) -> tuple[str, str]:
-        """Keys and values of all steps so far; of this step alone where attention is not causal."""
+        """Keys and values of all steps so far. Without causal attention, those of this step alone."""
         row = self.here
         if not row.causal:
             return k, v
@@ -232,13 +234,13 @@ class Builder:
         return k, self.node("cache_v", "cache", v, n_head=row.n_head_kv)
 
     def output(self, kqv: str) -> str:
-        """Heads side by side, and through the output matrix."""
+        """Merge the heads and multiply by the output matrix."""
         return self.project(
             "attn_out", self.node("kqv_out", "merge_heads", kqv), "attn_output", partial="attn_out_proj"
         )
 
     def attention(self, x: str, *, clamp: float = 0.0, norm_last: bool = False) -> str:
-        """The whole of it: q, k, v; norms and rotation (the norm last if `norm_last`); attention; output."""
+        """Attention from norm to output: q, k, v; norms and rotation (norm last with `norm_last`); scores; output."""
         row = self.here
         q, k, v = self.qkv(x, clamp)
         for last in (False, True):
@@ -252,7 +254,7 @@ class Builder:
     # -- feed-forward --------------------------------------------------------------------------------------
 
     def ffn(self, x: str, act: str = "swiglu", *, out: str = "ffn_out", tail: str = "") -> str:
-        """Down(act(gate) * up); of one matrix for both where there is no gate and `act` is a gated one.
+        """down(act(gate) * up). Without a gate matrix, a gated `act` splits `up` into gate and up.
 
         `tail` is the end of the tensors' names (`_shexp` for a shared expert), `out` the name of the result.
         """
@@ -271,7 +273,7 @@ class Builder:
         return self.project(out, y, "ffn_down" + tail, partial="ffn_down")
 
     def experts(self, x: str, *, router: str = "") -> str:
-        """The chosen experts' results, weighted and added, by the choices in the layer's row.
+        """The weighted sum of the chosen experts' results; the layer's row says how they are chosen.
 
         `router` is the router's input where it is not the experts'.
         """
@@ -315,7 +317,7 @@ class Builder:
             logits = self.linear("ffn_moe_logits", x, "ffn_gate_inp")
         probs = logits if e.gate == "none" else self.node("ffn_moe_probs", e.gate, logits)
         chosen = logits if e.choose == "logits" else probs
-        if self.has("exp_probs_b", "bias"):  # for choosing only: the weights are the unbiased probabilities
+        if self.has("exp_probs_b", "bias"):  # used to choose only: the weights are the unbiased probabilities
             chosen = self.node("ffn_moe_probs_biased", "bias", chosen, weights=(self.weight("exp_probs_b", "bias"),))
         if e.groups > 1:
             chosen = self.node("ffn_moe_probs_masked", "group_mask", chosen, groups=e.groups, used=e.groups_used)
@@ -325,7 +327,7 @@ class Builder:
             w = self.node("ffn_moe_weights_softmax", "softmax", w)
         if e.normalise:
             total = self.node("ffn_moe_weights_sum", "row_sum", w)
-            # llama.cpp's floor, the smallest normal half: the sum cannot be 0, only underflow could make it so.
+            # llama.cpp's floor, the smallest normal float16: the sum is 0 only after underflow.
             total = self.node("ffn_moe_weights_sum_clamped", "clamp_min", total, lo=6.103515625e-5)
             w = self.node("ffn_moe_weights_norm", "div", w, total)
         if e.scale not in (0.0, 1.0):
@@ -333,7 +335,7 @@ class Builder:
         return best, w
 
     def _check_experts(self, e: Experts) -> None:
-        """Every tensor that an expert's number indexes has a row for each of them."""
+        """Check that every tensor indexed by expert has a row for each expert."""
         stems = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "exp_probs_b")
         for stem in stems:
             for suffix in ("weight", "bias", "scale"):
@@ -346,7 +348,7 @@ class Builder:
     # -- the end -------------------------------------------------------------------------------------------
 
     def head(self, x: str, *, norm: bool = True, scale: float = 1.0, cap: float = 0.0) -> Graph:
-        """Norm and logits, with the embedding table as the matrix where the file has no `output.weight`."""
+        """Norm and logits. Without an `output.weight` in the file, the embedding table is the matrix."""
         if norm:
             x = self.norm("result_norm", x, "output_norm")
         self.pool(x)
@@ -364,12 +366,12 @@ class Builder:
         return self._graph("result_output")
 
     def encoded(self, x: str) -> Graph:
-        """The end of an encoder: a row a token, and one for the text."""
+        """The end of an encoder: a row for each token, and one for the text."""
         self.pool(x)
         return self._graph(x)
 
     def pool(self, x: str) -> None:
-        """One row of all tokens, where the file says how; then through `dense_2` and `dense_3` where it has them."""
+        """Pool all tokens into one row, if the file says how; then multiply by `dense_2` and `dense_3`, if present."""
         kind = self.meta.count("pooling_type", 0, least=0)
         self.embedding_node = x
         if kind == 0:

@@ -1,8 +1,10 @@
-"""The architectures: one row each, with the builder, what it is known by, and the tensors of an example.
+"""The architectures: one row each, with the builder, the names of models, and the tensors of an example.
 
-The row makes an architecture known: `load` finds the builder here, and the names page, the page of models and the
-tests' random models are made from the rest. Tensors are written as words: a stem, `stem+b` with its bias, a group in
-capitals; `dense:` and `moe:` go to layers without and with experts, `own:` to layers with keys and values of their own.
+`load` finds the builder here. The names page, the page of models and the tests' random models are generated from the
+other columns. Touch this to add an architecture.
+
+Tensors are written as words: a stem, `stem+b` for a stem with its bias, a group in capitals. `dense:` and `moe:` mark
+tensors of layers without and with experts, `own:` of layers with keys and values of their own.
 """
 
 from __future__ import annotations
@@ -213,9 +215,9 @@ _WORDS = {
     "PER_LAYER": "inp_gate proj post_norm layer_output_scale",
 }
 
-# Row-major shapes: e embedding, h query heads, g key/value heads, d and v their widths, f feed-forward, X experts,
-# x and s the widths of an expert and of the shared one, r rotated values, a and c the ranks of MLA, k and w its head
-# widths, p per-layer input, L layers, V vocabulary, C context. What is not here is a vector of e.
+# Row-major shapes: e embedding, h query heads, g key/value heads, d and v their widths, f feed-forward. X experts,
+# x and s the widths of an expert and of the shared one. r rotated values, a and c the ranks of MLA, k and w its head
+# widths, p per-layer input, L layers, V vocabulary, C context. A stem without a row is a vector of e.
 _SHAPES = {
     "token_embd": "V,e", "output": "V,e", "position_embd": "C,e", "token_types": "2,e",
     "rope_freqs": "r/2", "rope_factors_long": "r/2", "rope_factors_short": "r/2",
@@ -295,10 +297,10 @@ def _symbols(row: Arch, layer: int) -> dict[str, int]:
 
 
 def _words(words: str, symbols: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Tensor names and shapes of some words."""
+    """The tensor names and shapes that some words stand for."""
 
     def size(expression: str) -> int:
-        """A sum of products, `-` for a part that is taken off, `/2` for a half."""
+        """Evaluate a sum of products, with `-` for a subtracted term and `/2` for a half."""
         total = 0
         for term in expression.replace("-", "+-").split("+"):
             sign, term = (-1, term[1:]) if term.startswith("-") else (1, term)

@@ -1,4 +1,4 @@
-"""gpt2, starcoder2, stablelm, falcon, mpt: LayerNorm, biases, and each its own way to know positions.
+"""gpt2, starcoder2, stablelm, falcon, mpt: LayerNorm, biases, and each with its own form of positions.
 
 Blocks in sequence, or attention and feed-forward side by side where one norm serves both.
 """
@@ -27,7 +27,7 @@ def starcoder2(b: Builder) -> Graph:
 
 
 def mpt(b: Builder) -> Graph:
-    """ALiBi: a key weighs less the further it is away; q, k and v are clamped together."""
+    """ALiBi: the score of a key falls with its distance. q, k and v are clamped together."""
     hp = b.read(norm="layer")
     bias, clamp = b.meta.number("attention.max_alibi_bias", 0.0), b.meta.number("attention.clamp_kqv", 0.0)
     b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=max(bias, 0.0)))
@@ -41,7 +41,7 @@ def mpt(b: Builder) -> Graph:
 
 
 def stablelm(b: Builder) -> Graph:
-    """A quarter of each head turns. The 12B has one norm for both parts, and norms every head of q and k."""
+    """A quarter of each head is rotated. The 12B has one norm for both parts, and norms every head of q and k."""
     b.read(norm="layer", mode="neox")
     x = b.embedding()
     for _ in b.blocks():

@@ -12,13 +12,13 @@ from assay.models.blocks import Builder
 
 
 def command_r(b: Builder) -> Graph:
-    """The larger one norms q and k, with weights for every head."""
+    """The larger model norms q and k, with weights for every head."""
     b.read(norm="layer")
     return _parallel(b, b.meta.number("logit_scale", 0.0))
 
 
 def cohere2(b: Builder) -> Graph:
-    """Three of four layers see a window, and only those turn."""
+    """Three of four layers see a window, and only these are rotated."""
     b.read(norm="layer")
     local = b.local(4, base=False, window=b.meta.count("attention.sliding_window"))
     b.hp = b.hp.each(lambda i, row: row if local[i] else replace(row, rope=None))

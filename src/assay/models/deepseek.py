@@ -1,9 +1,9 @@
 """deepseek2 (DeepSeek V2, V3, R1, Kimi-K2): latent attention, then dense layers, then experts in groups.
 
-A token leaves one row for all heads in the cache: a compressed c = kv_lora_rank values, normed, and r rotated ones.
+The cache has one row for all heads: c = kv_lora_rank compressed values, normed, and r rotated ones.
 
     whole     K = [Wk c | k_pe], V = Wv c: a file with `attn_kv_b` computes keys and values of every head
-    absorbed  Q = [Wk' q_nope | q_pe] meets the row itself, and Wv is applied to the result: `attn_k_b`, `attn_v_b`
+    absorbed  Q = [Wk' q_nope | q_pe] is multiplied by the row, and Wv is applied to the result: `attn_k_b`, `attn_v_b`
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def deepseek2(b: Builder) -> Graph:
     c = 10.0 * b.meta.number("rope.scaling.yarn_log_multiplier", 0.0)
     width = b.meta.count("attention.key_length_mla", hp.n_embd_head)
     rope = hp.rope
-    if c and rope.kind == "yarn":  # with the key, the scores' scale has all of YaRN's magnitude
+    if c and rope.kind == "yarn":  # with this key, YaRN's whole magnitude goes into the scale of the scores
         rope = replace(rope, magnitude=rope.magnitude / yarn_magnitude(rope.factor))
     mu = rope.magnitude * (1.0 + 0.1 * c * math.log(rope.factor))
-    if rope.kind != "yarn":  # llama.cpp puts it here under any scaling
+    if rope.kind != "yarn":  # llama.cpp applies it with every kind of scaling
         mu *= 1.0 + 0.1 * math.log(rope.factor)
     beta = b.meta.number("attention.temperature_scale", 0.0)
     heat = Temperature(beta, b.meta.count("attention.temperature_length")) if beta else None
@@ -41,13 +41,13 @@ def deepseek2(b: Builder) -> Graph:
 
 
 def _gate(b: Builder) -> str:
-    """Softmax where the file does not say, but in GLM-4.7-Flash."""
+    """The gate of a file that names none: softmax, except in GLM-4.7-Flash."""
     flash = b.hp.n_layer in (47, 48) and b.hp.n_vocab == 154880
     return "sigmoid" if flash else "softmax"
 
 
 def routing(b: Builder, gate: str) -> None:
-    """Dense layers first, then experts by the file's keys; `gate` is the one of a file that names none."""
+    """Dense layers first, then experts by the file's keys; `gate` is the default."""
     kind = b.meta.count("expert_gating_func", 0, least=0)
     if kind not in (0, *GATES):
         raise b.meta.error("expert_gating_func", kind, "1 softmax or 2 sigmoid")
@@ -73,7 +73,7 @@ def routed_ffn(b: Builder, x: str, shared: str) -> str:
 
 
 def _attention(b: Builder, x: str, width: int) -> str:
-    """`kqv` [H, T, Dv]; `width` is that of a query head before anything is absorbed."""
+    """`kqv` [H, T, Dv]; `width` is the width of a query head before absorption."""
     row, n_head, r = b.here, b.here.n_head, b.here.rope.n_rot if b.here.rope else 0
     nope, lora = width - r, b.meta.count("attention.kv_lora_rank")
     if nope < 1:

@@ -1,4 +1,4 @@
-"""What is in a file, what running it needs, and what is odd about it: the object behind `assay inspect`."""
+"""The report of `assay inspect`: contents of a file, memory needed to run it, and notes on oddities."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
 
 
 def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
-    """The model that the tensors make, or a note that says why they make none."""
+    """The model, or a note that says why the tensors do not form one."""
     if not file.tensors:
         return None, ["tensors: none; this file is a vocabulary, not a model"]
     try:
@@ -66,10 +66,10 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 
 
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
-    """Bytes for the weights as stored, and for an f16 cache of keys and values over the whole context."""
+    """Bytes for the weights as stored, and for an f16 cache over the whole context."""
     n_ctx = context or model.hparams.n_ctx_train
-    rows = [model.graph.shapes[node.name] for node in model.graph if node.op == "cache"]
-    cache = 2 * n_ctx * sum(int(heads) * int(width) for _, heads, width in rows)
+    state = model.graph.state
+    cache = int(n_ctx * state.bytes_per_position("f16")) + state.bytes_per_sequence("f16")
     return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
 
 

@@ -4,7 +4,7 @@
     x = x + rms_norm(Wdown (gelu(Wgate m) * Wup m))             m = rms_norm(x)
 
 Local layers see a window; from gemma3 on they also have a RoPE base of their own and no scaling. The weights of
-the norms have the model's `+ 1` in them.
+the norms include the model's `+ 1`.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def gemma_embedding(b: Builder) -> Graph:
 
 
 def _scale_query(b: Builder, hp: HParams, deep: int = 0) -> None:
-    """It is the query that is scaled; by the width n_embd / n_head in the model that is `deep` layers deep."""
+    """Scale the query by its head width, or by n_embd / n_head in the model with `deep` layers."""
     width = hp.n_embd // hp.n_head if hp.n_layer == deep else hp.n_embd_head
     b.hp = hp.each(lambda i, row: replace(row, scale=width**-0.5, scale_query=True))
 
 
 def _local(b: Builder, window: int) -> None:
-    """Five of six layers see a window and turn by 10000, unscaled."""
+    """Five of six layers see a window, with a RoPE base of 10000 and no scaling."""
     base = b.meta.positive("rope.freq_base_swa", 10000.0)
     plain = replace(b.hp.rope.unscaled(base), magnitude=b.meta.positive("rope.scaling.attn_factor", 1.0))
     b.local(6, window=window, rope=plain)

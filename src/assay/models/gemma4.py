@@ -50,7 +50,7 @@ def gemma4(b: Builder) -> Graph:
 
 
 def _attention(b: Builder, x: str, source: int) -> str:
-    """Attention over the keys and values of layer `source`; its own are computed and kept where it is the source."""
+    """Attention over the keys and values of layer `source`. The source layer computes and caches them."""
     row, eps = b.here, b.hp.eps
     b.check_rows("attn_q", row.n_head * row.n_embd_head)
     q = b.head_norm("Qcur_normed", b.linear("Qcur_proj", x, "attn_q"), "attn_q_norm", row.n_head)
@@ -69,7 +69,7 @@ def _dense(b: Builder, x: str) -> str:
 
 
 def _experts(b: Builder, x: str) -> str:
-    """A dense branch and a routed one; the router looks at the stream, normed without a weight."""
+    """A dense branch and a routed one. The router reads the residual stream, normed without a weight."""
     y = b.node("ffn_moe_inp_normed", "rms_norm", x, eps=b.hp.eps)
     y = b.scaled("ffn_moe_inp_scaled", y, b.hp.n_embd**-0.5)
     router = b.node("ffn_moe_inp", "mul_weight", y, weights=(b.weight("ffn_gate_inp", "scale"),))
@@ -80,7 +80,7 @@ def _experts(b: Builder, x: str) -> str:
 
 
 def _per_layer_input(b: Builder, x: str, width: int) -> str:
-    """A row of `width` for each layer, side by side: from a table of its own and from the embedding."""
+    """A row of `width` values for each layer, side by side: from a separate table and from the embedding."""
     rows = b.node("per_layer_embd", "embed", "inp_tokens", weights=("per_layer_token_embd.weight",))
     rows = b.scaled("inp_per_layer_selected", rows, width**0.5)
     y = b.scaled(
@@ -91,7 +91,7 @@ def _per_layer_input(b: Builder, x: str, width: int) -> str:
 
 
 def _add_row(b: Builder, x: str, rows: str, width: int, out: str) -> str:
-    """This layer's row, gated by the stream, projected, normed and added to it."""
+    """This layer's row, gated by the residual stream, projected, normed and added to the stream."""
     assert b.layer is not None
     gate = b.node("per_layer_gelu", "act", b.linear("per_layer_gate", x, "inp_gate"))
     row = b.node("inp_this_layer", "slice", rows, start=b.layer * width, stop=(b.layer + 1) * width)

@@ -1,6 +1,6 @@
 """glm4: norms before and after each part, pairs (2i, 2i+1). glm4moe (GLM-4.5 … 4.7): experts, pairs (i, i + n/2).
 
-Only a part of a head turns in both. GLM-4.5's last block drafts tokens and is not run.
+Both rotate only a part of each head. GLM-4.5's last block drafts tokens and is not run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hyper-parameters: the numbers a builder needs, those of a layer in a row of their own.
+"""Hyper-parameters: the numbers that a builder needs, with a row for each layer.
 
-`HParams.read` takes the keys that all architectures share and gives every layer the same row where the file does.
-A builder then changes the rows its architecture treats otherwise (`each`): a window and another RoPE base on local
-layers, no rotation on every fourth, experts after the leading dense layers.
+`HParams.read` reads the keys that all architectures share and makes a row for every layer. A builder then changes the
+rows of some layers (`each`): a window and another RoPE base on local layers, no rotation on every fourth, experts after
+the leading dense layers. Touch this when a layer can differ in a new respect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 
 
 def yarn_magnitude(factor: float, c: float = 1.0) -> float:
-    """m(c) = 1 + 0.1 c ln(factor) where the context is extended: what YaRN multiplies the rotated values by."""
+    """YaRN multiplies the rotated values by m(c) = 1 + 0.1 c ln(factor) if the context is extended."""
     return 1.0 + 0.1 * c * math.log(factor) if factor > 1 else 1.0
 
 
@@ -63,13 +63,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """How a layer routes: the choices of a mixture of experts as data."""
+    """How a layer routes tokens to experts: all choices of a mixture of experts, as data."""
 
     count: int
     used: int
-    gate: str = "softmax"  # "softmax" | "sigmoid" | "none": what makes probabilities of the router's logits
-    choose: str = "probs"  # "probs" | "logits": by what the experts are chosen
-    normalise: bool = True  # the weights of the chosen are made to sum to 1
+    gate: str = "softmax"  # "softmax" | "sigmoid" | "none": turns the router's logits into probabilities
+    choose: str = "probs"  # "probs" | "logits": the values that experts are chosen by
+    normalise: bool = True  # divide the weights of the chosen experts by their sum
     softmax_chosen: bool = False  # softmax over the chosen instead
     scale: float = 1.0  # multiplies the weights
     groups: int = 1
@@ -89,7 +89,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one block is made of."""
+    """The dimensions and choices of one block."""
 
     n_head: int
     n_head_kv: int
@@ -99,7 +99,7 @@ class Layer:
     scale: float  # of the scores
     rope: Rope | None  # None: queries and keys are not rotated
     window: int = 0  # keys a query sees, itself included; 0: all
-    chunk: int = 0  # attention stays inside chunks of so many positions; 0: no chunks
+    chunk: int = 0  # attention stays inside chunks of this many positions; 0: no chunks
     causal: bool = True
     max_bias: float = 0.0  # ALiBi
     cap: float = 0.0  # softcap of the scores
@@ -159,14 +159,14 @@ class HParams:
         return max((layer.experts.used for layer in self.layers if layer.experts), default=0)
 
     def each(self, change: Callable[[int, Layer], Layer]) -> HParams:
-        """With every layer's row replaced by what `change` makes of it."""
+        """The same with every layer's row replaced by `change(index, row)`."""
         return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     @staticmethod
     def read(
         meta: Metadata, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
     ) -> HParams:
-        """The keys that all architectures share; `norm` is the kind whose eps is wanted, `mode` the pairing of RoPE."""
+        """Read the keys that all architectures share. `norm` selects the key of eps, `mode` the pairing of RoPE."""
         n_layer = _blocks(meta, tensors)
         n_embd = meta.count("embedding_length")
         heads = meta.counts("attention.head_count", n_layer)
@@ -192,7 +192,7 @@ class HParams:
 
 def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
-    if n_rot % 2 and "rope.dimension_count" in meta:  # heads that do not turn may have any width
+    if n_rot % 2 and "rope.dimension_count" in meta:  # heads without rotation may have any width
         raise meta.error("rope.dimension_count", n_rot, "an even number")
     kind = meta.choice("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     key = "rope.scaling.factor" if "rope.scaling.factor" in meta else "rope.scale_linear"
@@ -216,7 +216,7 @@ def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
 
 
 def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
-    """The number of experts and how many are used; how they are chosen is the architecture's own."""
+    """The number of experts and of used ones, for each layer. The builder says how experts are chosen."""
     count = meta.count("expert_count", 0, least=0)
     used = meta.counts("expert_used_count", n_layer, 0, least=0)
     most = max(used)
@@ -226,9 +226,9 @@ def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
 
 
 def _blocks(meta: Metadata, tensors: Collection[str]) -> int:
-    """How many blocks are run: all but the last ones that only draft.
+    """How many blocks are run: all except the last ones, which only draft tokens.
 
-    Before anybody loops over them: the file must hold every one of them, and none beyond `block_count`.
+    Checked before any loop over blocks: the file must hold every block that is run, and none beyond `block_count`.
     """
     blocks, drafts = meta.count("block_count"), meta.count("nextn_predict_layers", 0, least=0)
     if drafts >= blocks:

@@ -1,4 +1,4 @@
-"""llama: Llama 1/2/3, TinyLlama, SmolLM2, Mistral, Mixtral's experts; and the many that changed one thing in it.
+"""llama: Llama 1/2/3, TinyLlama, SmolLM2, Mistral, Mixtral; and architectures that differ from it in one point.
 
 x = x + Wo · attention(rope(Wq n), rope(Wk n), Wv n)        n = rms_norm(x)
 x = x + Wdown (silu(Wgate m) * Wup m)                       m = rms_norm(x)
@@ -14,7 +14,7 @@ from assay.models.hparams import Temperature, yarn_magnitude
 
 
 def decoder(b: Builder, x: str, *, ffn_norm: tuple[str, str] = ("ffn_norm", "ffn_norm"), act: str = "swiglu") -> str:
-    """The blocks: each part on a norm of the stream, and added to it. `ffn_norm`: the second norm's node and tensor."""
+    """The blocks: each part reads a norm of the residual stream and is added to it. `ffn_norm`: second norm, tensor."""
     for _ in b.blocks():
         x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x)), x)
         norm = b.norm(ffn_norm[0], x, ffn_norm[1])
@@ -29,12 +29,12 @@ def llama(b: Builder, mode: str = "norm") -> Graph:
 
 
 def exaone(b: Builder) -> Graph:
-    """Llama with the other pairs."""
+    """Llama with RoPE on pairs (i, i + n_rot/2)."""
     return llama(b, "neox")
 
 
 def mistral3(b: Builder) -> Graph:
-    """YaRN with its own magnitude m(1) / m(c) and bounds; queries grow with the position."""
+    """YaRN with its own magnitude m(1) / m(c) and bounds; queries are scaled by position."""
     hp = b.read()
     c = max(0.0, b.meta.number("rope.scaling.yarn_log_multiplier", 0.0))
     beta = b.meta.number("attention.temperature_scale", 0.0)

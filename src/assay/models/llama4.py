@@ -1,6 +1,6 @@
-"""llama4: three of four layers attend within chunks and turn, the fourth sees all and does not; experts in some.
+"""llama4: three of four layers attend within chunks and are rotated; the fourth sees all and is not. Some have experts.
 
-An expert's weight multiplies its input; a shared expert is added. Queries of the layers that see all grow with the
+An expert's weight multiplies its input; a shared expert is added. Queries of the layers that see all are scaled by
 position. Queries and keys are normed after the rotation, without weights.
 """
 

@@ -1,4 +1,4 @@
-"""A model: a file, its hyper-parameters, and the graph that its architecture's builder makes of them."""
+"""A model: a file, its hyper-parameters, and the graph that its architecture's builder makes."""
 
 from __future__ import annotations
 
@@ -7,42 +7,45 @@ from difflib import get_close_matches
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
 from assay.models.hparams import HParams
+from assay.system import plugins
 
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine needs: where the numbers are and what to do with them."""
+    """An engine's input: the file with the weights, and the graph to compute."""
 
     file: GGUFFile
     hparams: HParams
     graph: Graph
 
     def at(self, n_ctx: int) -> Model:
-        """The model for a context of `n_ctx` positions: another graph where the file has RoPE factors by length."""
+        """The model for a context of `n_ctx` positions. The graph differs if the file has RoPE factors by length."""
         return load(self.file, n_ctx) if "rope_factors_long.weight" in self.file.tensors else self
 
 
 def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     """Read the hyper-parameters, build the graph and check it against the tensors of the file.
 
-    `n_ctx` is the context in use, by default the one of the training.
+    `n_ctx` is the context in use, by default the context that the model was trained on.
     """
     arch = file.get_str("general.architecture")
-    if arch not in ARCHITECTURES:
-        near = get_close_matches(arch, ARCHITECTURES, 1)
+    build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else plugins.find("assay.architectures", arch)
+    if build is None:
+        known = [*ARCHITECTURES, *plugins.names("assay.architectures")]
+        near = get_close_matches(arch, known, 1)
         hint = f"; the nearest known is {near[0]}" if near else ""
         where = f"{file.path}: general.architecture"
-        raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(ARCHITECTURES)}")
+        raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(known)}")
     builder = Builder(
         Metadata(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx
     )
     try:
-        graph = ARCHITECTURES[arch].build(builder).check()
+        graph = build(builder).check()
         _check_experts(graph, builder.hp)
     except AssayError as error:
         text = str(error)
@@ -51,11 +54,12 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
 
 
 def _check_experts(graph: Graph, hparams: HParams) -> None:
-    """A router's choice must be an expert of every matrix it is used on; shapes alone do not say so."""
+    """Check that a router chooses among as many experts as every matrix has; shapes alone do not imply it."""
     for node in graph:
-        for name in node.weights if node.op.startswith("expert_") else ():
+        for name in node.weights if node.has(Trait.EXPERTS) else ():
             if graph.weights[name][0] != hparams.n_expert:
                 raise AssayError(f"{name}: {graph.weights[name][0]} experts (expected expert_count {hparams.n_expert})")
-        if node.op == "argsort" and graph.shapes[node.name][-1] != hparams.n_expert:
+        ranks = node.has(Trait.INDICES) and node.has(Trait.SELECTS)
+        if ranks and graph.shapes[node.name][-1] != hparams.n_expert:
             found = graph.shapes[node.name][-1]
             raise AssayError(f"node {node.name}: chooses among {found} experts (expected {hparams.n_expert})")

@@ -16,7 +16,7 @@ from assay.models.llama import decoder
 
 
 def olmo2(b: Builder) -> Graph:
-    """Olmo 3: three of four layers see a window and turn unscaled."""
+    """Olmo 3: three of four layers see a window and are rotated without scaling."""
     hp = b.read(mode="neox")
     window = b.meta.count("attention.sliding_window", 0, least=0)
     if window:
@@ -25,7 +25,7 @@ def olmo2(b: Builder) -> Graph:
 
 
 def exaone4(b: Builder) -> Graph:
-    """The 32B, told by its 64 layers: three of four see a window, and only those turn."""
+    """In the 32B (64 layers), three of four layers see a window, and only these are rotated."""
     hp = b.read(mode="neox")
     if hp.n_layer == 64:
         local = b.local(4, base=False, window=b.meta.count("attention.sliding_window", 4096, least=0))
@@ -35,7 +35,7 @@ def exaone4(b: Builder) -> Graph:
 
 
 def olmoe(b: Builder) -> Graph:
-    """Softmax over all experts, the weights of the best as they are."""
+    """Softmax over all experts; the weights of the chosen ones are not normalised."""
     b.read(mode="neox")
     b.routing(normalise=False)
     return b.head(decoder(b, b.embedding()))

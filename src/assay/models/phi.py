@@ -1,6 +1,6 @@
 """phi3 (Phi-3, Phi-4) and phimoe: one matrix for q, k and v, one for gate and up; long and short RoPE factors.
 
-The file's sliding window is not used: llama.cpp ignores it too.
+The sliding window in the file is ignored, as in llama.cpp.
 """
 
 from __future__ import annotations

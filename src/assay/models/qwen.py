@@ -1,7 +1,7 @@
-"""qwen2 (Qwen2, Qwen2.5, R1-Distill), qwen3 and their experts: Llama with the other pairs of RoPE.
+"""qwen2 (Qwen2, Qwen2.5, R1-Distill), qwen3 and their experts: Llama with RoPE on pairs (i, i + n_rot/2).
 
 Biases on q, k, v (qwen2) or a norm on every head of q and k before the rotation (qwen3) are in the file.
-The vision models' M-RoPE turns text, whose positions are all alike, as theirs does.
+The M-RoPE of the vision models rotates text like plain RoPE, because its three positions are equal.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def qwen(b: Builder) -> Graph:
 
 
 def qwen3moe(b: Builder) -> Graph:
-    """Softmax over all experts, the best of them, their weights made to sum to 1: the default of `Experts`."""
+    """Softmax over all experts, the best ones chosen, their weights normalised: the default of `Experts`."""
     return qwen(b)
 
 
 def qwen2moe(b: Builder) -> Graph:
-    """Weights as they are, and a shared expert behind a gate of its own."""
+    """Expert weights are not normalised; a shared expert has a gate of its own."""
     b.read(mode="neox")
     b.routing(normalise=False)
     x = b.embedding()

@@ -36,6 +36,8 @@ class DraftModel:
     """The `Drafter` over an engine. It holds pages for every sequence that it was asked about."""
 
     def __init__(self, engine: PagedEngine) -> None:
+        if not engine.graph.state.cuttable:
+            raise AssayError("--draft: this model keeps state that tokens cannot be taken back from; use another model")
         self.engine = engine
         self._pages = Pages.of(engine)
         self._leases: dict[Sequence, Lease] = {}

@@ -19,7 +19,7 @@ from typing import Any
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
-from assay.engines.plan.cache import page_bytes, windows
+from assay.engines.plan.state_layout import page_bytes, slots_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
@@ -103,9 +103,10 @@ class Opened:
         """Estimated bytes of the cache before the engine exists; afterwards use `engine.memory`."""
         name, graph = self.options.engine or engines.default_name(), self.model.graph
         kv_type = self.options.kv_type or engines.default_kv_type(name, self.options.precision)
-        apart = windows(graph) if engines.engine_class(name).separate_windows else ()
+        apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
-        return sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
+        pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
+        return pages + slots_bytes(graph, kv_type)
 
     def window_pages(self, window: int) -> int:
         """Separate pages for layers with a sliding window, for all sequences together: as many as the shared cache has,

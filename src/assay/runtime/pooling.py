@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 
 POOLINGS = ("mean", "first", "last")
 
@@ -34,8 +34,8 @@ def embedding_of(graph: Graph, pooling: str | None = None) -> EmbeddingRecipe:
         raise AssayError("embed: this graph has no node that stands for a text; use a whole model")
     if pooling is not None and pooling not in POOLINGS:
         raise AssayError(f"pooling: must be {', '.join(POOLINGS)} (found {pooling!r:.40})")
-    above = [graph[name] for name in graph.ancestors([graph.embedding]) if name in graph.pooled]
-    pools = [node for node in above if graph.pooled.isdisjoint(node.inputs)]  # the first pooled node, if there is one
+    above = graph.ancestors([graph.embedding])
+    pools = [node for node in graph if node.name in above and node.has(Trait.POOLS)]
     declared = str(pools[0].attr("kind")) if pools else None
     width = int(graph.shapes[graph.embedding][-1])
     if declared is not None and pooling in (None, declared):

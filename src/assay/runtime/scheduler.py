@@ -93,7 +93,9 @@ class Scheduler:
         self.engine = engine
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
-        self.speculator = speculator if speculator and engine.arithmetic.steady else None
+        # A wrong draft token must be taken back from the state, so the state's tail must be cuttable.
+        cuttable = engine.graph.state.cuttable
+        self.speculator = speculator if speculator and engine.arithmetic.steady and cuttable else None
         self.pages = Pages.of(engine)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.max_running = running
@@ -184,6 +186,7 @@ class Scheduler:
                 sequence.lease.pages,
                 sequence.outputs_for(n),
                 windows=sequence.lease.windows,
+                state_slot=max(sequence.lease.state_slot, 0),
             )
             for sequence, n in plan.items()
             if sequence.lease

@@ -18,7 +18,8 @@ from contextlib import suppress
 
 from assay.engines.contract import PAGE, PagedEngine, pages_for
 from assay.runtime.fair_shares import FairShares
-from assay.runtime.pages import OutOfPages, Pages, common
+from assay.runtime.pages import OutOfPages, Pages
+from assay.runtime.prefix_keys import common
 from assay.runtime.sequence import Sequence
 from assay.runtime.speculation import Speculator
 
@@ -49,7 +50,9 @@ class StepPlanner:
         self.shares = FairShares()
         self.max_running, self.chunk = max_running, chunk
         self.decode_seconds = 0.0  # duration of the last step that only decoded, per token
-        self._pages, self._graph, self._runner = pages, engine.graph, engine.decode_runner
+        self._pages, self._graph = pages, engine.graph
+        # A stopped run has computed surplus tokens, which are cut from the state.
+        self._runner = engine.decode_runner if engine.graph.state.cuttable else None
         self._speculator = speculator
         self._on_preempt = on_preempt
 

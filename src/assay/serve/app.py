@@ -1,4 +1,4 @@
-"""The ASGI application: the routes, the page, and the guard before both."""
+"""The ASGI application: the routes and the web page, behind the guard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.serve.api import openapi
 from assay.serve.api.routes import ROUTES
-from assay.serve.api.state import Call, State
-from assay.serve.http.exchange import Handler, Reply, endpoint
+from assay.serve.api.state import HttpCall, State
+from assay.serve.http.exchange import Handler, HttpReply, endpoint
 from assay.serve.http.guard import Guard
 
 _TYPES = {
@@ -40,7 +40,7 @@ def create(state: State) -> ASGIApp:
 
 
 class _Endpoint:
-    """Keeps Starlette from taking an ASGI function for a request handler."""
+    """Wraps an ASGI function in an object, because Starlette takes a bare function for a request handler."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,19 +49,19 @@ class _Endpoint:
         await self._app(scope, receive, send)
 
 
-def _page() -> dict[str, Reply]:
-    """The files of the page by route, read once: no request names a file."""
+def _page() -> dict[str, HttpReply]:
+    """The files of the web page by route. They are read once; a request never names a file."""
     folder = Path(__file__).with_name("page")
     found = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _TYPES:
             route = "/" if path.name == "index.html" else f"/page/{path.name}"
-            found[route] = Reply(path.read_bytes(), _TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+            found[route] = HttpReply(path.read_bytes(), _TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
     return found
 
 
-def _constant(reply: Reply) -> Handler:
-    async def page(call: Call, _: Any) -> Reply:
+def _constant(reply: HttpReply) -> Handler:
+    async def page(call: HttpCall, _: Any) -> HttpReply:
         return reply
 
     return page

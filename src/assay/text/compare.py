@@ -1,9 +1,8 @@
-"""Somebody's token ids against ours: what differs, in words, with the name of the mistake.
+"""Compare the token ids of another tokenizer with the right ones, and name the mistake behind each difference.
 
-An instrument: `explain` takes two lists of ids for the same text (or the same chat) and returns findings. Each
-carries the fault's id from the catalogue, the place, the ids on both sides and a sentence. What stands at the
-ends (BOS, EOS, another family's template, no template) is settled first; the rest is aligned, and every stretch
-that differs is judged by the text it stands for and by what the vocabulary says of its tokens.
+`explain` takes two lists of ids for the same text (or the same chat) and returns the differences. Each has the id of a
+fault in the catalogue, the position, the ids on both sides and a sentence. BOS, EOS and wrong or missing templates are
+handled first. The rest is aligned, and every differing stretch is explained by its text and its tokens' kinds.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from assay.text.builtin import TEMPLATES
 from assay.text.pretokenize import PRETOKENIZERS, PreTokenizer
 from assay.text.template import ChatTemplate, Message, encode_chat
 from assay.text.tokenizer import Tokenizer
-from assay.text.vocab import Kind
+from assay.text.vocab import TokenKind
 
-_ALIGNED = 20_000  # ids; beyond this only the first difference is judged
-# What a tokenizer may forget to do to a text, by the kind of vocabulary: fields of Vocab, and what they are in words.
+_ALIGNED = 20_000  # ids; in longer lists only the first difference is explained
+# Normalisation steps that a tokenizer may omit, by kind of vocabulary: fields of Vocab, and their wording.
 _NORMALISATION = {
     "bert": {
         "lowercase": ("lower-cased", "kept in its case"),
@@ -36,9 +35,9 @@ _CUT_RULE = {
     "t5": "of all cuts take the one with the highest sum of scores",
 }
 _CUT_FAULT = {"llama": "spm-merge-order", "bert": "wordpiece-match", "t5": "unigram-path"}
-_ALIKE = 0.3  # share of equal characters below which two texts have nothing to do with each other
+_ALIKE = 0.3  # share of equal characters below which two texts count as unrelated
 
-# What betrays a family's template in a text; the first that fits names it.
+# Texts that identify the template of a family; the first match counts.
 _MARKS = (
     ("llama3", "<|start_header_id|>"),
     ("chatml", "<|im_start|>"),
@@ -53,8 +52,8 @@ _MARKS = (
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One difference. `at` counts in the given ids."""
+class TokenDifference:
+    """One difference. `at` is an index into the given ids."""
 
     fault: str
     message: str
@@ -65,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Chat:
-    """Where the expected ids come from, when they come from a conversation."""
+    """The conversation that the expected ids encode."""
 
     template: ChatTemplate
     messages: Sequence[Message]
@@ -82,11 +81,11 @@ def explain(
     *,
     text: str | bytes | None = None,
     chat: Chat | None = None,
-) -> list[Finding]:
-    """What is wrong with `given`; nothing if it equals `expected`.
+) -> list[TokenDifference]:
+    """The differences of `given`; empty if it equals `expected`.
 
-    `text` is the raw text or `chat` the conversation that both stand for; with them whole hypotheses can be
-    tried, without them only the ids speak.
+    `text` or `chat` is the text or the conversation that both encode. With it, whole hypotheses can be tested, such as
+    another template; without it, only the ids are compared.
     """
     if list(expected) == list(given):
         return []
@@ -101,9 +100,9 @@ def explain(
     return [*findings, *_grouped(case.stretches())]
 
 
-def _grouped(findings: list[Finding]) -> list[Finding]:
-    """The same mistake at several places is one finding that says how often."""
-    groups: dict[str, list[Finding]] = {}
+def _grouped(findings: list[TokenDifference]) -> list[TokenDifference]:
+    """Merge the same mistake at several positions into one difference with a count."""
+    groups: dict[str, list[TokenDifference]] = {}
     for finding in findings:
         groups.setdefault(finding.message, []).append(finding)
     return [
@@ -113,7 +112,7 @@ def _grouped(findings: list[Finding]) -> list[Finding]:
 
 
 class _Case:
-    """One comparison. `head` ids of each side have been dealt with by `ends`."""
+    """One comparison of expected and given ids."""
 
     def __init__(
         self,
@@ -128,27 +127,27 @@ class _Case:
         self.full_expected, self.full_given = expected, given
         self.expected, self.given = expected, given
         self.text, self.chat = text, chat
-        self.offset = 0  # of `given` in what the user gave
-        # Where BOS is not added but opens every turn (SmolLM2's <|im_start|>), it is part of the text.
+        self.offset = 0  # position of `given[0]` in the user's ids
+        # If BOS is not added but starts every turn (SmolLM2's <|im_start|>), it is part of the text.
         marker = not tokenizer.add_bos and tokenizer.bos in expected[1:]
         self.bos = None if marker else tokenizer.bos
 
     # --- ids that cannot be right
 
-    def foreign(self) -> list[Finding]:
+    def foreign(self) -> list[TokenDifference]:
         n = self.tokenizer.n_vocab
         outside = [i for i, token in enumerate(self.given) if not 0 <= token < n]
         if not outside:
             return []
         token = self.given[outside[0]]
         words = f"id {token} is not in this vocabulary of {n} tokens: the ids are another vocabulary's"
-        return [Finding("vocab-type-mislabel", words, outside[0], (), (token,))]
+        return [TokenDifference("vocab-type-mislabel", words, outside[0], (), (token,))]
 
     # --- BOS and EOS
 
-    def ends(self) -> list[Finding]:
-        """Findings about BOS and EOS; afterwards both sides stand without them."""
-        findings: list[Finding] = []
+    def ends(self) -> list[TokenDifference]:
+        """Differences of BOS and EOS. Afterwards both sides are without them."""
+        findings: list[TokenDifference] = []
         bos, eos = self.bos, self.tokenizer.eos
         closing = self.tokenizer.closing
         doubled = self.tokenizer.bos
@@ -161,35 +160,36 @@ class _Case:
             words = f"BOS {self.name(bos)} stands {found} times at the start, {wanted or 1} is right: " + (
                 "the template writes it and the tokenizer adds another" if self.chat else "it was added twice"
             )
-            findings.append(Finding("bos-double", words, 0, (bos,) * wanted, (bos,) * found))
+            findings.append(TokenDifference("bos-double", words, 0, (bos,) * wanted, (bos,) * found))
         elif bos is not None and found > wanted:
             words = f"BOS {self.name(bos)} stands at the start, but this model's prompts have none"
-            findings.append(Finding("bos-wrong-id", words, 0, (), (bos,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (), (bos,)))
         elif bos is not None and found < wanted and first is not None and self.given[1:] == rest != self.given:
             words = f"the first id is {self.name(first)} where BOS {self.name(bos)} belongs"
-            findings.append(Finding("bos-wrong-id", words, 0, (bos,), (first,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (bos,), (first,)))
             found = 1
         elif not wanted and first is not None and rest == self.given[1:]:
             words = f"{self.name(first)} stands at the start, but this model's prompts have no BOS"
-            findings.append(Finding("bos-wrong-id", words, 0, (), (first,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (), (first,)))
             found = 1
         elif bos is not None and found < wanted:
-            findings.append(Finding("bos-missing", f"BOS {self.name(bos)} is missing at the start", 0, (bos,), ()))
+            message = f"BOS {self.name(bos)} is missing at the start"
+            findings.append(TokenDifference("bos-missing", message, 0, (bos,), ()))
         self.expected, self.given, self.offset = rest, self.given[found:], found
         if eos is not None and self.given[-1:] == (eos,) != self.expected[-1:]:
             words = f"EOS {self.name(eos)} stands at the end: the model will think the answer is over"
-            findings.append(Finding("eos-added", words, len(self.full_given) - 1, (), (eos,)))
+            findings.append(TokenDifference("eos-added", words, len(self.full_given) - 1, (), (eos,)))
             self.given = self.given[:-1]
         elif closing is not None and self.expected[-1:] == (closing,) != self.given[-1:]:
             words = f"{'EOS' if closing == eos else 'SEP'} {self.name(closing)} is missing at the end"
-            findings.append(Finding("eos-missing", words, len(self.full_given), (closing,), ()))
+            findings.append(TokenDifference("eos-missing", words, len(self.full_given), (closing,), ()))
             self.expected = self.expected[:-1]
         return findings
 
     # --- another prompt altogether
 
-    def another_prompt(self) -> Finding | None:
-        """The wrong template, none, or one where none was meant."""
+    def another_prompt(self) -> TokenDifference | None:
+        """Detect a wrong template, a missing one, or an unexpected one."""
         ours, theirs = self.words(self.expected), self.words(self.given)
         family = next((name for name, mark in _MARKS if mark in theirs and mark not in ours), None)
         mine = next((name for name, mark in _MARKS if mark in ours), None)
@@ -213,7 +213,7 @@ class _Case:
         return None
 
     def _exact_template(self) -> str | None:
-        """The built-in template that gives the given ids, BOS aside."""
+        """The built-in template that produces the given ids, apart from BOS."""
         assert self.chat is not None
         for name, source in TEMPLATES.items():
             template = ChatTemplate.named(name, self.tokenizer)
@@ -222,25 +222,25 @@ class _Case:
                     self.tokenizer, template, self.chat.messages,
                     add_generation_prompt=self.chat.add_generation_prompt,
                 )  # fmt: skip
-            except Exception:  # a template that does not take these messages did not make these ids
+            except Exception:  # a template that rejects these messages cannot have made these ids
                 continue
             if tuple(ids[_leading(ids, self.bos) :]) == self.given:
                 return source
         return None
 
-    def _whole(self, fault: str, words: str) -> Finding:
-        return Finding(fault, words, self.offset, self.expected, self.given)
+    def _whole(self, fault: str, words: str) -> TokenDifference:
+        return TokenDifference(fault, words, self.offset, self.expected, self.given)
 
     # --- stretch by stretch
 
-    def stretches(self) -> list[Finding]:
-        """Align both sides and judge every stretch that differs."""
+    def stretches(self) -> list[TokenDifference]:
+        """Align both sides and explain every stretch that differs."""
         e, g = self.expected, self.given
         head = next((i for i, (a, b) in enumerate(zip(e, g, strict=False)) if a != b), min(len(e), len(g)))
         if max(len(e), len(g)) - head > _ALIGNED:
             ours, theirs = e[head : head + 3], g[head : head + 3]
             words = f"the ids part here: {self.names(theirs)} where {self.names(ours)} belongs"
-            return [Finding("text-differs", words, self.offset + head, ours, theirs)]
+            return [TokenDifference("text-differs", words, self.offset + head, ours, theirs)]
         if not e and not g:
             return []
         mine, yours = self.words(e), self.words(g)
@@ -250,7 +250,7 @@ class _Case:
         rule = self._another_rule() or self._another_text()
         if rule is not None:
             return [self._whole(*rule)]
-        findings: list[Finding] = []
+        findings: list[TokenDifference] = []
         opcodes = SequenceMatcher(None, e, g, autojunk=False).get_opcodes()
         for tag, i1, i2, j1, j2 in opcodes:
             if tag != "equal":
@@ -258,7 +258,7 @@ class _Case:
         return findings
 
     def _another_rule(self) -> tuple[str, str] | None:
-        """Whether another pre-tokenizer, or the merges used otherwise, gives exactly these ids."""
+        """Whether another pre-tokenizer or another use of the merges gives exactly these ids."""
         pre = self.vocab.pre
         text = self.chat.render() if self.chat is not None else self.text
         if pre is None or text is None or len(text) > _ALIGNED:
@@ -286,7 +286,7 @@ class _Case:
         return "bpe-pretok-regex", words
 
     def _another_text(self) -> tuple[str, str] | None:
-        """Whether the text, treated otherwise before it was cut, gives exactly these ids."""
+        """Whether another normalisation of the text gives exactly these ids."""
         if not isinstance(self.text, str) or len(self.text) > _ALIGNED or self.expected == self.given:
             return None
         end = self.given[-1:] if self.given[-1:] == (self.tokenizer.closing,) else ()
@@ -299,14 +299,14 @@ class _Case:
                 return "text-normalisation", words
         return None
 
-    def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[Finding]:
+    def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[TokenDifference]:
         """One stretch: expected[i1:i2] against given[j1:j2]."""
         e, g = self.expected[i1:i2], self.given[j1:j2]
         at = self.offset + j1
         ours, theirs = self.bytes_of(e), self.bytes_of(g)
 
-        def finding(fault: str, words: str) -> Finding:
-            return Finding(fault, words, at, e, g)
+        def finding(fault: str, words: str) -> TokenDifference:
+            return TokenDifference(fault, words, at, e, g)
 
         if ours == theirs:
             return [finding(*self._same_text(e, g))]
@@ -339,26 +339,26 @@ class _Case:
             return [finding(fault, f"superfluous: {self.names(g)}{self._after(j1, self.given)}")]
         return [finding(fault, f"{self.names(g)} stands where {self.names(e)} belongs{self._after(i1, self.expected)}")]
 
-    def _missing(self, e: tuple[int, ...], i1: int, at: int) -> list[Finding]:
-        """Nothing stands where `e` belongs: special tokens, newlines and other text are named apart."""
+    def _missing(self, e: tuple[int, ...], i1: int, at: int) -> list[TokenDifference]:
+        """The ids `e` are missing. Special tokens, newlines and other text have different faults."""
         fault = "tmpl-wrong-family" if self.chat else "text-differs"
         findings, before = [], self._after(i1, self.expected)
         for k, token in enumerate(e):
             special = self.tokenizer.is_special(token)
             piece = self.tokenizer.piece(token)
             if piece == b" " and self.vocab.pre is None and self._starts_text(i1 + k):
-                continue  # the prefix comes with the token before it
+                continue  # the prefix belongs to the token before it
             newlines = piece.count(b"\n") if not piece.strip() else 0
             what = ("a newline" if newlines == 1 else f"{newlines} newlines") if newlines else ""
             words = f"{what} {self.name(token)}".strip() if what else self.name(token)
-            vanished = self.chat is None and bool(self.vocab.kinds[token] & Kind.BYTE)
+            vanished = self.chat is None and bool(self.vocab.kinds[token] & TokenKind.BYTE)
             kind = "byte-fallback" if vanished else fault
-            findings.append(Finding(kind, f"missing: {words}{before}", at, (token,), ()))
+            findings.append(TokenDifference(kind, f"missing: {words}{before}", at, (token,), ()))
             before = f" after {self.name(token)}" if special or newlines else before
         return findings
 
     def _same_text(self, e: tuple[int, ...], g: tuple[int, ...]) -> tuple[str, str]:
-        """Two cuts of one text: which rule was not followed."""
+        """Two tokenizations of one text: name the rule that was not followed."""
         ours, theirs = self.names(e), self.names(g)
         whole = [token for token in e if self.tokenizer.is_special(token) and token not in g]
         if whole:
@@ -393,7 +393,7 @@ class _Case:
         return "bpe-merge-rank", f"{parts}; apply the merge of the lowest rank first"
 
     def _longest_match(self, e: tuple[int, ...]) -> tuple[int, ...]:
-        """The cut that takes the longest token from the left each time."""
+        """The tokenization that takes the longest token from the left each time."""
         text = "".join(self.vocab.tokens[token] for token in e)
         ids: list[int] = []
         while text:
@@ -405,30 +405,30 @@ class _Case:
         return tuple(ids)
 
     def _lost_bytes(self, e: tuple[int, ...], g: tuple[int, ...]) -> str | None:
-        """A character that is bytes here, and dropped, unknown or something else there."""
-        unknown = [token for token in g if self.vocab.kinds[token] & Kind.UNKNOWN]
+        """A character that should be byte tokens, but was dropped, unknown or replaced."""
+        unknown = [token for token in g if self.vocab.kinds[token] & TokenKind.UNKNOWN]
         if unknown and not any(token in e for token in unknown):
             return f"{self.name(unknown[0])} stands where {self.names(e)} belongs: write such characters as bytes"
-        bytes_ = [t for t in e if self.vocab.kinds[t] & Kind.BYTE and self.tokenizer.piece(t) != b"\n"]
+        bytes_ = [t for t in e if self.vocab.kinds[t] & TokenKind.BYTE and self.tokenizer.piece(t) != b"\n"]
         whole = self.vocab.pre is not None and not self.words(e).isascii() and len(e) > 1
         if (bytes_ or whole) and not g:
             return f"{_quote(self.words(e))} was dropped: it is the bytes {self.names(e)}"
         ours, theirs = self.bytes_of(e), self.bytes_of(g)
         if not ours.isascii() and theirs == bytes(b for b in ours if b < 128):
             return f"{_quote(self.words(e))} was dropped: {self.names(e)} belongs where {self.names(g)} stands"
-        if bytes_ and not any(self.vocab.kinds[t] & Kind.BYTE for t in g):
+        if bytes_ and not any(self.vocab.kinds[t] & TokenKind.BYTE for t in g):
             return f"{self.names(g)} stands where the bytes {self.names(e)} belong"
         return None
 
     # --- small questions
 
     def _starts_text(self, i: int, ids: tuple[int, ...] | None = None) -> bool:
-        """Whether a text begins at `i`, which is where such vocabularies put a space in front."""
+        """Whether a text starts at `i`, where such vocabularies add a space prefix."""
         before = self.expected if ids is None else ids
         return i == 0 or self.tokenizer.is_special(before[i - 1])
 
     def _unprefixed(self, ids: tuple[int, ...], start: int, end: int) -> bytes:
-        """The text of ids[start:end] without those spaces."""
+        """The text of ids[start:end] without added space prefixes."""
         out = b""
         for i in range(start, end):
             piece = self.tokenizer.piece(ids[i])
@@ -481,4 +481,4 @@ def _quote(text: str) -> str:
     return repr(shown)
 
 
-__all__ = ["Chat", "Finding", "explain"]
+__all__ = ["Chat", "TokenDifference", "explain"]

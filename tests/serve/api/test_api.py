@@ -19,9 +19,9 @@ from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api import schemas
 from assay.serve.api.state import State
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Models, open_models
+from assay.serve.pool.models import ModelPool, open_models
 from assay.text import Tokenizer
 from tests.serve.conftest import Server, Start
 
@@ -327,9 +327,9 @@ def test_health_ready_and_metrics(http: httpx.Client) -> None:
 
 
 def test_not_ready_until_loaded(tiny: Path) -> None:
-    limits, registry = Limits(), CollectorRegistry()
+    limits, registry = ServerLimits(), CollectorRegistry()
     metrics = Metrics(registry)
-    models = Models(open_models([("tiny", tiny)], OpenOptions(), limits), limits, metrics, 1 << 30)
+    models = ModelPool(open_models([("tiny", tiny)], OpenOptions(), limits), limits, metrics, 1 << 30)
 
     async def codes() -> list[tuple[str, int]]:
         found = []

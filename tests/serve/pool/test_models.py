@@ -12,9 +12,9 @@ from assay.errors import AssayError
 from assay.runtime.opening import OpenOptions
 from assay.runtime.sequence_errors import GrammarError
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry, LocalWorker, Models
+from assay.serve.pool.models import LocalWorker, ModelPool, ServedModel
 from tests.tiny import make
 
 
@@ -25,11 +25,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"kv_type": "f32"}, {"kv_type": "q8_0"}, {"precision": "exact"}])
 def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str, str]) -> None:
-    entry = Entry("tiny", path, OpenOptions(**options), Limits())
+    entry = ServedModel("tiny", path, OpenOptions(**options), ServerLimits())
     expected = entry.bytes
 
     async def page() -> int:
-        here = await entry.load(Limits(), Metrics(CollectorRegistry()))
+        here = await entry.load(ServerLimits(), Metrics(CollectorRegistry()))
         assert isinstance(here, LocalWorker)
         await here.end(ApiError("shutting_down", "the test is over"))
         return here._worker.scheduler.engine.memory.page
@@ -42,7 +42,7 @@ def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str
 
 def test_a_wider_cache_needs_more(path: Path) -> None:
     def cache(**options: str) -> int:
-        entry = Entry("tiny", path, OpenOptions(**options), Limits())
+        entry = ServedModel("tiny", path, OpenOptions(**options), ServerLimits())
         return entry.bytes - sum(t.nbytes for t in entry.file.tensors.values())
 
     assert cache(kv_type="f32") == pytest.approx(2 * cache(), rel=0.02)
@@ -53,14 +53,14 @@ def test_a_wider_cache_needs_more(path: Path) -> None:
 
 def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None:
     metrics = Metrics(CollectorRegistry())
-    halves, floats = (Entry("tiny", path, OpenOptions(kv_type=kind), Limits()) for kind in ("f16", "f32"))
+    halves, floats = (ServedModel("tiny", path, OpenOptions(kv_type=kind), ServerLimits()) for kind in ("f16", "f32"))
     between = (halves.bytes + floats.bytes) // 2
-    Models([halves], Limits(), metrics, between)
+    ModelPool([halves], ServerLimits(), metrics, between)
     with pytest.raises(AssayError, match="more than the memory for models"):
-        Models([floats], Limits(), metrics, between)
+        ModelPool([floats], ServerLimits(), metrics, between)
 
 
 def test_a_server_bounds_grammars(path: Path) -> None:
-    entry = Entry("tiny", path, OpenOptions(), Limits(schema=100))
+    entry = ServedModel("tiny", path, OpenOptions(), ServerLimits(schema=100))
     with pytest.raises(GrammarError, match="too long"):
         entry.grammars.schema({"enum": ["x" * 100]})

@@ -1,6 +1,6 @@
 """Log formats that strangers to the reader wrote, sets of some thirty, as they were printed from the values of
 `test_formats.values`: a JSON object a log, with its text and what every number of it means (node, kind, row, values).
-What was made of each at first sight is in `docs/verify.md`."""
+What was made of each at first sight is in `docs/explanation/verify.md`."""
 
 import json
 from dataclasses import replace

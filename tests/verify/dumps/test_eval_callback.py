@@ -10,7 +10,7 @@ import pytest
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.eval_callback import read_eval_callback
+from assay.verify.dumps.formats.eval_callback import read_eval_callback
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.verdict import judge

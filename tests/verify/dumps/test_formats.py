@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from assay.gguf import open_file
 from assay.graph import split
 from assay.models import Model, load
-from assay.verify.dumps.foreign_names import translate
-from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.numbering import numbered
+from assay.verify.dumps.matching.layer_numbers import numbered
+from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.dumps.observation import Observation
+from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.resolve import candidates, told_by_values
 from tests import tiny
 from tests.verify.dumps import formats, habits, kept_apart, strangers, unseen_formats

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.contradictions import contradictions
-from assay.verify.dumps.lines import half_unit, number, pieces, sharpened, strip
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.observation import Dump
-from assay.verify.dumps.patterns import Pattern
+from assay.verify.dumps.print_rounding import half_unit, half_units
+from assay.verify.dumps.printed.lexer import number, pieces, strip
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 
@@ -183,14 +184,14 @@ def test_work_grows_with_the_line_and_no_faster(line: str) -> None:
     ],
 )
 def test_what_a_list_of_numbers_was_rounded_to(printed: tuple[str, ...], halves: tuple[float, ...]) -> None:
-    assert sharpened([number(t) for t in printed]) == pytest.approx(halves)
+    assert half_units([number(t) for t in printed]) == pytest.approx(halves)
 
 
 @given(st.lists(st.floats(-1e3, 1e3).filter(lambda x: x == 0 or abs(x) > 1e-4), min_size=1, max_size=8),
        st.sampled_from((".3g", ".6g", ".9g", ".4f", ".6e")))  # fmt: skip
 def test_a_printed_number_lies_within_its_interval(values: list[float], fmt: str) -> None:
     texts = [format(v, fmt) for v in values]
-    halves = sharpened([number(t) for t in texts])
+    halves = half_units([number(t) for t in texts])
     for value, text, half in zip(values, texts, halves, strict=True):
         assert abs(float(text) - value) <= half * (1 + 1e-9) + 1e-15
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.dumps.foreign_names import RULES, translate
+from assay.verify.dumps.naming.foreign_names import RULES, translate
 from tests.models import golden
 
 

@@ -18,8 +18,8 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump, read_dump
+from assay.verify.dumps.matching.reading_notes import folded
 from assay.verify.dumps.observation import Dump, to_hf
-from assay.verify.dumps.settle import folded
 from assay.verify.dumps.tracing import take_trace, write_trace
 from assay.verify.judge.verdict import compare, judge
 from tests import tiny

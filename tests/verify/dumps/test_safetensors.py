@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.verify.dumps.formats.safetensors import TensorWriter
 from assay.verify.dumps.load import read_dump
-from assay.verify.dumps.safetensors import TensorWriter
 
 
 def test_writer_keeps_order_and_place(tmp_path: Path) -> None:

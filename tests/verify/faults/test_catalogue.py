@@ -11,7 +11,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.by_feeds import FEEDS
 from assay.verify.dumps.observation import inputs_of
-from assay.verify.faults import FAULTS, Context, Kind, Stage, planted
+from assay.verify.faults import FAULTS, Context, FaultKind, Stage, planted
 from tests import planting
 from tests.synthetic import make_kquant
 
@@ -44,7 +44,7 @@ def test_the_table_is_complete() -> None:
             or fault.waits
             or fault.stage in ELSEWHERE
             or fault.id in fed
-            or fault.kinds == (Kind.CHOICE,)
+            or fault.kinds == (FaultKind.CHOICE,)
         ), fault.id
         assert fault.links or fault.evidence in ("N", "T"), fault.id
         for label, address in fault.links:

@@ -3,8 +3,10 @@
     precision fast    activations quantised to int8 blocks for quantised weights, cache in float16
     precision exact   float32 activations everywhere, cache in float32
 
-The logits of a sequence do not depend on the number of threads, on the rest of the batch, on how a prompt is cut,
-on whether a prefix was in the cache, or on what is kept.
+The logits of a sequence have the same bits for any number of threads, any company in the batch and any cut of the
+prompt. Neither a cached prefix nor a trace changes a bit. `compile.py` turns a graph into native steps, `foreign.py`
+lets another package add a kernel, and `native/program` has the code that runs. Touch this file for weights, cache and
+options of the engine.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ from assay.engines.contract import (
 )
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
-from assay.engines.plan.cache import KV_TYPES, cache_pools, windows
 from assay.engines.plan.fuse import Attention, Gated, fuse
+from assay.engines.plan.state_layout import KV_TYPES, cache_pools
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.system import machine
 
-PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
-_PROGRAMS = 8  # compiled programs kept: one for each set of kept nodes
+PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
+_PROGRAMS = 8  # most compiled programs in memory, one for each set of kept nodes
 _F32 = by_name("F32").id
 
 
 def available_memory() -> int:
-    """Bytes the system can give without swapping."""
+    """Bytes that the system can allocate without swapping."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -58,28 +60,25 @@ def available_memory() -> int:
     return machine.memory()
 
 
-_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
-
-
 class _Tensors:
-    """Weights in native form, each loaded once: interleaved copies, or the mapped file where memory is short."""
+    """Weights in native form, each loaded once: interleaved copies, or the mapped file if memory is short."""
 
     def __init__(self, file: GGUFFile, graph: Graph, pool: _native.Pool, exact: bool, pack: bool) -> None:
         self.file, self.pool, self.exact = file, pool, exact
         self.pack = pack
         self.arena = _native.Arena()
-        self.products = {name for node in graph if "linear" in node.op for name in node.weights}
+        self.products = {name for node in graph if node.has(Trait.PRODUCT) for name in node.weights}
         self.matrices: dict[str, _native.Weight] = {}
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
-        self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that stand in for the file's
+        self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that replace those of the file
         for group in fuse(graph, (), self.format, GATES).groups:
-            if isinstance(group, Gated) and group.glu.op == "glu_split":
+            if isinstance(group, Gated) and group.one_matrix:
                 self.halves(group.gate.weights[0])
         for node in graph:
             for name in node.weights:
-                if node.op not in _MATRICES:
+                if not node.has(Trait.MATRIX):
                     self.vector(name)
                 elif name not in self.split:
                     self.matrix(name)
@@ -87,13 +86,13 @@ class _Tensors:
     def matrix(self, name: str) -> _native.Weight:
         found = self.matrices.get(name)
         if found is None:
-            # A table only looked up stays in the file, and so does the whole of what has been loaded by halves.
+            # A table that is only looked up stays in the file. So does a whole matrix whose halves are loaded.
             pack = name in self.products and name not in self.split
             found = self.matrices[name] = self._load(name, slice(None), pack)
         return found
 
     def halves(self, name: str) -> tuple[_native.Weight, _native.Weight]:
-        """The first and the second half of its rows."""
+        """The first and the second half of a matrix's rows."""
         if name not in self.split:
             half = self.file.tensors[name].shape[0] // 2
             self.split[name] = self._load(name, slice(half), True), self._load(name, slice(half, None), True)
@@ -106,7 +105,7 @@ class _Tensors:
             raw, mapped = self.others[name], False
         elif _native.supported(kind):
             raw = self.file.raw(name)
-        else:  # no kernel decodes it: decode once, here
+        else:  # no kernel decodes this type: decode it once, here
             raw, kind, mapped = self.file.decode(name).view(np.uint8), _F32, False
         shape = (1, *shape) if len(shape) == 1 else shape  # a vector is a matrix of one row
         raw = raw.reshape(*shape[:-1], -1)[rows]
@@ -115,7 +114,7 @@ class _Tensors:
         return _native.Weight(self.arena, self.pool, raw, kind, size, self.pack and pack, mapped)
 
     def swap(self, name: str, raw: NDArray[np.uint8]) -> Callable[[], None]:
-        """Put other blocks of the same type in a tensor's place; what comes back undoes it."""
+        """Replace a tensor's blocks by others of the same type. Call the result to restore them."""
         matrix, pair = self.matrices.pop(name, None), self.split.pop(name, None)
         self.others[name] = raw
         if pair is not None:
@@ -195,10 +194,10 @@ class CpuEngine(PagedEngine):
             sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
-        if window_pages:  # of all sequences together, for layers with this window; such chunks bring their tables
-            masks = sum(node.op == "attn_softmax" for node in self.graph)
+        if window_pages:  # pages of all sequences together for each window; chunks then bring window tables
+            masks = sum(node.has(Trait.MASKS) for node in self.graph)
             fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
-            found = windows(self.graph) if fused else ()  # else some step reads all keys
+            found = self.graph.state.windows if fused else ()  # else some step would read evicted keys
             self.windows = {w: n for w in found if (n := window_pages(w)) < self.n_pages}
         groups = [0, *self.windows]
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
@@ -229,7 +228,7 @@ class CpuEngine(PagedEngine):
         results = Results(compiled.externals, batch)
         if domains & {"keys", "scores"} and any(int(t.min()) < 0 for c in batch for t in c.windows.values()):
             raise AssayError(
-                "engine cpu: scores of all keys are wanted, and those behind a window are gone; trace less"
+                "engine cpu: cannot trace attention scores: keys outside the window were evicted; keep fewer nodes"
             )
         for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
             self._run(compiled, step, results.take(step))
@@ -237,13 +236,13 @@ class CpuEngine(PagedEngine):
 
     def _compiled(self, keep: frozenset[str]) -> Compiled:
         if self._tensors is None:
-            raise AssayError("engine cpu: it has been closed")
+            raise AssayError("engine cpu: it has been closed; open another")
         found = self._programs.pop(keep, None)
         if found is None:
             exact = self.arithmetic.precision == "exact"
             found = compile_program(self.graph, self._tensors, self._pool, self._cache, keep, exact=exact)
             if len(self._programs) >= _PROGRAMS:
-                del self._programs[next(iter(self._programs))]  # the one used longest ago
+                del self._programs[next(iter(self._programs))]  # the least recently used one
         self._programs[keep] = found
         return found
 
@@ -256,13 +255,13 @@ class CpuEngine(PagedEngine):
             )  # fmt: skip
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
-        self.model.file.check()  # tables that are only looked up are read where they lie in the file
+        self.model.file.check()  # tables that are only looked up are read from the mapped file
 
     @contextmanager
     def swapped(self, name: str, raw: NDArray[np.uint8]) -> Iterator[None]:
-        """While inside, a matrix has other values: blocks of its own type, as `file.raw` gives them."""
+        """While inside, a matrix has other values: blocks of the same type, laid out as in `file.raw`."""
         if self._tensors is None:
-            raise AssayError("engine cpu: it has been closed")
+            raise AssayError("engine cpu: it has been closed; open another")
         undo = self._tensors.swap(name, raw)
         self._programs.clear()
         try:
@@ -275,7 +274,7 @@ class CpuEngine(PagedEngine):
         self._cache.copy_page(source, to, [0, *self.windows].index(window))
 
     def close(self) -> None:
-        """Let go of weights and cache; nothing can be computed afterwards."""
+        """Free weights and programs. Nothing can be computed afterwards."""
         self._programs.clear()
         self._tensors = None
 

@@ -1,26 +1,28 @@
-"""From the plan of a graph to a native program: every group becomes native steps, in order.
+"""The compiler of the cpu engine: every group of a graph's plan becomes native steps, in order.
 
-A kept node is given memory of the caller and is then written by the same step, for all tokens.
+A kept node gets memory of the caller, and the same step that computes it writes it there, for all tokens. `_STEPS` has
+a row for each operation. Touch this when the cpu engine gets a kernel for a further operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
+from assay.engines.cpu.foreign import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
-from assay.engines.plan.cache import cache_pools
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
-from assay.engines.reference.functions import alibi_slopes, rope_angles
+from assay.engines.plan.state_layout import cache_pools
+from assay.engines.plan.values import RopeTable, attention_mask, heads_in_row, rope_table, row_width
 from assay.errors import AssayError
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 
-GATES = ("glu", "glu_split")  # computed block by block with their products
+GATES = ("glu", "glu_split")  # computed block by block, together with their products
 
 
 class Tensors(Protocol):
@@ -35,11 +37,11 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program and the arrays it writes, in the order it wants them."""
+    """A program and the arrays that it reads and writes, in the order of its arguments."""
 
     program: Program
     externals: tuple[External, ...]
-    aliases: Mapping[str, str]  # kept nodes that are another node's values
+    aliases: Mapping[str, str]  # kept node -> the node whose values it shares
 
 
 def compile_program(
@@ -72,7 +74,7 @@ class _Compiler:
         self.pools = cache_pools(self.graph)
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
         self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
-        self.tables: dict[tuple[Any, ...], int] = {}
+        self.tables: dict[tuple[RopeTable, str], int] = {}  # (table, domain) -> native value
         for name in self.graph.given:
             self.externals.append(External(name, "tokens", self._width(name), given=True))
             self.values[name, "tokens"] = self.program.value(self._width(name), "tokens", external=True)
@@ -90,13 +92,10 @@ class _Compiler:
     # -- values --------------------------------------------------------------------------------------------
 
     def _width(self, name: str) -> int:
-        width = 1
-        for dim in self.graph.shapes[name]:
-            width *= dim if isinstance(dim, int) else 1
-        return width
+        return row_width(self.graph, name)
 
     def _new(self, name: str) -> int:
-        """The value of a node about to be computed: the caller's memory if it is kept or is the output."""
+        """A value for a node that the next step computes: memory of the caller if it is kept or is the output."""
         domain, width = self.domains[name], self._width(name)
         external = name in self.keep or name == self.graph.output
         if external:
@@ -105,7 +104,7 @@ class _Compiler:
         return value
 
     def _get(self, name: str, domain: str) -> int:
-        """The value of a computed node on the rows of `domain`."""
+        """The value of a computed node, on the rows of `domain`."""
         found = self.values.get((name, domain))
         if found is not None:
             return found
@@ -130,16 +129,14 @@ class _Compiler:
         return a, b
 
     def _pool(self, name: str) -> int:
-        """The pool with a node's keys or values; what is not cached is put there first."""
+        """The pool with a node's keys or values. Rows that the graph does not cache are written to it first."""
         pool = self.pools[name]
         if pool.passing:
             self.program.cache_write(self._get(name, "tokens"), pool.index)
         return pool.index
 
     def _parts(self, name: str, n_head: int) -> int:
-        """How many heads (or experts) a row has: by the value's own axis, or as the operation cuts it."""
-        shape = self.graph.shapes[name]
-        return int(shape[1]) if len(shape) == 3 else n_head or 1
+        return heads_in_row(self.graph, name, n_head)
 
     def _prepared(self, name: str, domain: str, form: str) -> int:
         key = (name, domain, form)
@@ -152,10 +149,19 @@ class _Compiler:
     # -- steps ---------------------------------------------------------------------------------------------
 
     def _single(self, node: Node) -> None:
-        emit = _STEPS.get(node.op)
-        if emit is None:
+        if emit := _STEPS.get(node.op):
+            emit(self, node)
+        elif (function := kernel_address(node.op)) is not None:
+            self._foreign(node, function)
+        else:
             raise AssayError(f"node {node.name}: the cpu engine does not know the operation {node.op}")
-        emit(self, node)
+
+    def _foreign(self, node: Node, function: int) -> None:
+        """A kernel of another package: rows in, rows out."""
+        domain = self.domains[node.name]
+        inputs = [self._get(name, domain) for name in node.inputs]
+        weights = [self.tensors.vector(name) for name in node.weights]
+        self.program.foreign(function, inputs, weights, numeric_attributes(node), self._new(node.name))
 
     def _embed(self, node: Node) -> None:
         if node.inputs[0] not in ("inp_tokens", "inp_pos"):
@@ -163,18 +169,19 @@ class _Compiler:
         by_position = node.inputs == ("inp_pos",)
         self.program.embed(self.tensors.matrix(node.weights[0]), by_position, self._new(node.name))
 
-    def _norm(self, node: Node) -> None:
+    def _rms_norm(self, node: Node) -> None:
         x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
-        w, b = (*(self.tensors.vector(name) for name in node.weights), None, None)[:2]
-        eps = float(node.attr("eps"))
-        if node.op == "rms_norm":
-            self.program.rms_norm(x, w, eps, parts, self._new(node.name))
-        else:
-            assert w is not None
-            self.program.layer_norm(x, w, b, eps, parts, self._new(node.name))
+        w = self.tensors.vector(node.weights[0]) if node.weights else None
+        self.program.rms_norm(x, w, float(node.attr("eps")), parts, self._new(node.name))
+
+    def _layer_norm(self, node: Node) -> None:
+        x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
+        w, b = (*(self.tensors.vector(name) for name in node.weights), None)[:2]
+        assert w is not None
+        self.program.layer_norm(x, w, b, float(node.attr("eps")), parts, self._new(node.name))
 
     def _bias(self, node: Node) -> None:
-        row = node.attr("row") if node.op == "add_row" else 0
+        row = node.all_attrs().get("row", 0)
         width = int(self.graph.shapes[node.name][-1])
         values = self.tensors.array(node.weights[0]).reshape(-1, width)[row]
         self.program.bias(self._input(node), Vector(np.ascontiguousarray(values)), self._new(node.name))
@@ -183,14 +190,15 @@ class _Compiler:
         self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))
 
     def _unary(self, node: Node) -> None:
-        argument = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}.get(node.op)
-        if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
+        """A function of one row with at most one argument, which is the operation's only attribute."""
+        argument = next(iter(node.all_attrs().values()), 0.0)
+        whole_rows = not node.has(Trait.ELEMENTWISE)
+        if whole_rows and len(self.graph.shapes[node.inputs[0]]) != 2:
             raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
-        x = self._input(node)
-        self.program.unary(node.op, x, float(node.attr(argument)) if argument else 0.0, self._new(node.name))
+        self.program.unary(node.op, self._input(node), float(argument), self._new(node.name))
 
     def _binary(self, node: Node) -> None:
-        act = node.attr("act") if node.op == "glu" else "silu"
+        act = node.all_attrs().get("act", "silu")
         self.program.binary(node.op, *self._pair(node), self._new(node.name), act)
 
     def _act(self, node: Node) -> None:
@@ -245,7 +253,7 @@ class _Compiler:
         self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _head_linear(self, node: Node) -> None:
-        """Heads lie side by side in a row: head h is the part that matrix h takes."""
+        """Heads lie side by side in a row: matrix h multiplies part h."""
         self.program.expert_product(self._input(node), -1, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _products(self, products: tuple[Product, ...]) -> None:
@@ -263,7 +271,7 @@ class _Compiler:
         gate, up, glu = group.gate, group.up, group.glu
         acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
         kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
-        if glu.op == "glu_split":
+        if group.one_matrix:
             weights = self.tensors.halves(gate.weights[0])
         else:
             weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
@@ -274,19 +282,16 @@ class _Compiler:
         rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
-        attrs = node.all_attrs()
-        heads, mode, offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
-        factors = self.tensors.array(node.weights[0]) if node.weights else None
-        angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
-        key = (angles.tobytes(), magnitude)
-        if (*key, rows) not in self.tables:
-            table = self.tables[*key, rows] = self.program.value(2 * angles.shape[1], rows)
-            self.program.rope_table(angles[0].tolist(), magnitude, table)
-        if (*key, domain) not in self.tables:
-            table = self.tables[*key, domain] = self.program.value(2 * angles.shape[1], domain)
-            self.program.output_rows(self.tables[*key, rows], table)
-        x = self._get(node.inputs[0], domain)
-        self.program.rope(x, self.tables[*key, domain], heads, offset, mode == "neox", self._new(node.name))
+        rope = rope_table(node, self.tensors.array(node.weights[0]) if node.weights else None)
+        if (rope, rows) not in self.tables:
+            table = self.tables[rope, rows] = self.program.value(rope.n_rot, rows)
+            self.program.rope_table(list(rope.frequencies), rope.magnitude, table)
+        if (rope, domain) not in self.tables:
+            table = self.tables[rope, domain] = self.program.value(rope.n_rot, domain)
+            self.program.output_rows(self.tables[rope, rows], table)
+        x, heads, offset = self._get(node.inputs[0], domain), node.attr("n_head"), node.attr("offset")
+        neox = node.attr("mode") == "neox"
+        self.program.rope(x, self.tables[rope, domain], heads, offset, neox, self._new(node.name))
 
     def _cache(self, node: Node) -> None:
         self.program.cache_write(self._get(node.inputs[0], "tokens"), self.pools[node.name].index)
@@ -299,16 +304,14 @@ class _Compiler:
         self.program.kq(q, k, int(self.graph.shapes[node.name][0]), kv_heads, self._new(node.name))
 
     def _mask(self, node: Node) -> Mask:
-        if node.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
-            raise AssayError(f"node {node.name}: the cpu engine masks by inp_pos and inp_kpos only")
-        max_bias, heads = float(node.attr("max_bias")), int(self.graph.shapes[node.name][0])
+        mask = attention_mask(self.graph, node, None, "the cpu engine masks by inp_pos and inp_kpos only")
         return Mask(
-            scale=float(node.attr("scale")),
-            window=int(node.attr("window")),
-            chunk=int(node.attr("chunk")),
-            causal=bool(node.attr("causal")),
-            sinks=self.tensors.vector(node.weights[0]) if node.weights else None,
-            slopes=Vector(alibi_slopes(heads, max_bias).astype(np.float32)) if max_bias else None,
+            scale=mask.scale,
+            window=mask.window,
+            chunk=mask.chunk,
+            causal=mask.causal,
+            sinks=self.tensors.vector(mask.sinks) if mask.sinks else None,
+            slopes=Vector(np.array(mask.slopes, np.float32)) if mask.slopes else None,
         )
 
     def _attn_softmax(self, node: Node) -> None:
@@ -339,9 +342,9 @@ class _Compiler:
         )
 
     def _heads(self, kqv: Node) -> int:
-        """Memory for kqv: that of its merged form, if that is what is kept. In memory the two are the same."""
+        """Memory for kqv. If its merged form is kept, both share memory: the layout is the same."""
         for user in self.graph.users.get(kqv.name, ()):
-            if user in self.keep and self.graph[user].op == "merge_heads":
+            if user in self.keep and self.graph[user].has(Trait.RESHAPES):
                 self.aliases[kqv.name] = user
                 value = self._new(user)
                 self.values[kqv.name, self.domains[kqv.name]] = value
@@ -349,7 +352,7 @@ class _Compiler:
         return self._new(kqv.name)
 
     def _relabel(self, node: Node) -> None:
-        """Heads first or tokens first is a matter of the graph: in memory they lie token by token, side by side."""
+        """Heads first or tokens first is an axis order of the graph only. In memory rows lie token by token."""
         domain, source = self.domains[node.name], node.inputs[0]
         if (node.name, domain) in self.values:
             return
@@ -363,11 +366,11 @@ class _Compiler:
             self.program.slice(value, 0, 1, self._new(node.name))
 
 
-# A row an operation; linears come in groups.
+# A row for each operation. Linears are compiled in groups, so they have no row.
 _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "embed": _Compiler._embed,
-    "rms_norm": _Compiler._norm,
-    "layer_norm": _Compiler._norm,
+    "rms_norm": _Compiler._rms_norm,
+    "layer_norm": _Compiler._layer_norm,
     "bias": _Compiler._bias,
     "add_row": _Compiler._bias,
     "mul_weight": _Compiler._gain,

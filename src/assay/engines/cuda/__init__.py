@@ -1,13 +1,18 @@
-"""The cuda engine: the graph as launches on an NVIDIA GPU, run on batches over a paged cache.
+"""The cuda engine: runs a graph on an NVIDIA GPU, on batches of sequences over a paged cache.
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
-    precision tensor  products and attention on 16-bit tensor cores; weights, activations, queries and the softmax are
-                      rounded to f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the
-                      same whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
+    precision tensor  products and attention on 16-bit tensor cores, faster for prompts and many streams. Weights,
+                      activations, queries and the softmax are rounded to f16 (bf16 for BF16 weights), so it has bits
+                      of its own. They do not depend on the batch, the cut of the prompt or the cache, but may differ
+                      between kinds of GPU.
 
-The first two compute docs/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch,
-the cut of the prompt or the cache. `docs/gpu.md` has the figures.
+program.py compiles a graph for one shape of a step; this module chooses the shape of each batch, fills the tables of a
+step, and launches the program on the device (device.py). Touch this module when a batch should be cut, padded or run in
+another way; program.py lists the modules of the compiler.
+
+The first two precisions compute docs/reference/arithmetic.md, as the cpu engine does. So the logits are the same bits,
+whatever the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
 """
 
 from __future__ import annotations
@@ -36,30 +41,30 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
 )
-from assay.engines.cuda.compile import compile_program
+from assay.engines.cuda.context import Limits
 from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.program import Memory as Addresses
-from assay.engines.cuda.program import Program
+from assay.engines.cuda.program import Program, compile_program
+from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
-from assay.engines.plan.cache import KV_TYPES
 from assay.engines.plan.fuse import Single, fuse
+from assay.engines.plan.state_layout import KV_TYPES
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 
-PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # and the type of the cache that goes with it
-STEP, ROOMY = 1024, 8 << 30  # most tokens computed at once; twice as many where so many bytes are free
-_PROGRAMS = 64
-_GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
-_SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
+PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # With the default cache type of each.
+STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
+_PROGRAMS = 64  # Most compiled programs; the least recently used one is dropped.
+_GRAPHED = 64  # Most tokens of a step that is captured as a CUDA graph.
+_SPARE = 512 << 20  # Bytes left free for buffers and graphs beside weights and cache.
 
 
 class CudaEngine(PagedEngine):
-    """The engine contract over compiled programs and one device."""
+    """The engine contract, implemented by compiled programs on one device."""
 
     name = "cuda"
     precisions = PRECISIONS
@@ -97,9 +102,9 @@ class CudaEngine(PagedEngine):
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
-        self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # where results of graphs come to the host
+        self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # pinned memory that results are copied to
         self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
-        self._shifted = False  # a position has differed from its slot: masks go by positions from then on
+        self._shifted = False  # once a position differs from its slot, masks compare positions
         self._device: Any = device or Driver(partial(cubins, tensor=precision == "tensor"))
         self.isa = self._device.name
         self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
@@ -110,7 +115,7 @@ class CudaEngine(PagedEngine):
             raise
 
     def _load(self) -> None:
-        """Weights and cache onto the device, or one line that says why not."""
+        """Load the weights and allocate the cache; an error says in one line why this is not possible."""
         assert self._tensors
         self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
         self._check_room(self._tensors.planned(self.graph))
@@ -123,9 +128,11 @@ class CudaEngine(PagedEngine):
         counters = 4 * max(self._step * heads, 65536)
         self._at.counters = self._device.alloc(counters, "counters")
         self._device.zero(self._at.counters, counters)
-        for shape in self._first_shapes():  # loads every weight, or refuses the graph
+        for (
+            shape
+        ) in self._first_shapes():  # loads every weight, and refuses unsupported graphs before the first request
             self._program(shape, frozenset())
-        self._tensors.settle()
+        self._tensors.release_staging()
         self._device.loaded()
 
     def _first_shapes(self) -> list[Shape]:
@@ -134,7 +141,7 @@ class CudaEngine(PagedEngine):
         return [many] if self._loose or self.graph.whole else [Shape(1, 1, True, 1, 8), many]
 
     def _check_room(self, weights: int) -> None:
-        """Weights, pages and some buffers must fit what is free."""
+        """Refuse a model whose weights, pages and buffers do not fit the free memory."""
         free, total = self._device.memory()
         pages = self._layout.page_bytes * self.n_pages
         if weights + pages + _SPARE > free:
@@ -145,7 +152,7 @@ class CudaEngine(PagedEngine):
             )
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
-        """One step; results in the order of the batch. Kept nodes have a row for every token."""
+        """Compute the batch; results are in its order. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
         with self._ready():
             outputs: list[Output] = []
@@ -268,18 +275,19 @@ class CudaEngine(PagedEngine):
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _note_positions(self, chunks: Sequence[Chunk]) -> None:
-        """Whether positions differ from slots: masks go by positions then, and from then on."""
+        """Record whether a position has ever differed from its slot: from then on, masks compare positions."""
         for c in chunks:
             if c.positions is not None and not self._shifted:
                 self._shifted = not np.array_equal(np.arange(c.start, c.end), c.positions)
 
     def _one(self, sequences: int, longest: int, best: int = 0) -> Shape:
-        """A token for each sequence, all of them outputs."""
+        """The shape of a decode step: one token of each sequence, and all rows are outputs."""
         m, blocks = _power(sequences), _power(-(-longest // 256))
         return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best)
 
     def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
-        """`exact`: keys and scores are counted; `together`: sequences are, which are not cut."""
+        """The shape of a step, padded. `exact`: with the exact number of keys and scores. `together`: with the number
+        of sequences, which are not cut."""
         sizes = [p.end - p.begin for p in step.pieces]
         ends = [p.chunk.start + p.end for p in step.pieces]
         m, n, cuts, pieces = step.n_tokens, step.n_outputs, max(1, len(self._cuts)), len(sizes)
@@ -313,27 +321,28 @@ class CudaEngine(PagedEngine):
                 self._layout,
                 shape,
                 keep,
-                self._device.shared_bytes,
+                Limits(self._device.multiprocessors, self._device.shared_bytes),
                 self._cuts,
-                self._place(shape),
+                self._reserve(shape),
             )
             if len(self._programs) >= _PROGRAMS:
-                self._programs.pop(next(iter(self._programs))).close()  # the one used longest ago
+                self._programs.pop(next(iter(self._programs))).close()  # the least recently used one
         self._programs[key] = found
         return found
 
-    def _place(self, shape: Shape) -> Callable[[int], Addresses]:
-        def place(arena: int) -> Addresses:
+    def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
+        def reserve(arena: int) -> Addresses:
             if arena > self._arena_size or shape.words > self._step_words:
                 self._grow(max(arena, self._arena_size), max(shape.words, self._step_words, 65536))
             return self._at
 
-        return place
+        return reserve
 
     def _grow(self, arena: int, words: int) -> None:
-        """Larger buffers. Where the device has no room, there are none, and the next step asks for its own size."""
+        """Replace the buffers by larger ones. If the allocation fails, none are left, and the next step allocates its
+        own size."""
         self._device.sync()
-        self._forget_programs()  # they hold addresses
+        self._forget_programs()  # their launches hold the old addresses
         for at in (self._at.arena, self._at.step):
             if at:
                 self._device.free(at)
@@ -372,7 +381,7 @@ class CudaEngine(PagedEngine):
         self._device.sync()
 
     def _words(self, program: Program) -> NDArray[np.int32]:
-        """The tables of the step on the host, and views of each."""
+        """The host copy of a step's tables; the program keeps a view of each table."""
         words = self._host[: program.shape.words]
         if not program.tables:
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
@@ -396,8 +405,8 @@ class CudaEngine(PagedEngine):
                 self._device.download(array, self._at.arena + offset)
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], follow: Sequence[int]) -> None:
-        """The tables of a step in which every sequence has one token, and those that `follow` it."""
-        if len(chunks) == 1 == at["slots"].size and not any(follow):  # one stream: its time counts most
+        """Fill the tables of a decode step, with pages for the `follow` tokens that each sequence decodes after it."""
+        if len(chunks) == 1 == at["slots"].size and not any(follow):  # fast path of a single stream
             c = chunks[0]
             last, position = c.start // PAGE, c.start if c.positions is None else int(c.positions[0])
             at["positions"][0], at["slots"][0], at["tables"][0], at["left"][0] = position, c.start, 0, 0
@@ -411,7 +420,9 @@ class CudaEngine(PagedEngine):
         first = [0, *accumulate(used)]
         positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
         rows = {"positions": positions, "tables": first[:n], "slots": slots, "left": later}
-        rows["tokens"] = [int(c.tokens[0]) if c.tokens.size else 0 for c in chunks]  # rows may be given in their place
+        rows["tokens"] = [
+            int(c.tokens[0]) if c.tokens.size else 0 for c in chunks
+        ]  # zero if the caller gives rows instead
         for name, values in rows.items():
             at[name][:n] = values
             at[name][n:] = -1 if name == "slots" else 0  # rows of padding
@@ -424,7 +435,7 @@ class CudaEngine(PagedEngine):
                 self._positions[c.pages[at_slots // PAGE], at_slots % PAGE] = position - c.start + at_slots
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
-        """The tables of any other step."""
+        """Fill the tables of any other step."""
         for name, words in at.items():
             words[:] = -1 if name == "slots" else 0
         row = output = page = tile = output_tile = key = score = 0
@@ -456,18 +467,18 @@ class CudaEngine(PagedEngine):
     def _cut(
         self, words: NDArray[np.int32], shape: Shape, at: int, first: int, tokens: int, keys: int, score: int
     ) -> int:
-        """Tiles of a piece's query rows, 8 words each (attention.h, AttentionArgs::tiles), from place `at` of every cut
-        on; how many places they take."""
+        """Write a piece's tiles of query rows, 8 words each (attention.h, AttentionArgs::tiles), from index `at` of
+        every cut; return the most tiles that a cut has."""
         most = 0
         for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, 8), strict=False):
             rows = tokens * group
             begins = np.arange(0, rows, size)
-            made = np.zeros((len(begins), 8), np.int64)
-            made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
-            made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
-            made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
-            table[at : at + len(made)] = made.astype(np.uint32).view(np.int32)
-            most = max(most, len(made))
+            tiles = np.zeros((len(begins), 8), np.int64)
+            tiles[:, 0], tiles[:, 1], tiles[:, 2] = first, begins, np.minimum(size, rows - begins)
+            tiles[:, 3], tiles[:, 4], tiles[:, 7] = keys, tokens, first
+            tiles[:, 5], tiles[:, 6] = score & 0xFFFFFFFF, score >> 32
+            table[at : at + len(tiles)] = tiles.astype(np.uint32).view(np.int32)
+            most = max(most, len(tiles))
         return most
 
     def copy_page(self, source: int, to: int) -> None:
@@ -481,11 +492,11 @@ class CudaEngine(PagedEngine):
             self._positions[to] = self._positions[source]
 
     def close(self) -> None:
-        """Let go of weights and cache; nothing can be computed afterwards."""
+        """Free weights and cache; the engine cannot compute afterwards."""
         with self._busy:
             if self._tensors is None:
                 return
-            with suppress(DeviceError):  # one that is lost has nothing to give back
+            with suppress(DeviceError):  # a lost device has no memory to free
                 self._device.use()
             self._forget_programs()
             self._tensors.close()
@@ -502,7 +513,7 @@ class CudaEngine(PagedEngine):
 
 
 def _loose(graph: Graph) -> bool:
-    """Whether scores are computed one operation at a time: their number is part of a program then."""
+    """Whether scores are computed one operation at a time: then a program depends on their number."""
     plan = fuse(graph)
     return any(isinstance(g, Single) and plan.domains[g.node.name] == "scores" for g in plan.groups)
 

@@ -1,60 +1,46 @@
-"""How the product of one token is dealt to kernels, blocks of threads and warps (native/cuda/products.cu)."""
+"""Divide the product of one token among kernels, blocks of threads and warps (native/cuda/products.cu).
+
+Pure functions of the matrices and the device. Touch this module to tune products of one token, or when a pair of weight
+formats gets a kernel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.steps import Part
 
-if TYPE_CHECKING:
-    from assay.engines.cuda.program import Value
-
-_KERNELS = {"q4_k": "q4_k_q6_k", "q6_k": "q4_k_q6_k", "q5_k": "q5_k_q6_k"}  # layouts that have no kernel of their own
+_KERNELS = {"q4_k": "q4_k_q6_k", "q6_k": "q4_k_q6_k", "q5_k": "q5_k_q6_k"}  # kernels that have two formats
 _MIXED = {"q4_k_q6_k", "q5_k_q6_k"}
-_WARPS = (8, 12)  # fewest and most of a block
-# Most shared memory of a block, as the kernels that follow want room to begin: where all its tiles are on their way at
-# once, where some are, and where there are so many that only the stream counts.
+_WARPS = (8, 12)  # fewest and most of a block of threads
+# Most shared memory of a block of threads; less than the device has, so that the next kernel can begin early. The first
+# limit holds if all tiles are prefetched at once, the second if some are, the third if a block has over _MANY tiles.
 _ALL, _SOME, _STREAM = 136 << 10, 112 << 10, 150 << 10
-_MANY = 48  # tiles of a block from which it does
-_FLOATS = 8 * 512  # bytes of floats that a warp asks for at a time; of other layouts, a tile
-_SUMS = 256  # most tiles of a block, whose partial sums lie in shared memory
-
-
-@dataclass
-class Part:
-    """A matrix of a launch, where its result goes, and what follows it."""
-
-    matrix: Matrix
-    name: str
-    bias: str = ""
-    residual: Value | None = None
-    act: int = 0
-    kept: tuple[Value | None, ...] = (None, None)
-    out: Value | None = None
-    first: int = 0  # value of the bias
+_MANY = 48  # tiles of a block above which only memory bandwidth counts
+_FLOATS = 8 * 512  # bytes of float weights that a warp prefetches at a time; of other formats, a tile
+_SUMS = 256  # most tiles of a block, because their partial sums lie in shared memory
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Blocks of threads and their size, pieces of weights a warp has room for and their bytes, groups of
-    rows that each block takes, and how many blocks take one more."""
+    """How a product of one token is launched."""
 
     blocks: int
-    threads: int
-    slots: int
-    piece: int
-    share: int
-    extra: int
-    shared: int
+    threads: int  # Of a block.
+    slots: int  # Prefetched pieces of weights that a warp holds.
+    piece: int  # Bytes of a piece.
+    share: int  # Groups of rows that every block computes.
+    extra: int  # Blocks that compute one group more.
+    shared: int  # Bytes of shared memory of a block.
 
 
-def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -> Arrangement | None:
-    """How a product of one token is dealt: a block a multiprocessor, as few turns as its warps allow, all tiles on
-    their way before x is there, if there is room for them."""
-    matrix, floats = parts[0].matrix, parts[0].matrix.format.floats
-    piece = _FLOATS if floats else max(p.matrix.format.tile_bytes for p in parts)
+def arrange(matrices: Sequence[Matrix], groups: int, *, processors: int, most: int) -> Arrangement | None:
+    """One block of threads for each multiprocessor, as few rounds as its warps allow, and all tiles prefetched before x
+    arrives if shared memory holds them. None if nothing fits."""
+    matrix, floats = matrices[0], matrices[0].format.floats
+    piece = _FLOATS if floats else max(m.format.tile_bytes for m in matrices)
     pieces = matrix.format.tile_bytes // piece if floats else 1
     tiles, stride = matrix.tiles, matrix.units * UNIT
     blocks = min(groups, processors * -(-groups * tiles // (processors * _SUMS)))
@@ -78,7 +64,8 @@ def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -
 
 
 def by_layouts(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """These matrices as launches of at most four: of one layout, or of two that there are kernels for; and its name."""
+    """These matrices as launches of at most four: of one format, or of two formats that have a kernel. With each, the
+    name of the formats."""
     found: dict[str, list[Part]] = {}
     for p in parts:
         found.setdefault(p.matrix.format.name, []).append(p)
@@ -89,10 +76,10 @@ def by_layouts(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 
 def by_kernel(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """The launches that multiply one token by these matrices: the kernel's name, and their parts."""
+    """The launches that multiply one token by these matrices: the kernel's name and the parts of each."""
     return [(_KERNELS.get(name, name), some) for name, some in by_layouts(parts)]
 
 
 def warps_for(tiles: int) -> int:
-    """Warps for the tiles of a group of floats, as few turns as 16 allow."""
+    """Warps for the tiles of a group of float weights: the fewest that need no more rounds than 16 warps."""
     return -(-tiles // -(-tiles // 16))

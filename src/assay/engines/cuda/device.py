@@ -1,4 +1,8 @@
-"""What the engine asks of a device: memory, launches, graphs. Two answer: the driver of a GPU, and the shim."""
+"""The device interface: memory, copies, launches and graphs; and a GPU through the CUDA driver.
+
+`Device` is the interface. `Driver` implements it for a GPU, and shim.py on the host for tests. Touch this module when
+the engine needs another service of the CUDA driver.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +21,46 @@ from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
-_PIECE, _PLACES, _FILLERS = 16 << 20, 3, 8  # of the host's memory on its way at a time, and who brings it
+# Loading weights: bytes of a pinned buffer, number of buffers in flight, and threads that fill one.
+_PIECE, _PLACES, _FILLERS = 16 << 20, 3, 8
 
 
 @dataclass
 class Launch:
-    """One kernel: its grid, threads a block, bytes of shared memory, and its arguments."""
+    """One kernel launch: its grid, threads of a block, arguments, and bytes of shared memory."""
 
     kernel: str
     grid: tuple[int, int, int]
     threads: int
     args: ctypes.Structure
     shared: int = 0
-    together: bool = False  # all blocks of threads run at the same time
-    arena: int = 0  # the memory of its program, if it has one ...
-    values: tuple[tuple[int, int], ...] = ()  # ... and what it may touch of it: addresses and bytes
-    prepared: Any = field(default=None, repr=False)  # what the device made of it
+    together: bool = False  # cooperative: all blocks of threads are resident at the same time
+    arena: int = 0  # address of its program's memory; 0: none
+    values: tuple[tuple[int, int], ...] = ()  # addresses and bytes in the arena that it may touch
+    prepared: Any = field(default=None, repr=False)  # the driver's form of it, built at the first launch
 
 
 class DeviceError(AssayError):
-    """The device refused or is lost: the work at hand ends, and says so."""
+    """The device refused a call or is lost; the current request fails with this message."""
 
 
 class Played(Protocol):
-    """Queued work that can be queued again."""
+    """A captured CUDA graph, or its stand-in: calling it queues the work again."""
 
     def __call__(self) -> None: ...
     def close(self) -> None: ...
 
 
 class Device(Protocol):
+    """The services that the engine uses. Work is queued on one stream and runs in order."""
+
     name: str
     multiprocessors: int
-    shared_bytes: int  # most of a block
-    together: bool  # whether a kernel can have all of the device to itself, and fetch by a copy engine (walk.cu)
+    shared_bytes: int  # most shared memory of a block of threads
+    together: bool  # whether megakernels run: cooperative launches, and bulk copies into shared memory (walk.cu)
 
     def use(self) -> None:
-        """The calling thread is the one that computes."""
+        """Make the device current in the calling thread."""
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -63,36 +70,36 @@ class Device(Protocol):
     def alloc(self, size: int, what: str) -> int: ...
     def free(self, at: int) -> None: ...
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """Bytes of host memory that copies need not stage, until the device is closed."""
+        """Page-locked host memory, valid until the device is closed."""
         ...
 
     def zero(self, at: int, size: int) -> None: ...
     def upload(self, at: int, data: NDArray[Any]) -> None: ...
     def load(self, at: int, data: NDArray[Any]) -> None:
-        """The same for what is large, until `loaded`."""
+        """Upload a large array through pinned buffers, which `loaded` frees."""
         ...
 
     def loaded(self) -> None: ...
     def download(self, data: NDArray[Any], at: int) -> None: ...
     def copy(self, to: int, source: int, size: int) -> None: ...
     def resident(self, kernel: str, threads: int, shared: int) -> int:
-        """Blocks of threads that a multiprocessor runs at once."""
+        """Blocks of threads that are resident on a multiprocessor at once."""
         ...
 
     def launch(self, launch: Launch, early: bool) -> None:
-        """Queue a kernel; `early`: it may begin before the one before it has ended."""
+        """Queue a kernel. `early`: it may begin before the previous kernel has ended (programmatic launch)."""
         ...
 
     def capture(self, record: Callable[[], None]) -> Played:
-        """What `record` queues, as one graph to be queued again and again."""
+        """Capture the work that `record` queues as a graph."""
         ...
 
     def mark(self, i: int) -> None:
-        """A place behind what is queued now, by number."""
+        """Record event `i` after the work queued so far."""
         ...
 
     def reach(self, i: int) -> None:
-        """Wait until everything before the place is done."""
+        """Wait for event `i`."""
         ...
 
     def sync(self) -> None: ...
@@ -145,7 +152,7 @@ class Driver:
         return result[1] if len(result) == 2 else result[1:]
 
     def use(self) -> None:
-        """The context belongs to a thread: whoever computes takes it."""
+        """Contexts are current per thread, so the computing thread sets its own."""
         self._checked(self.cu.cuCtxSetCurrent(self.context))
 
     def memory(self) -> tuple[int, int]:
@@ -176,7 +183,7 @@ class Driver:
         self._checked(self.cu.cuMemcpyHtoDAsync(at, data.ctypes.data, data.nbytes, self.stream))
 
     def load(self, at: int, data: NDArray[Any]) -> None:
-        """Through pinned memory, which several threads fill: one reads slower than the device."""
+        """Through pinned memory, which several threads fill, because one thread copies slower than the device reads."""
         if not self.places:
             self.places = [self.pinned(_PIECE) for _ in range(_PLACES)]
             self.team = ThreadPoolExecutor(_FILLERS)
@@ -287,7 +294,7 @@ class Driver:
 
 @dataclass
 class _Graph:
-    """A CUDA graph that is ready to run."""
+    """An instantiated CUDA graph."""
 
     driver: Driver
     ready: Any

@@ -1,6 +1,8 @@
-"""Weights on the device: which layout a type has (native/cuda/formats.h), and how a tensor gets into it.
+"""Weights on the device: the format of each GGUF type (native/cuda/formats.h), and loading tensors into it.
 
-A group of G rows is dealt to tiles of 32 items, an item being 256 columns of a row. G is chosen so that tiles are full.
+A matrix is stored in groups of 16 or 32 rows. A group is divided into tiles of 32 items; an item is 256 columns (a
+unit) of a row. The size of a group is chosen so that few items of its last tile are padding. Touch this module when a
+GGUF type gets a format of its own.
 """
 
 from __future__ import annotations
@@ -16,24 +18,24 @@ from assay import _native
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Device, Launch
 from assay.gguf import GGUFFile
-from assay.graph import Graph
+from assay.graph import Graph, Node, Trait
 
 UNIT, LANES = 256, 32
 CHAIN = 16  # most units of a chain
-_STAGED = 256 << 20  # bytes of a file that are on the device twice while a tensor is loaded
+_STAGED = 256 << 20  # most bytes of a tensor that are staged on the device at a time, as they are in the file
 
 
 @dataclass(frozen=True)
 class Format:
-    """A layout: its number in formats.h, chunks of 16 bytes an item has, whether it has a word beside them."""
+    """A weight format: its number in formats.h, the 16-byte chunks of an item, and whether a word follows them."""
 
     number: int
     chunks: int
     name: str = ""
     word: bool = False
     floats: bool = False
-    sums: bool = False  # products want the sums of half blocks
-    scales: int = 1  # of the chunks, those that are no codes
+    sums: bool = False  # products need sums of half blocks of activations
+    scales: int = 1  # chunks that hold scales instead of codes
 
     @property
     def tile_bytes(self) -> int:
@@ -45,7 +47,7 @@ class Format:
 
     @property
     def pairs(self) -> int:
-        """Chunks of factors that products on tensor cores have in the place of scales."""
+        """Chunks of factors that products on tensor cores read in the place of scales."""
         return 4 if self.sums else 2
 
 
@@ -65,17 +67,16 @@ _FORMATS = (
     Format(12, 9, "iq4_xs", word=True),
     Format(13, 9, "mxfp4"),
 )
-FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's name of the type
+FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's type name
 WIDE = Format(14, 20, "wide16", scales=4)
 WIDE_MIN = Format(15, 24, "wide16_min", sums=True, scales=8)
 _WITH_MINIMA = ("Q2_K",)
 _AS_FLOATS = ("Q8_K",)
-_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor, or a gate and its up together, in device memory."""
+    """A tensor in device memory, or a gate and its up with alternating half groups."""
 
     format: Format
     rows: int
@@ -100,7 +101,7 @@ class Matrix:
 
     @property
     def chains(self) -> int:
-        """Parts of a row that products on tensor cores add up on their own (gemm_tensor.cu)."""
+        """Chains of units into which gemm_tensor.cu divides a row; each is summed on its own."""
         return 1 if self.paired else -(-self.units // CHAIN)
 
     @property
@@ -128,22 +129,22 @@ class Matrix:
 
 
 def rows_per_group(units: int, paired: bool) -> int:
-    """The fewest rows that fill tiles: those of a fragment of `mma`, or of two."""
+    """Rows of a group, one or two `mma` fragments: the choice that pads tiles least."""
     return min((16, 32), key=lambda group: -(-group * units // LANES) * LANES / (group * units))
 
 
 class Tensors:
-    """The weights of a graph, each loaded once."""
+    """The weights of a graph, loaded when a program first asks for them, each once."""
 
     def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:
         self.device, self.file, self.exact = device, file, precision == "exact"
-        self.halves = precision == "tensor"  # products go through tensor cores as 16-bit floats
+        self.halves = precision == "tensor"  # products run on tensor cores with 16-bit floats
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.factors: dict[int, int] = {}  # by the matrix's address
         self.vectors: dict[str, int] = {}
         self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
-        self.staged: dict[int, tuple[int, int]] = {}  # addresses and bytes
+        self.staged: dict[int, tuple[int, int]] = {}  # staging buffers: address and bytes
 
     @property
     def bytes(self) -> int:
@@ -151,34 +152,33 @@ class Tensors:
         return sum(m.bytes for m in self.matrices.values()) + factors
 
     def planned(self, graph: Graph) -> int:
-        """Bytes that the weights of a graph will take, and those of the file that are there while one is loaded."""
-        names = {name: node.op for node in graph for name in node.weights}
+        """Bytes that the weights of a graph will take, and the largest staging buffer."""
+        readers = {name: node for node in graph for name in node.weights}
         infos = self.file.tensors
-        empty = {name: self._empty((name,)) for name, op in names.items() if op in _MATRICES}
+        empty = {name: self._empty((name,)) for name, node in readers.items() if _reads_matrix(node)}
         matrices = sum(m.bytes for m in empty.values())
-        matrices += sum(
-            _factor_bytes(m) for name, m in empty.items() if names[name] == "linear" and self.made(m.format)
-        )
-        vectors = sum(4 * math.prod(infos[name].shape) for name, op in names.items() if op not in _MATRICES)
-        return matrices + vectors + min(max((infos[name].nbytes for name in names), default=0), _STAGED)
+        linear = {name for name, node in readers.items() if node.op == "linear"}
+        matrices += sum(_factor_bytes(m) for name, m in empty.items() if name in linear and self.has_factors(m.format))
+        vectors = sum(4 * math.prod(infos[name].shape) for name in readers.keys() - empty.keys())
+        return matrices + vectors + min(max((infos[name].nbytes for name in readers), default=0), _STAGED)
 
     def format(self, name: str) -> str:
-        """What a product with this weight wants of its input."""
+        """The form into which a product with this weight needs its input converted."""
         found = self.layout(name)
-        if self.tensor(found):
+        if self.on_tensor_cores(found):
             return found.name if found.floats else "half"
         return "f32" if found.floats else "q8"
 
-    def tensor(self, form: Format) -> bool:
-        """Whether products with this format are the tensor cores' own."""
+    def on_tensor_cores(self, form: Format) -> bool:
+        """Whether products with this format run on tensor cores with 16-bit floats."""
         return self.halves and form.name != "f32"
 
-    def made(self, form: Format) -> bool:
-        """Whether its factors are made when it is loaded."""
-        return self.tensor(form) and not form.floats
+    def has_factors(self, form: Format) -> bool:
+        """Whether products with this format read factors in the place of scales."""
+        return self.on_tensor_cores(form) and not form.floats
 
     def factors_of(self, matrix: Matrix) -> int:
-        """Where the factors of a matrix lie for gemm_tensor.cu."""
+        """The address of a matrix's factors for gemm_tensor.cu, which are computed at the first call."""
         if matrix.data not in self.factors:
             size = _factor_bytes(matrix)
             at = self.factors[matrix.data] = self.device.alloc(size, "factors of weights")
@@ -207,12 +207,12 @@ class Tensors:
         return self.matrices[names]
 
     def _empty(self, names: tuple[str, ...]) -> Matrix:
-        """Its layout, without memory."""
+        """The matrix without memory."""
         shape, form = self.file.tensors[names[0]].shape, self.layout(names[0])
         count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
-        # 32: gemm_halves.cu
-        group = 32 if form.floats and self.tensor(form) else rows_per_group(units, paired)
+        # gemm_halves.cu needs groups of 32 rows.
+        group = 32 if form.floats and self.on_tensor_cores(form) else rows_per_group(units, paired)
         return Matrix(form, rows, columns, units, group, 0, count, paired)
 
     def _load(self, names: tuple[str, ...]) -> Matrix:
@@ -227,7 +227,7 @@ class Tensors:
         return matrix
 
     def _fill(self, to: Matrix, name: str, expert: int, half: int, part: int) -> None:
-        """Rows of the file, some at a time, through device memory into their layout."""
+        """Stage some rows of the file at a time, and let a kernel repack them into the format."""
         info = self.file.tensors[name]
         struct = to.struct()
         struct.data += expert * to.size
@@ -252,17 +252,17 @@ class Tensors:
             self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
 
     def _stage(self, place: int, array: NDArray[Any], name: str) -> int:
-        """An array on the device, where the last one was: copies and kernels run in turn."""
+        """Copy an array into staging buffer `place`. Copies and kernels run in order, so it can be reused at once."""
         at, size = self.staged.get(place, (0, 0))
         if size < array.nbytes:
-            self.settle(place)
+            self.release_staging(place)
             at = self.device.alloc(array.nbytes, f"loading {name}")
             self.staged[place] = at, array.nbytes
         self.device.load(at, array)
         return at
 
-    def settle(self, *places: int) -> None:
-        """Let go of what tensors were loaded through."""
+    def release_staging(self, *places: int) -> None:
+        """Free these staging buffers, or all."""
         for place in places or tuple(self.staged):
             at, _ = self.staged.pop(place, (0, 0))
             if at:
@@ -279,7 +279,7 @@ class Tensors:
         return self.vectors[name]
 
     def constant(self, values: NDArray[Any]) -> int:
-        """Numbers that programs share: each once."""
+        """Upload constant data; equal data is uploaded once for all programs."""
         key = values.tobytes()
         if key not in self.constants:
             at = self.constants[key] = self.device.alloc(values.nbytes, "constants")
@@ -295,6 +295,11 @@ class Tensors:
         for at in self.owned:
             self.device.free(at)
         self.owned.clear()
+
+
+def _reads_matrix(node: Node) -> bool:
+    """Whether the node's weight is stored as a matrix; others are vectors of float32."""
+    return node.has(Trait.PRODUCT) or (node.has(Trait.TABLE) and not node.has(Trait.ELEMENTWISE))
 
 
 def _factor_bytes(matrix: Matrix) -> int:

@@ -1,4 +1,7 @@
-"""What a program is made for: the shape of a step, the pages of the cache, the tiles of query rows."""
+"""The shape of a step, the layout of a cache page, and the tiles of query rows: a program is compiled for these.
+
+Touch this module when a program depends on another property of a batch, or when an attention kernel gets another tile.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.plan.cache import CachePool, cache_pools
 from assay.engines.plan.fuse import Attention, fuse
+from assay.engines.plan.state_layout import CachePool, cache_pools
 from assay.errors import AssayError
 from assay.graph import Graph
 
 KV_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3}  # cache.h
-BLOCK = 256  # keys that attention treats as one
+BLOCK = 256  # keys of one step of the running softmax
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program depends on beside the graph. Rows are padded: padding has no slot and changes no bit."""
+    """Properties of a step that a program depends on. Rows are padded to few sizes; padding has no slot and changes no
+    bit."""
 
     tokens: int
     outputs: int
     one: bool  # every sequence has one token, and every row is an output
-    blocks: int  # of 256 keys, of the longest sequence; 1, 2, 4, …
-    pages: int  # room for page tables
-    tiles: int = 0  # of query rows, of each way to cut them
-    cuts: int = 1
+    blocks: int  # blocks of 256 keys of the longest sequence; 1, 2, 4, …
+    pages: int  # entries of all page tables
+    tiles: int = 0  # tiles of query rows, of each cut
+    cuts: int = 1  # ways in which query rows are cut into tiles
     chunks: int = 0
-    longest: int = 0  # tokens of a chunk
-    keys: int = 0  # exact, when a trace wants keys or scores
-    scores: int = 0
+    longest: int = 0  # most tokens of a chunk.
+    keys: int = 0  # keys of all sequences; 0 unless the program stores keys or scores.
+    scores: int = 0  # pairs of query and key; 0 likewise.
     irregular: bool = False  # positions differ from slots
-    best: int = 0  # of a row of the output only so many largest values are wanted; 0: all
+    best: int = 0  # the number of largest logits that replace an output row; 0: the whole row
 
     def rows(self, domain: str) -> int:
         rows = {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}
         return (rows | {"sequences": self.chunks})[domain]
 
     def tables(self) -> dict[str, tuple[int, int]]:
-        """Where each table lies among the words of the step, and how many it has."""
+        """Offset and size of each table of the step, in 32-bit words."""
         m = self.tokens
         sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "left": m, "outputs": self.outputs}
         sizes |= {
@@ -60,8 +64,27 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class PoolView:
+    """The rows of one node in a page, or some columns of each (cache.h, Pool)."""
+
+    offset: int  # bytes from the beginning of a page
+    type: int  # one of KV_NUMBERS
+    keys: bool  # stored transposed
+    heads: int
+    dim: int  # values of a head that are read
+    head_bytes: int
+    columns: int  # values of a head that are stored
+    first: int  # the first one that is read
+
+    def struct(self) -> Any:
+        return structs.Pool(
+            self.offset, self.type, int(self.keys), self.heads, self.dim, self.head_bytes, self.columns, self.first
+        )
+
+
+@dataclass(frozen=True)
 class CacheLayout:
-    """The device's pages: where each pool lies in one."""
+    """Where each pool lies in a page of the cache on the device."""
 
     kv_type: str
     pools: dict[str, CachePool]
@@ -69,14 +92,12 @@ class CacheLayout:
     positions_at: int
     page_bytes: int
 
-    def pool(self, name: str, first: int = 0, dim: int = 0) -> Any:
-        """A node's pool, or of each of its positions `dim` values from `first` on."""
+    def pool(self, name: str, first: int = 0, dim: int = 0) -> PoolView:
+        """A node's pool, or `dim` values from column `first` of each head."""
         p = self.pools[name]
         kv_type = p.type(self.kv_type)
         size = head_bytes(p, kv_type)
-        return structs.Pool(
-            self.offsets[p.index], KV_NUMBERS[kv_type], int(p.keys), p.heads, dim or p.dim, size, p.dim, first
-        )
+        return PoolView(self.offsets[p.index], KV_NUMBERS[kv_type], p.keys, p.heads, dim or p.dim, size, p.dim, first)
 
 
 def head_bytes(pool: CachePool, kv_type: str) -> int:
@@ -96,7 +117,8 @@ def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
     return CacheLayout(kv_type, pools, offsets, at, at + 128)
 
 
-# Kernels of attention_many.cu: the widest value, query rows a warp, pages of keys at once; the first that fits.
+# Kernels of attention_many.cu: widest head, query rows of a warp, pages of keys staged at once. The first that fits
+# is used.
 _TILES = (
     ("attend_tile_64", 64, 8, 2),
     ("attend_tile_128", 128, 8, 4),
@@ -106,23 +128,23 @@ _TILES = (
 )
 
 
-# Kernels of attention_prompt.cu, by the width of a head: their query rows a tile.
+# Kernels of attention_prompt.cu: query rows of a tile, by the width of a head.
 _PROMPTS = {64: 128, 128: 64}
 
 
 def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | None:
-    """The kernel for chunks over a cache of halves, its query rows a tile and its shared memory, if there is one."""
+    """The kernel for prompts over an f16 cache, its query rows of a tile and its shared memory, if one fits."""
     rows = _PROMPTS.get(v_dim, 0)
     size = 4 * (rows * (v_dim + 4 + BLOCK + 8 + 8) + 128 * v_dim + 2)
     return (f"attend_prompt_{v_dim}", rows, size) if rows and k_dim == v_dim and size <= shared - 1024 else None
 
 
-# Of attention_tensor.cu: widths of a head, and the bytes of 128 keys with their values and of a query row.
+# Kernels of attention_tensor.cu: query rows of a tile, widths of a head.
 TENSOR_ROWS, _TENSOR_HEADS = 128, (64, 128)
 
 
-def tensor_room(k_pool: Any, v_pool: Any) -> tuple[int, int] | None:
-    """What attention on tensor cores needs in shared memory: for half a block of keys, and for a query row."""
+def tensor_bytes(k_pool: PoolView, v_pool: PoolView) -> tuple[int, int] | None:
+    """Shared memory that attention on tensor cores needs for half a block of keys, and for a query row."""
     halves = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and not v_pool.keys
     dim = k_pool.dim
     if not halves or dim not in _TENSOR_HEADS or {v_pool.dim, v_pool.columns, k_pool.columns} != {dim}:
@@ -131,7 +153,7 @@ def tensor_room(k_pool: Any, v_pool: Any) -> tuple[int, int] | None:
 
 
 def tile_cuts(graph: Graph, layout: CacheLayout, shared: int, tensor: bool = False) -> tuple[tuple[int, int], ...]:
-    """The ways in which the attentions of a graph cut query rows into tiles: heads of a group, rows of a tile."""
+    """The ways in which the attention nodes of a graph cut query rows into tiles: heads of a group, rows of a tile."""
     found = set()
     for fused in fuse(graph).groups:
         if isinstance(fused, Attention):
@@ -146,7 +168,7 @@ def tile_cuts(graph: Graph, layout: CacheLayout, shared: int, tensor: bool = Fal
 
 
 def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
-    """The kernel for long chunks, its query rows a tile and its shared memory."""
+    """The kernel for any prompt, its query rows of a tile and its shared memory."""
     quads = -(-k_dim // 4)
     for name, most, rows, staged in _TILES:
         size = 4 * (8 * rows * 4 * quads + staged * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)

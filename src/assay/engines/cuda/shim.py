@@ -1,4 +1,7 @@
-"""The kernels on the host: the same sources, compiled by the host's compiler. For tests, not for speed."""
+"""The shim: a device that runs the kernels on the host, from the same sources compiled by the host's C++ compiler.
+
+Tests use it to check kernels and compiler without a GPU; it is slow. native/cuda/shim.cpp emulates blocks of threads.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from assay.errors import AssayError
 
 
 def build(sanitize: bool = False) -> Path:
-    """The shared library of all kernels, compiled once for each state of the sources: who comes meanwhile waits."""
+    """The shared library of all kernels, compiled once for each state of the sources. A file lock makes other processes
+    wait for the compilation."""
     key = hashlib.sha256(read_sources()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}{'-sanitize' * sanitize}.so"
     if not path.exists():
@@ -54,7 +58,7 @@ def _compile(path: Path, sanitize: bool) -> None:
             return to
 
         sources = [folder() / "shim.cpp", *(folder() / f"{module}.cu" for module in MODULES)]
-        sources.sort(key=lambda source: source.stem != "gemm_tensor")  # the longest first
+        sources.sort(key=lambda source: source.stem != "gemm_tensor")  # first, because it takes longest
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compiled, sources))
         made = path.with_suffix(".part")
@@ -63,11 +67,11 @@ def _compile(path: Path, sanitize: bool) -> None:
 
 
 class Shim:
-    """A device whose memory is the host's and whose kernels run at once.
+    """A device in host memory; a launch runs its kernel immediately.
 
-    `weather` is a seed, 0 for a fair one: shim.cpp says what it does to kernels that are right by luck.
-    With ASSAY_SHIM_SANITIZE in the environment its kernels are compiled with sanitizers, whose library the process must
-    have been started with (`make sanitize`).
+    `weather` seeds disturbances that expose races: late copies, lagging warps, garbage in new memory (shim.cpp).
+    With ASSAY_SHIM_SANITIZE in the environment, kernels are compiled with sanitizers. The process must then have been
+    started with the sanitizers' library (`make sanitize`).
     """
 
     name = "shim"
@@ -127,7 +131,7 @@ class Shim:
         if not isinstance(launch.args, kind) or launch.threads > most or launch.shared > self.shared_bytes:
             raise AssayError(f"shim: {launch.kernel}: the launch does not fit the kernel")
         arena, open_ = launch.arena, launch.values
-        if arena:  # of the memory of a program a launch may touch its own values and no other
+        if arena:  # guard the program's memory except the values of this launch
             self._guard(arena, self.held[arena], True)
             for at, size in open_:
                 self._guard(at, size, False)
@@ -151,7 +155,7 @@ class Shim:
 
 @dataclass
 class _Again:
-    """What was recorded, done again."""
+    """A captured graph: calling it records, and so runs, the same work again."""
 
     record: Callable[[], None]
 

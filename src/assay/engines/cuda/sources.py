@@ -1,8 +1,8 @@
-"""From native/cuda to machine code: cubins that came with the package, or compiled here by NVRTC and kept.
+"""Machine code of the kernels: cubins that the package ships, or native/cuda compiled by NVRTC and cached.
 
-    python -m assay.engines.cuda.sources [FOLDER [TARGET…]]      every target, as the package ships them
+    python -m assay.engines.cuda.sources [FOLDER [TARGET…]]      compile all targets, as the package ships them
 
-NVRTC needs neither a GPU nor a driver.
+NVRTC needs neither a GPU nor a driver. Touch this module to add a GPU architecture or a compiler option.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from assay.errors import AssayError
 from assay.system.extras import install
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-_FEATURES = {"sm_90": "sm_90a"}  # what no other target of its generation has: every GPU of it has them
+_FEATURES = {"sm_90": "sm_90a"}  # targets with architecture-specific instructions, which every such GPU has
 _LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 _ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _SHIPPED = Path(__file__).with_name("cubins")
-# For compute-sanitizer's racecheck: orders that it sees (platform.h), and lines to name.
+# For compute-sanitizer's racecheck: synchronisation that it recognises (platform.h), and line numbers.
 _CHECKED = ("-DASSAY_RACECHECK", "-lineinfo") if os.environ.get("ASSAY_RACECHECK") else ()
 
 
 def folder() -> Path:
-    """Where the sources lie: in the checkout."""
+    """The folder of the kernel sources, which only a checkout has."""
     found = Path(__file__).resolve().parents[4] / "native" / "cuda"
     if not (found / "shim.cpp").is_file():
         raise AssayError("engine cuda: this package has no cubin for this GPU, and no kernel sources to compile")
@@ -42,7 +42,7 @@ def read_sources() -> bytes:
 
 
 def target_for(arch: str) -> str:
-    """The newest target whose code runs on this architecture: the same major version, not above it."""
+    """The newest target whose code runs on this architecture: of the same major version, and not newer."""
     number = int(arch.removeprefix("sm_"))
     fitting = [t for t in TARGETS if number // 10 == int(t[3:]) // 10 and int(t[3:]) <= number]
     if not fitting:
@@ -51,7 +51,7 @@ def target_for(arch: str) -> str:
 
 
 def cubins(arch: str, *, tensor: bool = True) -> dict[str, bytes]:
-    """Machine code for a GPU of this architecture, by module; what only precision tensor runs, if asked for."""
+    """Machine code for a GPU of this architecture, by module. `tensor`: with the modules of precision tensor."""
     target = target_for(arch)
     wanted = [module for module in MODULES if tensor or module not in TENSOR_MODULES]
     shipped = {module: _SHIPPED / f"{module}-{target}.cubin" for module in wanted}
@@ -81,7 +81,7 @@ def _nvrtc() -> Any:
 
 
 def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
-    """Machine code, or what the compiler makes of the sources before that."""
+    """Machine code of a module, or its PTX."""
     nvrtc = _nvrtc()
 
     def checked(result: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A batch cut into steps, the arrays that describe a step, and the memory that results are written to.
+"""Batching: a batch cut into steps, the arrays that describe a step, and the memory for its results.
 
-A step computes the rows of its pieces together. How a batch is cut changes no bit of the results, so an engine may cut
-as its buffers like.
+A step computes the rows of its pieces together. The cut changes no bit of the results, so an engine may cut to fit its
+buffers. Touch this when a step must carry more from a chunk to the kernels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import Chunk, Output
-from assay.graph import Graph
+from assay.graph import OPS, Graph, Trait
 
 Array = NDArray[Any]
-STEP = 512  # most tokens computed at once
-MEMORY = 512 << 20  # bytes of kept nodes held at a time where they are handed over
-INDICES = ("argsort", "topk")  # operations whose values are indices
+STEP = 512  # most tokens in one step
+MEMORY = 512 << 20  # most bytes of kept nodes held at a time when the caller takes them one by one
+INDICES = tuple(name for name, op in OPS.items() if op.traits & Trait.INDICES)  # ask `node.has(Trait.INDICES)` instead
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Piece:
 
     @cached_property
     def n_outputs(self) -> int:
-        """How many of its tokens give a row of the output; always the last ones."""
+        """How many of its tokens give a row of the output. They are the last ones."""
         return min(self.end - self.begin, max(0, self.end - self.chunk.n_tokens + self.chunk.n_outputs))
 
 
@@ -53,7 +53,7 @@ class Step:
         return sum(p.n_outputs for p in self.pieces)
 
     def tokens(self) -> NDArray[np.int32]:
-        """Every token; zeros where a chunk has given rows in their place."""
+        """The token ids; zeros where a chunk brings rows instead."""
         return _joined(
             p.chunk.tokens[p.begin : p.end] if p.chunk.tokens.size else np.zeros(p.end - p.begin, np.int32)
             for p in self.pieces
@@ -63,7 +63,7 @@ class Step:
         return _joined(p.chunk.all_positions()[p.begin : p.end] for p in self.pieces)
 
     def pages(self, windows: Collection[int] = ()) -> NDArray[np.int32]:
-        """The page tables, one after the other; behind a piece's own, those of its windows."""
+        """The page tables of all pieces; each piece's own table is followed by those of its windows."""
         return _joined(
             table
             for p in self.pieces
@@ -71,7 +71,7 @@ class Step:
         )
 
     def table(self, tables: int = 1) -> NDArray[np.int32]:
-        """For each piece: tokens, slot of the first, where its page tables begin and how long each is, outputs."""
+        """For each piece: number of tokens, first slot, start and length of its page tables, number of outputs."""
         lengths = [len(p.chunk.pages) for p in self.pieces]
         begins = [0, *accumulate(tables * n for n in lengths)]
         return np.array(
@@ -94,7 +94,7 @@ def whole(batch: Sequence[Chunk]) -> list[Step]:
 
 
 def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[Step]:
-    """The batch in steps of at most `limit` tokens, in order; a chunk that must not be `cut` may be longer, alone."""
+    """The batch in steps of at most `limit` tokens, in order. With `cut` false, a longer chunk is a step by itself."""
     found: list[list[Piece]] = [[]]
     room = limit
     for chunk in batch:
@@ -113,8 +113,12 @@ def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[S
 def in_turns(graph: Graph, keep: Collection[str], batch: Sequence[Chunk]) -> Iterator[list[str]]:
     """The kept nodes in the order of the graph, in runs whose values fit in memory together.
 
-    A step is a pure function of its batch: it can be repeated for the next run.
+    The engine repeats the step for each run. That is possible where the last tokens can be taken back: the repeated
+    step writes the same rows again. A graph with other state is run once, and all kept nodes are held together.
     """
+    if not graph.state.cuttable:
+        yield sorted(keep, key=graph.order.__getitem__)
+        return
     run: list[str] = []
     held = 0
     for name in sorted(keep, key=graph.order.__getitem__):
@@ -135,7 +139,7 @@ def shape_in(graph: Graph, name: str, chunk: Chunk) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class External:
-    """An array that the caller provides: `width` floats for each row of `domain`; read if it is given, else written."""
+    """An array of the caller: `width` floats for each row of `domain`. Programs read it if `given`, else write it."""
 
     node: str
     domain: str  # one of fuse.DOMAINS
@@ -144,7 +148,7 @@ class External:
 
 
 class Results:
-    """The memory of a forward pass: what it reads of the caller, and what it writes step by step."""
+    """The arrays of a forward pass: rows that the caller gives, and results that each step writes."""
 
     def __init__(self, externals: Sequence[External], batch: Sequence[Chunk]) -> None:
         self.batch, self.externals = batch, externals
@@ -165,7 +169,7 @@ class Results:
         self._done = {"tokens": 0, "outputs": 0, "sequences": 0}
 
     def take(self, step: Step) -> list[NDArray[np.float32]]:
-        """What is left of each array, from the rows of this step on."""
+        """Each array from the first row of this step on."""
         left = [f[self._done.get(e.domain, 0) * e.width :] for e, f in zip(self.externals, self._flat, strict=True)]
         self._done["tokens"] += step.n_tokens
         self._done["outputs"] += step.n_outputs
@@ -173,7 +177,7 @@ class Results:
         return left
 
     def outputs(self, graph: Graph, keep: Collection[str], aliases: Mapping[str, str]) -> list[Output]:
-        """Results in the order of the batch; `aliases` are kept nodes that are another node's values."""
+        """Results in the order of the batch. `aliases` maps a kept node to the node whose values it shares."""
         index = {e.node: i for i, e in enumerate(self.externals)}
 
         def rows(name: str, i: int) -> Array:
@@ -192,7 +196,7 @@ class Results:
 
 
 def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:
-    """A node's rows in the shape the graph gives it."""
+    """A node's rows in the shape that the graph declares."""
     shape = shape_in(graph, name, chunk)
     if len(shape) == 3 and graph.shapes[name][1:] == (
         "T",
@@ -201,4 +205,4 @@ def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:
         heads, tokens, width = shape
         return rows.reshape(tokens, heads, width).transpose(1, 0, 2)
     value = rows.reshape(shape)
-    return value.astype(np.int64) if graph[name].op in INDICES else value
+    return value.astype(np.int64) if graph[name].has(Trait.INDICES) else value

@@ -1,14 +1,14 @@
-"""What is computed together and on which rows: the plan of a graph that an engine emits step by step.
+"""Fusing: which nodes an engine computes together, and on which rows.
 
-Nodes are folded into groups where nobody else reads what lies between them, which changes when a node is computed
-and never how:
+The cpu and the cuda engine compile the plan group by group. Nodes are fused where no other node reads the values
+between them. Fusing changes when a node is computed and never how:
 
-    linears of one input          one group, no waiting between them; a bias or a residual add after one joins it
-    gate, up and their product    one group; the two may be halves of one linear
+    linears of one input          one group without a barrier inside; a bias or a residual add after one joins it
+    gate, up and their product    one group; gate and up may be halves of one linear
     kq, (softcap,) softmax, kqv   one pass over the cache
 
-Rows: what only the output needs is computed for the rows that are asked for. What the cache or a kept node depends on
-is computed for all tokens.
+Rows: values that only the output needs are computed for the rows that the caller asked for. Values that the cache or a
+kept node depends on are computed for all tokens. Touch this module to fuse a further pattern.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from assay.engines.plan.cache import CachePool, cache_pools
-from assay.graph import INPUTS, Graph, Node
+from assay.engines.plan.state_layout import CachePool, cache_pools
+from assay.graph import INPUTS, Graph, Node, Trait
 
-# What the rows of a value are: the tokens of the step, those whose output is asked for, the keys that each sequence
-# sees, a score for each (token, key), head by head, or the sequences.
+# The domain of a value says what its rows are: tokens of the step, tokens whose output is wanted, keys that a sequence
+# sees, scores (head, token, key), or sequences.
 DOMAINS = ("tokens", "outputs", "keys", "scores", "sequences")
 
 
 @dataclass(frozen=True)
 class Single:
-    """A node on its own."""
+    """A node that is not fused."""
 
     node: Node
 
@@ -42,7 +42,7 @@ class Product:
 
     @property
     def last(self) -> Node:
-        """The node whose value is computed; those before it are never stored."""
+        """The node whose value is stored. The values before it never reach memory."""
         return self.add or self.bias or self.linear
 
     @property
@@ -63,15 +63,20 @@ class Products:
 
 @dataclass(frozen=True)
 class Gated:
-    """act(gate) * up, the linears of one input inside; of a glu_split, gate and up are halves of the same linear."""
+    """act(gate) * up and the two linears before it. In a glu_split, gate and up are halves of the same linear."""
 
     gate: Node
     up: Node
     glu: Node
 
     @property
+    def one_matrix(self) -> bool:
+        """Whether gate and up are the two halves of one matrix's rows."""
+        return self.gate is self.up
+
+    @property
     def inner(self) -> set[str]:
-        """The nodes whose values are stored only if they are kept."""
+        """The nodes whose values are stored only if a trace keeps them."""
         return {self.gate.name, self.up.name}
 
 
@@ -83,13 +88,13 @@ class Attention:
     capped: Node | None
     softmax: Node
     kqv: Node
-    keys: str  # whose pool holds the keys
-    values: str  # and the values; the same where a value is a part of the key ...
-    first: int = 0  # ... from this column on
+    keys: str  # the node whose pool holds the keys
+    values: str  # the node whose pool holds the values; the same node where a value is a part of the key
+    first: int = 0  # the column of a key at which its value begins
 
     @property
     def inner(self) -> set[str]:
-        """The nodes whose values are stored only if they are kept."""
+        """The nodes whose values are stored only if a trace keeps them."""
         return {n.name for n in (self.kq, self.capped, self.softmax) if n}
 
 
@@ -112,18 +117,18 @@ def fuse(
 ) -> Plan:
     """The plan that fills the cache, gives the output and computes the nodes in `keep`.
 
-    `form` names what a product with that weight wants its input turned into; products are grouped where it is the same.
-    `gates` are the gating operations that the engine computes together with their products.
+    `form(weight)` names the format that a product with this weight needs its input in. Products are grouped where the
+    format is the same. `gates` are the gating operations that the engine computes together with their products.
     """
     pools = cache_pools(graph)
-    needed = graph.ancestors({graph.output, *(name for name, p in pools.items() if not p.passing), *keep})
+    needed = graph.ancestors({graph.output, *graph.state.by_node, *keep})
     match = _Matcher(graph, needed, pools, form, gates)
     folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n, keep))}
     inside = {name for group in folded.values() for name in group.inner} | match.views(folded.values(), keep)
-    # What must exist for every token: what the cache and the kept nodes depend on, scores outside a fused pass, and
-    # what a fused pass or a pool reads of all tokens.
+    # Values that must exist for every token: ancestors of the cache and of kept nodes, scores outside a fused pass, and
+    # inputs of all tokens to a fused pass or a pool.
     single = needed - inside - folded.keys()
-    full = {n.name for n in graph if n.op in ("kq", "attn_softmax", "kqv", "embed", "pool") and n.name in single}
+    full = {n.name for n in graph if n.name in single and (n.has(Trait.MIXES_TOKENS) or INPUTS.keys() >= set(n.inputs))}
     full |= {name for name, group in folded.items() if not group.inner.isdisjoint(keep)}
     full = graph.ancestors({*full, *(name for name in pools if name in needed), *keep})
     domains = {name: _domain(graph, name, full) for name in needed if name not in INPUTS}
@@ -154,7 +159,7 @@ def _domain(graph: Graph, name: str, full: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class _Matcher:
-    """Which nodes fit together, among those that are needed."""
+    """Finds the patterns among the nodes that are needed."""
 
     graph: Graph
     needed: Collection[str]
@@ -166,7 +171,7 @@ class _Matcher:
         return [self.graph[u] for u in self.graph.users.get(name, ()) if u in self.needed]
 
     def alone(self, chain: Collection[Node]) -> bool:
-        """Each node of the chain is read by the next one only."""
+        """Whether each node of the chain is read by the next one only."""
         return all(self.readers(a.name) == [b] for a, b in pairwise(chain))
 
     def attention(self, kqv: Node) -> Attention | None:
@@ -190,14 +195,14 @@ class _Matcher:
         return Attention(kq, capped, softmax, kqv, k, v, first)
 
     def column(self, name: str) -> tuple[str, int]:
-        """The pool that a value lies in and where it begins there: a slice of what is cached is not copied."""
+        """The pool that holds a value, and its first column there. A slice of cached rows is read in place."""
         node = self.graph.by_name.get(name)
         if node and node.op == "slice" and node.inputs[0] in self.pools and self.pools[node.inputs[0]].heads == 1:
             return node.inputs[0], int(node.attr("start"))
         return name, 0
 
     def views(self, groups: Collection[Attention | Gated], keep: Collection[str]) -> set[str]:
-        """Slices of the cache that only fused passes read, through the pool itself."""
+        """Slices of the cache that only fused passes read. They are never computed."""
         passes = {g.kqv.name: g for g in groups if isinstance(g, Attention)}
         sliced = {g.kqv.inputs[1] for g in passes.values() if g.kqv.inputs[1] != g.values}
         return {n for n in sliced if n not in keep and all(r.name in passes for r in self.readers(n))}
@@ -216,7 +221,7 @@ class _Matcher:
         return Gated(gate, up, glu) if self.alone([gate, glu]) and self.alone([up, glu]) else None
 
     def product(self, linear: Node, keep: Collection[str], domains: Mapping[str, str]) -> Product:
-        """A linear with the bias and the residual that join it. A kept node ends its chain."""
+        """A linear with the bias and the residual add that join it. A kept node ends the chain."""
         product, order = Product(linear), self.graph.order
         for kind in ("bias", "add"):
             last = product.last.name
@@ -235,7 +240,7 @@ class _Matcher:
         return product
 
     def together(self, first: Node, left: Collection[Product], domains: Mapping[str, str]) -> Products:
-        """This linear and all later ones of the same input, rows and form whose residual is already there."""
+        """This linear and all later ones of the same input, rows and format whose residual is computed already."""
         order, form = self.graph.order, self.form(first.weights[0])
         return Products(
             tuple(

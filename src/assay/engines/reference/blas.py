@@ -1,8 +1,8 @@
-"""How many threads NumPy's products use.
+"""The number of threads that NumPy's matrix products use.
 
-OpenBLAS shares a product of a few tokens out over all processors, and each thread then waits, spinning, for the others.
-On products that take less than a millisecond the waiting costs more than it saves; on a machine that does other work as
-well, ten times more. So a search that makes thousands of small products asks for one thread while it runs.
+OpenBLAS splits even a product of a few tokens over all processors, and its threads spin-wait for each other. For
+products under a millisecond the spin-wait costs more than the split saves; on a machine that is also busy otherwise,
+ten times more. So a search that computes thousands of small products asks for one thread while it runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from assay.graph import Graph
 
-SMALL = 1 << 22  # elements of a matrix, up to which a product with a few tokens is short
+SMALL = 1 << 22  # elements of a matrix; up to this size one thread is faster for a few tokens
 _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads")
 
 
 @cache
 def _openblas() -> tuple[Any, Any] | None:
-    """What reads and what sets the number of threads; None where NumPy was built with something else."""
+    """OpenBLAS' getter and setter of the number of threads; None where NumPy uses another library."""
     try:
         library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]  # and what it links to
     except (AttributeError, OSError):
@@ -37,7 +37,7 @@ def _openblas() -> tuple[Any, Any] | None:
 
 @contextmanager
 def one_thread(graph: Graph) -> Iterator[None]:
-    """Products by one thread, unless the matrices of a layer are large enough for several. Of the whole process."""
+    """While inside, the whole process multiplies with one thread, unless the graph's matrices are large."""
     found = _openblas()
     sizes = (math.prod(shape[-2:]) for name, shape in graph.weights.items() if name.startswith("blk."))
     if found is None or max(sizes, default=0) > SMALL:

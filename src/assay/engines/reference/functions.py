@@ -1,7 +1,8 @@
 """The definition of every operation: one textbook function each, in the float type it is given.
 
 Shapes: T tokens of this step, S keys, H query heads, G key/value heads, D head width, E features.
-Nobody optimises these; every other engine and every stranger's dump is compared with them.
+They are never optimised: every other engine and every foreign dump is compared with them. Touch this to add the
+function of a new operation; another package calls `register`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_BLOCK = 1 << 17  # weights converted, or decoded, at a time: 1 MiB of float64 stays in a cache
-_ROWS = 1 << 20  # the same of a matrix so large that several threads share a product
+_BLOCK = 1 << 17  # weights converted or decoded at a time: 1 MiB of float64 stays in the CPU cache
+_ROWS = 1 << 20  # the same for a matrix so large that BLAS uses several threads
 
 
 def _split(x: Array, n_head: int) -> Array:
-    """[T, H, D] of a value that has its heads side by side; one that has an axis of heads already is left."""
+    """[T, H, D] of a value whose heads lie side by side. A value that has an axis of heads is returned as it is."""
     return x.reshape(x.shape[0], n_head, -1) if n_head and x.ndim == 2 else x
 
 
@@ -149,9 +150,9 @@ def rope_angles(
 ) -> tuple[Array, float]:
     """Angles [T, n_rot/2] and the magnitude that multiplies the rotated values.
 
-    θ_i = pos · base^(-2i/n_rot) / factor_i. Linear scaling multiplies θ by `freq_scale`. YaRN mixes the scaled
-    and the unscaled angle by a ramp between the dimensions that turn `beta_fast` and `beta_slow` times over the
-    original context, and multiplies the magnitude by 1 + 0.1 ln(1/freq_scale).
+    θ_i = pos · base^(-2i/n_rot) / factor_i. Linear scaling multiplies θ by `freq_scale`. YaRN mixes the scaled and
+    the unscaled angle by a ramp. The ramp lies between the dimensions that turn `beta_fast` and `beta_slow` times over
+    the original context. YaRN also multiplies the magnitude by 1 + 0.1 ln(1/freq_scale).
     """
     i = np.arange(n_rot // 2, dtype=np.float64)
     theta = positions.astype(np.float64)[:, None] * np.array(rope_frequencies(base, n_rot))
@@ -224,10 +225,10 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
 def attn_mask(
     positions: Array, key_positions: Array, window: int = 0, *, causal: bool = True, chunk: int = 0
 ) -> NDArray[np.bool_]:
-    """Which keys a query may not see, [T, S].
+    """The mask [T, S]: True where a query may not see a key.
 
-    Keys after it (unless not `causal`); with a window, those at a distance of `window` or more, or of more than
-    half a window to either side; with chunks, those of earlier chunks of positions.
+    With `causal`, keys after the query are hidden. A window hides keys at a distance of `window` or more; without
+    `causal`, keys more than half a window away on either side. Chunks hide the keys of earlier chunks of positions.
     """
     distance = positions[:, None] - key_positions[None, :]
     masked = distance < 0 if causal else np.zeros(distance.shape, bool)
@@ -252,7 +253,7 @@ def attn_softmax(
 ) -> Array:
     """Softmax over the visible s of scale·x[h,t,s] - slope_h·|pos[t] - kpos[s]|.
 
-    A sink is one more score of its head, not scaled, that takes its share and gives no column.
+    A sink is one more score for each head, not scaled. It adds to the denominator and has no column in the result.
     """
     scores = x * x.dtype.type(scale)
     if max_bias:
@@ -442,13 +443,26 @@ def pool(x: Array, *, kind: str) -> Array:
     return x[:1] if kind == "first" else x[-1:]
 
 
-# Every row of the operation table but `cache`, which is memory and not arithmetic.
+def cache(x: Array, *, n_head: int) -> Array:
+    """This step's rows [T, n_head, D]. The engine keeps them and puts the rows of earlier steps before them."""
+    return x.reshape(x.shape[0], n_head, -1)
+
+
+# Every row of the operation table. An operation that keeps state for each sequence takes its state after the weights,
+# and returns a pair: its value and the new state.
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     f.__name__.rstrip("_"): f
     for f in (
         embed, add_row, scale, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight, clamp, rope,
         pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu, glu_split, glu_oai,
         sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
-        expert_bias, expert_gain, expert_scale, expert_sum, pool,
+        expert_bias, expert_gain, expert_scale, expert_sum, pool, cache,
     )
 }  # fmt: skip
+
+
+def register(name: str, function: Callable[..., Any]) -> None:
+    """Add the textbook function of an operation that another package has added to the operation table."""
+    if name in FUNCTIONS:
+        raise ValueError(f"operation {name}: it has a function already; choose another name")
+    FUNCTIONS[name] = function

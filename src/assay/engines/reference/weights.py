@@ -1,7 +1,8 @@
 """Decoded weights for the reference engine: exact block decode, kept while they fit in a budget.
 
-A tensor is an array, or a `Table` that decodes the asked rows each time. Both index alike, so an operation
-need not know which it was given. `variants` puts other values under a name: a fault in a decoder or in a layout.
+A tensor is an array, or a `Table` that decodes the requested rows each time. Both are indexed alike, so a function
+need not know which it gets. `variants` replaces the values of a tensor: a fault in a decoder or in a layout. Touch this
+when the reference engine needs too much memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Table:
         return found
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """All of it, for an operation that takes it whole: the gains of a norm per head are a matrix, too."""
+        """The whole tensor, for an operation that takes a small matrix whole, such as the gains of a norm per head."""
         return np.asarray(self[:], dtype)
 
 
@@ -52,7 +53,7 @@ class Weights:
         self._kept: dict[str, Array] = {}
         self._room = budget
         total = sum(math.prod(t.shape) for t in file.tensors.values())
-        # Decoded values are exact in float32, so a model too large for its float64 form is kept in half the room.
+        # Decoded values are exact in float32. So a model that is too large in float64 is stored in half the memory.
         self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
 
     def __getitem__(self, name: str) -> Array | Table:
@@ -72,7 +73,7 @@ class Weights:
         return kept
 
     def rows(self, name: str) -> Array | Table:
-        """For operations that read few rows: never decodes the whole tensor for them."""
+        """A tensor of which an operation reads a few rows: never decoded as a whole for it."""
         if name in self._kept or name in self._variants:
             return self[name]
         return Table(self.file, name, self.dtype)

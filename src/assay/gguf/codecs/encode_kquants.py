@@ -1,5 +1,7 @@
-"""Encoders of the K-quants: forms of `fit` and the packing of their parts. The ranges of the starting scales were found
-on Gaussian rows: fewer levels than fit the range leave room, more cut the extremes off."""
+"""Encoders of the K-quants: uses of `fit`, and the packing of their parts.
+
+The ranges of the starting scales were found on Gaussian rows: too few levels waste range, too many clip the extremes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import numpy as np
 
 from .codec import Bytes, Encoder, Floats, Integers
 from .encode_legacy import pack_low_high
-from .fit import Form, encode_blocks, halves, rows, steps, whole
+from .fit import BlockForm, encode_blocks, halves, rows, steps, whole
 
 
 def pack_crumbs(q: Integers, run: int) -> Bytes:
@@ -31,21 +33,21 @@ def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
     return np.hstack([low, middle, (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4])
 
 
-Q2_K = Form(16, whole(0, 3), (0, 15), 15, steps(2.5, 4, 16))
-Q3_K = Form(16, whole(-4, 3), (-32, 31), 0, (*steps(2, 6, 13), *steps(-2, -5, 10)))
-Q4_K = Form(32, whole(0, 15), (0, 63), 63, steps(10, 17, 20))
-Q5_K = Form(32, whole(0, 31), (0, 63), 63, steps(26, 33, 18))
-Q6_K = Form(16, whole(-32, 31), (-128, 127), 0, steps(26, 34, 17))
+Q2_K = BlockForm(16, whole(0, 3), (0, 15), 15, steps(2.5, 4, 16))
+Q3_K = BlockForm(16, whole(-4, 3), (-32, 31), 0, (*steps(2, 6, 13), *steps(-2, -5, 10)))
+Q4_K = BlockForm(32, whole(0, 15), (0, 63), 63, steps(10, 17, 20))
+Q5_K = BlockForm(32, whole(0, 31), (0, 63), 63, steps(26, 33, 18))
+Q6_K = BlockForm(16, whole(-32, 31), (-128, 127), 0, steps(26, 34, 17))
 
 
-def encode_affine(x: Floats, w: Floats | None, form: Form, levels: int) -> list[Bytes]:
+def encode_affine(x: Floats, w: Floats | None, form: BlockForm, levels: int) -> list[Bytes]:
     """The parts of Q2_K, Q4_K and Q5_K: d, dmin (halves), scales, mins `[n, g]`, quants `[n, 256]`."""
     b = encode_blocks(x, w, form, levels)
     integers = [part.astype(np.uint8) for part in (b.scales, b.minima, rows(b.values, len(x)))]
     return [halves(b.d), halves(b.dmin), *integers]
 
 
-def encode_symmetric(x: Floats, w: Floats | None, form: Form, zero: int) -> tuple[Bytes, Floats, Bytes]:
+def encode_symmetric(x: Floats, w: Floats | None, form: BlockForm, zero: int) -> tuple[Bytes, Floats, Bytes]:
     """The parts of Q3_K and Q6_K: d (half), signed scales `[n, 16]`, quants from 0 `[n, 256]`."""
     b = encode_blocks(x, w, form)
     return halves(b.d), b.scales, (rows(b.values, len(x)) + zero).astype(np.uint8)

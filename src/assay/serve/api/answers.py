@@ -1,4 +1,4 @@
-"""What chat and completions share: from a request's settings to jobs, and from sequences to usage and timings."""
+"""Shared by chat and completions: jobs from the settings of a request, usage and timings from its sequences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from assay.runtime.sampler import Choice, Ranked, SamplerParams
 from assay.runtime.sequence import Constraint, Progress
 from assay.serve.api.schemas import Sampling
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
-from assay.serve.pool.models import Entry
+from assay.serve.limits import ServerLimits
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.threads import Threads
 from assay.version import __version__
 
@@ -26,19 +26,22 @@ _SAME_NAME = (
     "xtc_threshold",
 )  # fmt: skip
 _EVENT = r"([0-9a-f]{32})-([0-9a-f]{1,12})-([0-9a-f]{1,16})-(\d{1,9})"  # request, time, seed, number
-LOWEST = -9999.0  # a log-probability of minus infinity, as OpenAI writes it
+LOWEST = -9999.0  # OpenAI's value for a log-probability of minus infinity
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a request's bytes depend on and its body does not say. The ids of a stream's events spell it, so that any
-    server with the same model can go on with the stream: the body again, and the last id as `Last-Event-ID`."""
+    """The values that the bytes of a response depend on, beside the request's body: id, time and seed.
+
+    The ids of a stream's events contain them. So any server with the same model can resume a stream from the body and
+    the last event id, sent as `Last-Event-ID`.
+    """
 
     id: str
     created: int
-    seed: int  # where the body has none
-    seen: int = 0  # events that the client has already
-    shown: bool = False  # the client wants the ids of events: a reader of `data:` lines alone would stumble over them
+    seed: int  # used if the body has none
+    seen: int = 0  # events that the client already has
+    shown: bool = False  # send event ids: only on request, because some clients expect `data:` lines only
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Origin:
@@ -50,12 +53,12 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Of its events; empty where they have none."""
+        """The prefix of its event ids; empty if they are not sent."""
         return f"{self.id}-{self.created:x}-{self.seed:x}" if self.shown else ""
 
 
-def sampler_params(request: Sampling, entry: Entry, index: int, origin: Origin) -> SamplerParams:
-    """The settings of choice `index`: each of the n has a seed of its own."""
+def sampler_params(request: Sampling, entry: ServedModel, index: int, origin: Origin) -> SamplerParams:
+    """The settings of choice `index`. Each of the n choices has its own seed."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
     given["seed"] = seed_of(origin.seed if request.seed is None else request.seed, index)
@@ -76,18 +79,18 @@ def stops(request: Sampling) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def deadline(limits: Limits, asked: float | None = None) -> float:
-    """When a request that arrives now must be done."""
+def deadline(limits: ServerLimits, asked: float | None = None) -> float:
+    """The deadline of a request that arrives now."""
     return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
 
 async def compile_grammar(make: Callable[[], Callable[[], Constraint]], threads: Threads) -> Callable[[], Constraint]:
-    """Compile off the event loop; the box keeps the time."""
+    """Compile a grammar off the event loop. The sandbox enforces the time limit."""
     return await threads.run("grammar", make)
 
 
 def heading(kind: str, prefix: str, model: str, origin: Origin) -> dict[str, Any]:
-    """The fields that every response and every chunk of one request begins with."""
+    """The first fields of every response and every chunk of a request."""
     return {
         "id": f"{prefix}-{origin.id}",
         "object": kind,
@@ -122,13 +125,13 @@ def timings(sequences: Seq[Progress]) -> dict[str, float]:
     }
 
 
-def token_logprob(entry: Entry, choice: Choice) -> dict[str, Any]:
+def token_logprob(entry: ServedModel, choice: Choice) -> dict[str, Any]:
     """One token with its alternatives, in the chat form. `id` is an extension."""
     own = Ranked(choice.id, choice.logprob or 0.0)
     return _ranked(entry, own) | {"top_logprobs": [_ranked(entry, item) for item in choice.top]}
 
 
-def _ranked(entry: Entry, item: Ranked) -> dict[str, Any]:
+def _ranked(entry: ServedModel, item: Ranked) -> dict[str, Any]:
     piece = piece_of(entry, item.id)
     return {
         "token": piece.decode("utf-8", "replace"),
@@ -138,6 +141,6 @@ def _ranked(entry: Entry, item: Ranked) -> dict[str, Any]:
     }
 
 
-def piece_of(entry: Entry, token: int) -> bytes:
-    """A token's bytes; none for an id the model has and the vocabulary does not."""
+def piece_of(entry: ServedModel, token: int) -> bytes:
+    """The bytes of a token; empty for an id that the vocabulary lacks."""
     return entry.tokenizer.piece(token) if token < entry.tokenizer.n_vocab else b""

@@ -1,7 +1,7 @@
-"""`/v1/diagnose`: somebody's dump or log lines against the definition of a model.
+"""`/v1/diagnose`: diagnose another engine's dump or log lines against the definition of a model.
 
-The work takes seconds of a whole core, so it is done in a process of its own, below everybody else, one at a time and
-for so long only; it ends with the client.
+The work takes a whole core for seconds. So it runs in a separate process with low priority and a time limit, one at a
+time. The process is killed when the client disconnects.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from assay.serve.api.schemas import Model, Name, Text
-from assay.serve.api.state import Call
+from assay.serve.api.schemas import Name, Schema, Text
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.http.exchange import HttpReply, json_reply
 
 _SUFFIX = re.compile(r"\.(jsonl|npz|safetensors|log|txt)")
 
 
-class DiagnoseRequest(Model):
+class DiagnoseRequest(Schema):
     """Exactly one of text and data."""
 
     model: Name | None = None
     text: Text | None = Field(None, description="JSON lines, or the lines of a log")
-    data: Text | None = Field(None, description="a file in base64")
-    name: Name | None = Field(None, description="of the file: .jsonl, .npz, .safetensors, .log or .txt")
-    prompt: Annotated[str, Field(max_length=65536)] | None = Field(None, description="the text that was fed, if known")
+    data: Text | None = Field(None, description="the file in base64")
+    name: Name | None = Field(None, description="name of the file: .jsonl, .npz, .safetensors, .log or .txt")
+    prompt: Annotated[str, Field(max_length=65536)] | None = Field(
+        None, description="the text that the engine was given, if known"
+    )
 
 
-class NodeVerdict(Model):
+class NodeVerdictRow(Schema, wire="NodeVerdict"):
     name: str
     verdict: str
     own: bool | None
@@ -46,14 +48,14 @@ class NodeVerdict(Model):
     nmse: float | None
 
 
-class DiagnoseResponse(Model):
+class DiagnoseResponse(Schema):
     verdict: str
     words: str
-    nodes: list[NodeVerdict]
+    nodes: list[NodeVerdictRow]
     diagnosis: dict[str, Any]
 
 
-async def diagnose(call: Call, request: DiagnoseRequest) -> Reply:
+async def diagnose(call: HttpCall, request: DiagnoseRequest) -> HttpReply:
     entry = call.state.models.find(request.model)
     if (request.text is None) == (request.data is None):
         raise ApiError("invalid_value", "give exactly one of text and data", "text")
@@ -93,7 +95,7 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
             async with asyncio.timeout(seconds):
                 out, _ = await process.communicate()
         except TimeoutError:
-            raise ApiError("deadline_exceeded", f"the dump could not be examined within {seconds:g} s") from None
+            raise ApiError("deadline_exceeded", f"the dump could not be diagnosed within {seconds:g} s") from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -102,5 +104,5 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
     try:
         found = json.loads(out)
     except ValueError:
-        raise ApiError("internal_error", "the dump could not be examined; `assay diagnose` says why") from None
+        raise ApiError("internal_error", "the dump could not be diagnosed; `assay diagnose` shows the reason") from None
     return found if isinstance(found, dict) else {"error": "no answer"}

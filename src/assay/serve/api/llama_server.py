@@ -1,4 +1,4 @@
-"""llama-server's own routes: `/completion`, `/infill`, `/props`, `/slots`. Text in, text out, no template."""
+"""Routes of llama-server: `/completion`, `/infill`, `/props`, `/slots`. They continue text without a template."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sequence import Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
-from assay.serve.api.schemas import LIMITS, Model, Name, Sampling, TokenId
+from assay.serve.api.schemas import LIMITS, Name, Sampling, Schema, TokenId
 from assay.serve.api.schemas import Text as AnyText
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import BARE, Events, Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.version import __version__
 
-# How llama-server calls the ends of an answer.
+# Finish reasons under llama-server's names.
 STOPS = {"eos": "eos", "stop": "word", "grammar": "eos", "length": "limit", "context": "limit"}
 
 
 class Text(Sampling):
-    """What can be asked of a text beside the settings of every route."""
+    """Settings of llama-server's routes, beside the sampling settings of every route."""
 
-    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = Field(None, description="default -1: to the end")
+    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = Field(
+        None, description="maximum tokens; default -1: no limit"
+    )
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="another name of n_predict")
-    n_probs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = Field(None, description="alternatives of a token")
+    n_probs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = Field(
+        None, description="number of alternatives per token"
+    )
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -39,7 +43,7 @@ class LlamaCompletionRequest(Text):
     prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body)]
 
 
-class Extra(Model):
+class Extra(Schema):
     text: AnyText
     filename: Name | None = None
 
@@ -47,19 +51,23 @@ class Extra(Model):
 class InfillRequest(Text):
     input_prefix: AnyText
     input_suffix: AnyText
-    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(None, description="other files, before it")
-    prompt: AnyText | None = Field(None, description="written behind the prefix")
+    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(
+        None, description="other files, put before the text"
+    )
+    prompt: AnyText | None = Field(None, description="text after the prefix, before the gap")
 
 
 # --- text to text: what Ollama's raw generation uses too
 
 
-async def text_of(call: Call, entry: Entry, text: str) -> list[int]:
+async def text_of(call: HttpCall, entry: ServedModel, text: str) -> list[int]:
     return await request_tokens.text_ids(call.state, entry, text)
 
 
-async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: list[Extra] | None = None) -> list[int]:
-    """Prefix, suffix and the mark of the middle, in the order of models that fill in; other files first."""
+async def infill_ids(
+    call: HttpCall, entry: ServedModel, prefix: str, suffix: str, extra: list[Extra] | None = None
+) -> list[int]:
+    """The ids for filling in: other files, then prefix, suffix and the middle token, in the order models expect."""
     special = entry.tokenizer.vocab.special
     if not {"fim_pre", "fim_suf", "fim_mid"} <= set(special):
         raise ApiError("unsupported", f"the model {entry.id} has no tokens for filling in", "input_suffix")
@@ -77,8 +85,8 @@ async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: 
     ]  # fmt: skip
 
 
-async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text) -> Reader:
-    """A text that is being continued."""
+async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> Reader:
+    """Start the sequences that continue a text."""
     state = call.state
     request_tokens.check(ids, entry)
     constraint = None
@@ -110,20 +118,20 @@ async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text)
 # --- the routes
 
 
-async def completion(call: Call, request: LlamaCompletionRequest) -> Reply | Events:
+async def completion(call: HttpCall, request: LlamaCompletionRequest) -> HttpReply | Events:
     entry = call.state.models.find(request.model)
     return await _reply(call, entry, await _prompt(call, entry, request.prompt), request)
 
 
-async def infill(call: Call, request: InfillRequest) -> Reply | Events:
+async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
     entry = call.state.models.find(request.model)
     prefix = request.input_prefix + (request.prompt or "")
     ids = await infill_ids(call, entry, prefix, request.input_suffix, request.input_extra)
     return await _reply(call, entry, ids, request)
 
 
-async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> list[int]:
-    """A text, ids, or a mixture: only the first text of one gets the tokens that begin a text."""
+async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | int]) -> list[int]:
+    """The ids of a text, of ids, or of a mixture. Only the first text of a mixture gets BOS."""
     if isinstance(prompt, str):
         return await text_of(call, entry, prompt)
     ids: list[int] = []
@@ -135,7 +143,7 @@ async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> li
     return ids
 
 
-async def _reply(call: Call, entry: Entry, ids: list[int], request: Text) -> Reply | Events:
+async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> HttpReply | Events:
     reader = await continue_text(call, entry, ids, request)
     made = _Completion(entry, reader, request)
     if request.stream:
@@ -150,9 +158,9 @@ async def _reply(call: Call, entry: Entry, ids: list[int], request: Text) -> Rep
 
 
 class _Completion:
-    """One answer in llama-server's words."""
+    """Builds one answer in llama-server's form."""
 
-    def __init__(self, entry: Entry, reader: Reader, request: Text) -> None:
+    def __init__(self, entry: ServedModel, reader: Reader, request: Text) -> None:
         self._entry = entry
         self._reader = reader
         self._request = request
@@ -204,14 +212,14 @@ class _Completion:
 
 
 def settings(params: SamplerParams) -> dict[str, Any]:
-    """Of the sampler, under llama-server's names."""
+    """The sampling settings under llama-server's names."""
     found = {name: value for name, value in vars(params).items() if name not in ("logit_bias", "dry_breakers")}
     found["temperature"] = found.pop("temp")
     found["typical_p"] = found.pop("typical")
     return found | {"seed": -1 if params.seed is None else params.seed}
 
 
-async def props(call: Call, _: None) -> Reply:
+async def props(call: HttpCall, _: None) -> HttpReply:
     entry = call.state.models.default
     vocab = entry.tokenizer.vocab
 
@@ -233,8 +241,8 @@ async def props(call: Call, _: None) -> Reply:
     )
 
 
-async def slots(call: Call, _: None) -> Reply:
-    """A row for every sequence that may run; who runs in it, but not what it says."""
+async def slots(call: HttpCall, _: None) -> HttpReply:
+    """One row per possible sequence, with its state but without its text."""
     found: list[dict[str, Any]] = []
     for entry in call.state.models.entries.values():
         running = entry.worker.streams() if entry.worker else []

@@ -1,7 +1,7 @@
-"""Ollama's routes: `/api/chat`, `/api/generate`, `/api/embed`, and what is asked about models.
+"""Routes of Ollama: `/api/chat`, `/api/generate`, `/api/embed`, and those about models.
 
-Each request becomes one of OpenAI's and takes the same way; streams are lines of JSON. Images are not read. A model is
-called as here or with Ollama's `:latest` behind it.
+Each request is translated to OpenAI's form and handled in the same way; streams are JSON lines. Images are not
+supported. A model name may have Ollama's suffix `:latest`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
     EmbeddingRequest,
-    Model,
     Name,
     Penalty,
+    Schema,
     Share,
     Stop,
     Text,
     Tools,
 )
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.texts import embeddings
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import LINES, Events, Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.version import __version__
 
-Form = Literal["", "json"] | dict[str, Any]
+StreamFormat = Literal["", "json"] | dict[str, Any]
 
 
-class Options(Model):
-    """Ollama's settings that there are here; the others are ignored, as Ollama does."""
+class OllamaOptions(Schema, wire="Options"):
+    """The settings of Ollama that assay has. Others are ignored, as Ollama ignores them."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -57,33 +57,33 @@ class Options(Model):
     frequency_penalty: Penalty | None = None
 
 
-class CalledFunction(Model):
+class CalledFunction(Schema):
     name: Name
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class Called(Model):
+class Called(Schema):
     function: CalledFunction
 
 
-class OllamaMessage(Model):
+class OllamaMessage(Schema):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
     tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools)] | None = None
     tool_name: Name | None = None
 
 
-class Asking(Model):
-    """What a chat and a generation share."""
+class Asking(Schema):
+    """Fields of chat and generate requests."""
 
     model: Name
     stream: bool | None = Field(None, description="default true")
-    format: Form | None = Field(None, description="json, or a JSON schema")
-    options: Options | None = None
+    format: StreamFormat | None = Field(None, description="json, or a JSON schema")
+    options: OllamaOptions | None = None
     think: bool | Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="the template's enable_thinking"
+        None, description="sets enable_thinking of the template"
     )
 
 
@@ -94,18 +94,18 @@ class OllamaChatRequest(Asking):
 
 class OllamaGenerateRequest(Asking):
     prompt: Text | None = None
-    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in")
+    suffix: Text | None = Field(None, description="text after the gap, for models that fill in")
     system: Text | None = None
-    raw: bool | None = Field(None, description="no template")
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+    raw: bool | None = Field(None, description="do not apply the template")
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
 
 
-class OllamaShowRequest(Model):
+class OllamaShowRequest(Schema):
     model: Name | None = None
     name: Name | None = Field(None, description="the older name of `model`")
 
 
-class OllamaEmbedRequest(Model):
+class OllamaEmbedRequest(Schema):
     model: Name
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts)]
 
@@ -113,7 +113,7 @@ class OllamaEmbedRequest(Model):
 # --- answers
 
 
-async def ollama_chat(call: Call, request: OllamaChatRequest) -> Reply | Events:
+async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply | Events:
     entry = find(call, request.model)
     if not request.messages:
         return await _loaded(call, entry, {"message": {"role": "assistant", "content": ""}})
@@ -130,7 +130,7 @@ async def ollama_chat(call: Call, request: OllamaChatRequest) -> Reply | Events:
     return await _reply(request, _chat_lines(begun, shown), _joined_messages)
 
 
-async def generate(call: Call, request: OllamaGenerateRequest) -> Reply | Events:
+async def generate(call: HttpCall, request: OllamaGenerateRequest) -> HttpReply | Events:
     entry = find(call, request.model)
     if not request.prompt and not request.suffix:
         return await _loaded(call, entry, {"response": ""})
@@ -147,7 +147,7 @@ async def generate(call: Call, request: OllamaGenerateRequest) -> Reply | Events
     return await _reply(request, _chat_lines(begun, shown), _joined_response)
 
 
-def _as_chat(request: Asking, entry: Entry, messages: list[dict[str, Any]], tools: Any) -> ChatRequest:
+def _as_chat(request: Asking, entry: ServedModel, messages: list[dict[str, Any]], tools: Any) -> ChatRequest:
     given: dict[str, Any] = {"model": entry.id, "messages": messages, **_sampling(request.options)}
     if tools:
         given["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
@@ -165,7 +165,7 @@ def _as_chat(request: Asking, entry: Entry, messages: list[dict[str, Any]], tool
         raise ApiError("invalid_value", f"messages: {error.errors()[0]['msg']}"[:300], "messages") from None
 
 
-def _sampling(options: Options | None) -> dict[str, Any]:
+def _sampling(options: OllamaOptions | None) -> dict[str, Any]:
     found = options.model_dump(exclude_none=True) if options else {}
     if (n := found.pop("num_predict", -1)) > 0:
         found["max_tokens"] = n
@@ -203,7 +203,7 @@ def _called(item: dict[str, Any]) -> dict[str, Any]:
 async def _chat_lines(begun: Conversation, shown: Any) -> AsyncIterator[dict[str, Any]]:
     (answer,) = begun.answers
     async for _, update in begun.reader:
-        for delta, _logprobs in answer.take(update):
+        for delta, _logprobs in answer.add(update):
             if any(delta.values()):
                 yield _head(begun.entry) | shown(delta) | {"done": False}
     (sequence,) = begun.reader.sequences
@@ -211,7 +211,9 @@ async def _chat_lines(begun: Conversation, shown: Any) -> AsyncIterator[dict[str
     yield _head(begun.entry) | shown({}) | {"done": True, "done_reason": reason} | _counts(sequence)
 
 
-async def _text_lines(call: Call, request: OllamaGenerateRequest, entry: Entry) -> AsyncIterator[dict[str, Any]]:
+async def _text_lines(
+    call: HttpCall, request: OllamaGenerateRequest, entry: ServedModel
+) -> AsyncIterator[dict[str, Any]]:
     if request.suffix is not None:
         ids = await infill_ids(call, entry, request.prompt or "", request.suffix)
     else:
@@ -232,14 +234,14 @@ async def _text_lines(call: Call, request: OllamaGenerateRequest, entry: Entry) 
     return lines()
 
 
-async def _reply(request: Asking, lines: AsyncIterator[dict[str, Any]], join: Any) -> Reply | Events:
+async def _reply(request: Asking, lines: AsyncIterator[dict[str, Any]], join: Any) -> HttpReply | Events:
     if request.stream is not False:
         return Events(lines, LINES)
     return json_reply(join([line async for line in lines]))
 
 
 def _joined_messages(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The lines of a stream as one answer."""
+    """The lines of a stream joined to one answer."""
     found: dict[str, Any] = {"role": "assistant", "content": "".join(line["message"]["content"] for line in lines)}
     if thinking := "".join(line["message"].get("thinking", "") for line in lines):
         found["thinking"] = thinking
@@ -254,13 +256,13 @@ def _joined_response(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return lines[-1] | text | ({"thinking": thinking} if thinking else {})
 
 
-async def _loaded(call: Call, entry: Entry, empty: dict[str, Any]) -> Reply:
-    """Nothing was asked: the model is loaded."""
+async def _loaded(call: HttpCall, entry: ServedModel, empty: dict[str, Any]) -> HttpReply:
+    """The answer to a request without a prompt, which only loads the model."""
     await call.stack.enter_async_context(call.state.models.use(entry))
     return json_reply(_head(entry) | empty | {"done": True, "done_reason": "load"})
 
 
-def _head(entry: Entry) -> dict[str, Any]:
+def _head(entry: ServedModel) -> dict[str, Any]:
     return {"model": entry.id, "created_at": datetime.now(UTC).isoformat()}
 
 
@@ -281,17 +283,17 @@ def _counts(sequence: Progress) -> dict[str, int]:
 # --- models
 
 
-def find(call: Call, name: str | None) -> Entry:
+def find(call: HttpCall, name: str | None) -> ServedModel:
     known = call.state.models
     short = name.removesuffix(":latest") if name else name
     return known.find(short if short in known.entries else name)
 
 
-async def tags(call: Call, _: None) -> Reply:
+async def tags(call: HttpCall, _: None) -> HttpReply:
     return json_reply({"models": [_card(entry) for entry in call.state.models.entries.values()]})
 
 
-async def ollama_ps(call: Call, _: None) -> Reply:
+async def ollama_ps(call: HttpCall, _: None) -> HttpReply:
     loaded = [e for e in call.state.models.entries.values() if e.worker]
     return json_reply(
         {"models": [_card(e) | {"size": e.bytes, "size_vram": 0, "context_length": e.n_ctx,
@@ -299,11 +301,11 @@ async def ollama_ps(call: Call, _: None) -> Reply:
     )  # fmt: skip
 
 
-async def ollama_version(call: Call, _: None) -> Reply:
+async def ollama_version(call: HttpCall, _: None) -> HttpReply:
     return json_reply({"version": __version__})
 
 
-async def show(call: Call, request: OllamaShowRequest) -> Reply:
+async def show(call: HttpCall, request: OllamaShowRequest) -> HttpReply:
     entry = find(call, request.model or request.name)
     file = entry.file
     info = {key: _plain(file.metadata[key]) for key in file.metadata if file.metadata.length(key) is None}
@@ -332,7 +334,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def _card(entry: Entry) -> dict[str, Any]:
+def _card(entry: ServedModel) -> dict[str, Any]:
     return {
         "name": entry.id,
         "model": entry.id,
@@ -343,7 +345,7 @@ def _card(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _details(entry: Entry) -> dict[str, Any]:
+def _details(entry: ServedModel) -> dict[str, Any]:
     counts: dict[str, int] = {}
     for tensor in entry.file.tensors.values():
         counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.nbytes
@@ -358,7 +360,7 @@ def _details(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def embed(call: Call, request: OllamaEmbedRequest) -> Reply:
+async def embed(call: HttpCall, request: OllamaEmbedRequest) -> HttpReply:
     """The vectors of `/v1/embeddings` in Ollama's form."""
     began = time.monotonic()
     asked = EmbeddingRequest.model_validate({"model": find(call, request.model).id, "input": request.input})

@@ -1,7 +1,7 @@
-"""From a request to token ids: messages through the template, texts through the tokenizer, off the event loop.
+"""Token ids of a request: messages are rendered by the template, texts are tokenized, off the event loop.
 
-What cannot fit the context is refused, with how long it is and what fits. A text so long that no model's tokens
-could cover it is refused before it is tokenized, and large texts are tokenized one at a time.
+A prompt that does not fit the context is refused, with its length and the limit. A text that is certainly too long is
+refused before it is tokenized. Large texts are tokenized one at a time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import AssayError
-from assay.serve.api.schemas import Message, Tool
+from assay.serve.api.schemas import ChatMessage, Tool
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
-from assay.serve.pool.models import Entry
+from assay.serve.pool.models import ServedModel
 from assay.text import encode_chat
 
 LARGE = 64 << 10  # characters
 PER_TOKEN = 32  # characters: real texts have about four
 
 
-def check(ids: Sequence[int], entry: Entry, *, room: int = 1, param: str = "prompt") -> None:
-    """Refuse a prompt that leaves no room for `room` tokens of answer, and say what would fit."""
+def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt") -> None:
+    """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit."""
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
         raise ApiError("invalid_value", f"{param}: has no tokens (this model adds none to an empty text)", param)
@@ -33,35 +33,35 @@ def check(ids: Sequence[int], entry: Entry, *, room: int = 1, param: str = "prom
     if len(ids) > most:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens, and this model's context of {entry.n_ctx} takes at most {most}; "
+            f"the prompt has {len(ids)} tokens, more than the {most} that the context of {entry.n_ctx} allows; "
             f"shorten it by {len(ids) - most}",
             param,
         )
 
 
-def _check_length(n_chars: int, entry: Entry) -> None:
+def _check_length(n_chars: int, entry: ServedModel) -> None:
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {n_chars} characters, and this model's context of {entry.n_ctx} tokens takes about "
-            f"{4 * entry.n_ctx} of them",
+            f"the prompt has {n_chars} characters, more than the about {4 * entry.n_ctx} that the context of "
+            f"{entry.n_ctx} tokens allows; shorten it",
             "messages",
         )
 
 
 async def off_loop(state: State, n_chars: int, work: Callable[[], Any], kind: str = "text") -> Any:
-    """Large texts one at a time, in a pool of their own."""
+    """Run work off the event loop. Large texts share a pool with one thread."""
     return await state.threads.run("large" if n_chars > LARGE else kind, work)
 
 
-async def text_ids(state: State, entry: Entry, text: str, **options: bool) -> list[int]:
-    """The ids of one text that is to be computed."""
+async def text_ids(state: State, entry: ServedModel, text: str, **options: bool) -> list[int]:
+    """The ids of one text, checked against the context."""
     _check_length(len(text), entry)
     found: list[int] = await off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
     return found
 
 
-async def prompt_ids(state: State, entry: Entry, prompt: Any) -> list[list[int]]:
+async def prompt_ids(state: State, entry: ServedModel, prompt: Any) -> list[list[int]]:
     """The four forms of a prompt (text, texts, ids, lists of ids) as lists of ids."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -72,14 +72,14 @@ async def prompt_ids(state: State, entry: Entry, prompt: Any) -> list[list[int]]
 
 async def chat_ids(
     state: State,
-    entry: Entry,
-    messages: list[Message],
+    entry: ServedModel,
+    messages: list[ChatMessage],
     tools: list[Tool] | None = None,
     variables: dict[str, Any] | None = None,
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation, as the model's template spells it."""
+    """The ids of a conversation rendered by the model's template."""
     template = entry.template
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
@@ -99,14 +99,14 @@ async def chat_ids(
 
 async def chat_text(
     state: State,
-    entry: Entry,
-    messages: list[Message],
+    entry: ServedModel,
+    messages: list[ChatMessage],
     tools: list[Tool] | None,
     variables: dict[str, Any] | None,
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """The text that the template makes of a conversation."""
+    """A conversation rendered by the template."""
     assert entry.template
     render = entry.template.render
     turns = [plain(message) for message in messages]
@@ -134,8 +134,8 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text as one string, none beside calls as none, arguments as objects."""
+def plain(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates expect it: content as one string or None, arguments of calls as objects."""
     found = message.model_dump(exclude_none=True)
     content = message.content
     if content is None:

@@ -1,6 +1,6 @@
-"""`/v1/responses`: OpenAI's newer form of a chat. Items in, items out; the conversation itself is that of `chat`.
+"""`/v1/responses`: OpenAI's newer chat API, with items for input and output, translated to a chat request.
 
-Nothing is stored: a conversation is what the client sends, so `previous_response_id` is refused.
+Responses are not stored. The client sends the whole conversation, so `previous_response_id` is refused.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from pydantic import Field, ValidationError
 
 from assay.serve.api import answers as common
 from assay.serve.api.chat_completions import Conversation, begin
-from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Model, Name, Share, Text
-from assay.serve.api.state import Call
+from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, Schema, Share, Text
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import NAMED, Events, Reply, json_reply
+from assay.serve.http.exchange import NAMED, Events, HttpReply, json_reply
 
 
-class Part(Model):
+class ContentPart(Schema, wire="Part"):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: Text
 
 
-class Item(Model):
-    """A message, a call, or the result of one."""
+class InputItem(Schema, wire="Item"):
+    """A message, a function call, or the result of a call."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+    content: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: Text | None = None
-    output: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+    output: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
 
 
 class FunctionTool(Function):
     type: Literal["function"]
 
 
-class NamedChoice(Model):
+class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
 
 
-class TextFormat(Model):
+class TextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class TextOptions(Model):
+class TextOptions(Schema):
     format: TextFormat | None = None
 
 
-class Reasoning(Model):
+class Reasoning(Schema):
     effort: Annotated[str, Field(max_length=32)] | None = None
 
 
-class ResponsesRequest(Model):
+class ResponsesRequest(Schema):
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=LIMITS.messages)]
+    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=LIMITS.messages)]
     instructions: Text | None = Field(None, description="a system message before the input")
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -73,14 +73,14 @@ class ResponsesRequest(Model):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    previous_response_id: Name | None = Field(None, description="refused: nothing is stored")
+    previous_response_id: Name | None = Field(None, description="refused: responses are not stored")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
 
 
-async def responses(call: Call, request: ResponsesRequest) -> Reply | Events:
+async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
     if request.previous_response_id is not None:
         raise ApiError(
-            "unsupported", "previous_response_id: nothing is stored here; send the whole conversation as input",
+            "unsupported", "previous_response_id: responses are not stored; send the whole conversation as input",
             "previous_response_id",
         )  # fmt: skip
     begun = await begin(call, as_chat(request))
@@ -93,7 +93,7 @@ async def responses(call: Call, request: ResponsesRequest) -> Reply | Events:
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """The same conversation as OpenAI's older route takes it."""
+    """The request in the form of `/v1/chat/completions`."""
     given: dict[str, Any] = {
         "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
@@ -114,7 +114,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
-    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    items = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     for item in items:
         if item.type == "function_call":
             function = {"name": item.name or "", "arguments": item.arguments or "{}"}
@@ -132,7 +132,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return found
 
 
-def _text(content: str | list[Part] | None) -> str:
+def _text(content: str | list[ContentPart] | None) -> str:
     return "".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
@@ -145,7 +145,7 @@ def _format(wanted: TextFormat | None) -> dict[str, Any] | None:
 
 
 class _Response:
-    """One response as it grows: its items, and the events that tell of them."""
+    """Builds a response: its items, and the events about them."""
 
     def __init__(self, request: ResponsesRequest, begun: Conversation) -> None:
         self._request = request
@@ -161,8 +161,8 @@ class _Response:
         yield self._event("response.created", response=self.body())
         yield self._event("response.in_progress", response=self.body())
         async for _, update in self._begun.reader:
-            for delta, _logprobs in answer.take(update):
-                for event in self._take(delta):
+            for delta, _logprobs in answer.add(update):
+                for event in self._events_of(delta):
                     yield event
         for event in self._close():
             yield event
@@ -170,7 +170,7 @@ class _Response:
         kind = "incomplete" if self._finish == "length" else "completed"
         yield self._event(f"response.{kind}", response=self.body())
 
-    def _take(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+    def _events_of(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
         events = []
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
             if delta.get(name):
@@ -201,7 +201,7 @@ class _Response:
         return events
 
     def _close(self) -> list[dict[str, Any]]:
-        """End the item that is open."""
+        """Finish the current item."""
         if not self._output or self._output[-1]["status"] != "in_progress":
             return []
         item = self._output[-1]

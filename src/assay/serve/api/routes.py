@@ -1,4 +1,4 @@
-"""The routes as a table: what each takes, gives and does. The OpenAPI document is made from it."""
+"""The route table: path, request, response and handler of each route. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
 from assay.serve.api.trace_route import trace
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Handler, Reply, json_reply
+from assay.serve.http.exchange import Handler, HttpReply, json_reply
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """One route. `request` None means it has no body; `response` None that its JSON is another program's."""
+    """One route. `request` is None for a route without a body, `response` if another program defines its JSON."""
 
     method: str
     path: str
@@ -33,14 +33,14 @@ class RouteSpec:
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
     streams: str = ""  # the media type of a streamed answer
-    loads: bool = False  # it needs a model in memory, so it can be full or too late
+    loads: bool = False  # needs a loaded model, so it can fail for lack of memory or time
 
 
-async def health(call: Call, _: Any) -> Reply:
+async def health(call: HttpCall, _: Any) -> HttpReply:
     return json_reply({"status": "ok"})
 
 
-async def ready(call: Call, _: Any) -> Reply:
+async def ready(call: HttpCall, _: Any) -> HttpReply:
     state = call.state.models
     if state.closing:
         raise ApiError("shutting_down", "the server is shutting down")
@@ -49,13 +49,13 @@ async def ready(call: Call, _: Any) -> Reply:
     return json_reply({"status": "ok"})
 
 
-async def metrics(call: Call, _: Any) -> Reply:
+async def metrics(call: HttpCall, _: Any) -> HttpReply:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    return Reply(generate_latest(call.state.registry), CONTENT_TYPE_LATEST)
+    return HttpReply(generate_latest(call.state.registry), CONTENT_TYPE_LATEST)
 
 
-async def document(call: Call, _: Any) -> Reply:
+async def document(call: HttpCall, _: Any) -> HttpReply:
     return json_reply(call.state.openapi)
 
 

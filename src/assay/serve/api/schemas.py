@@ -1,6 +1,6 @@
-"""What goes over the wire, as pydantic models: they check requests and make the OpenAPI document.
+"""Requests and responses as pydantic schemas. They validate requests and define the OpenAPI document.
 
-Requests are strict about the types of what they know and ignore what they do not, as OpenAI's clients expect.
+Known fields are type-checked without coercion. Unknown fields are ignored, as OpenAI's clients expect.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 
-LIMITS = Limits()  # the largest a server may set; the document states them
+LIMITS = ServerLimits()  # the default limits, which the document states
 _DEFAULT = SamplerParams()
 
 
-class Model(BaseModel):
-    """Strict, finite."""
+class Schema(BaseModel):
+    """Base of all schemas: types are not coerced, and numbers must be finite.
+
+    `wire` is the name in the OpenAPI document where it differs from the class name.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    def __init_subclass__(cls, wire: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if wire:
+            cls.__name__ = cls.__qualname__ = wire
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -34,8 +42,8 @@ Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Fie
 # --- requests
 
 
-class Sampling(Model):
-    """OpenAI's settings and the other samplers as extensions. What is left out has llama.cpp's default."""
+class Sampling(Schema):
+    """OpenAI's sampling settings, and the other samplers as extensions. Defaults are those of llama.cpp."""
 
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description=f"default {_DEFAULT.temp}")
@@ -48,7 +56,7 @@ class Sampling(Model):
     n: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="taken and not used")
+    user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="accepted and ignored")
 
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description=f"default {_DEFAULT.top_k}; 0: all")
     min_p: Share | None = Field(None, description=f"default {_DEFAULT.min_p}")
@@ -62,97 +70,101 @@ class Sampling(Model):
     dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
-    ignore_eos: bool | None = Field(None, description="go on after the model ends its answer")
+    ignore_eos: bool | None = Field(None, description="continue after the end-of-sequence token")
     grammar: Annotated[str, Field(max_length=LIMITS.schema)] | None = Field(None, description="GBNF or Lark")
     timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
 
 
-class StreamOptions(Model):
+class StreamOptions(Schema):
     include_usage: bool | None = None
 
 
-class TextPart(Model):
+class TextPart(Schema):
     type: Literal["text"]
     text: Text
 
 
-class FunctionCall(Model):
+class FunctionCall(Schema):
     name: Name
     arguments: Text = Field(description="a JSON object, as text")
 
 
-class ToolCall(Model):
+class ToolCall(Schema):
     id: Name
     type: Literal["function"]
     function: FunctionCall
 
 
-class Message(Model):
+class ChatMessage(Schema, wire="Message"):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | Annotated[list[TextPart], Field(max_length=256)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools)] | None = None
     tool_call_id: Name | None = None
-    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that show it")
+    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that include it")
 
 
-class Function(Model):
+class Function(Schema):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: Annotated[str, Field(max_length=65536)] | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
     strict: bool | None = None
 
 
-class Tool(Model):
+class Tool(Schema):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Model):
+class NamedFunction(Schema):
     name: Name
 
 
-class NamedTool(Model):
+class NamedTool(Schema):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(Model):
+class JsonSchema(Schema):
     name: Name | None = None
     description: Annotated[str, Field(max_length=65536)] | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class PlainFormat(Model):
+class PlainFormat(Schema):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Model):
+class SchemaFormat(Schema):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=LIMITS.messages)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages)]
 Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools)]
 
 
 class ChatRequest(Sampling):
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="default: what fits")
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="the newer name")
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="default: as many as fit the context"
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="newer name of max_tokens"
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     response_format: PlainFormat | SchemaFormat | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="taken and not used")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the template")
+    parallel_tool_calls: bool | None = Field(None, description="accepted and ignored")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template")
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="a variable for the template: gpt-oss knows low, medium and high"
+        None, description="a variable of the chat template; gpt-oss has low, medium and high"
     )
     reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
-        None, description="none leaves reasoning in the content; default: apart, in reasoning_content"
+        None, description="none leaves reasoning in the content; default: separate, in reasoning_content"
     )
 
 
@@ -170,39 +182,41 @@ Prompt = (
 class CompletionRequest(Sampling):
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description="default 16")
-    echo: bool | None = Field(None, description="give the prompt back; with logprobs and max_tokens 0 it is scored")
+    echo: bool | None = Field(None, description="return the prompt, too; with logprobs and max_tokens 0 it is scored")
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = Field(None, description="must equal n")
-    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in; with one text")
+    suffix: Text | None = Field(
+        None, description="text after the gap, for models that fill in; needs one text as prompt"
+    )
 
 
-class EmbeddingRequest(Model):
+class EmbeddingRequest(Schema):
     model: Name | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        None, description="only the first values, of length 1 again"
+        None, description="keep the first values and normalise again"
     )
     pooling: Literal["mean", "first", "last"] | None = Field(
-        None, description="over the tokens; default: the file's, else mean"
+        None, description="pooling over tokens; default: that of the file, else mean"
     )
     user: Annotated[str, Field(max_length=4096)] | None = None
 
 
-class TokenizeRequest(Model):
+class TokenizeRequest(Schema):
     model: Name | None = None
     content: Text
-    add_special: bool | None = Field(None, description="BOS and EOS as the model wants them; default false")
+    add_special: bool | None = Field(None, description="add BOS and EOS as the model requires; default false")
     parse_special: bool | None = Field(None, description="recognise control tokens in the text; default true")
     with_pieces: bool | None = None
 
 
-class DetokenizeRequest(Model):
+class DetokenizeRequest(Schema):
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(max_length=LIMITS.body)]
 
 
-class TemplateRequest(Model):
+class TemplateRequest(Schema):
     model: Name | None = None
     messages: Messages
     tools: Tools | None = None
@@ -210,7 +224,7 @@ class TemplateRequest(Model):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TraceRequest(Model):
+class TraceRequest(Schema):
     """Exactly one of prompt, messages and tokens."""
 
     model: Name | None = None
@@ -218,34 +232,36 @@ class TraceRequest(Model):
     messages: Messages | None = None
     tokens: Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.trace_tokens)] | None = None
     nodes: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=256)] | None = Field(
-        None, description="names, with * and ? as in file names; default: none with `lens`, else l_out-* and results"
+        None, description="node names with wildcards * and ?; default: none with `lens`, else l_out-* and results"
     )
-    first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="values shown of each; default 10")
-    lens: bool | None = Field(None, description="what each layer's output would predict")
-    top: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="tokens of the lens; default 3")
+    first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="first values of each node; default 10")
+    lens: bool | None = Field(None, description="logit lens: the tokens that each layer's output predicts")
+    top: Annotated[int, Field(ge=1, le=10)] | None = Field(
+        None, description="tokens per position of the lens; default 3"
+    )
 
 
 # --- responses
 
 
-class ErrorDetail(Model):
+class ErrorDetail(Schema):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class ErrorResponse(Model):
+class ErrorResponse(Schema):
     error: ErrorDetail
 
 
-class PlainError(Model):
-    """As Ollama's clients read one."""
+class PlainError(Schema):
+    """An error in Ollama's form."""
 
     error: str
 
 
-class ModelCard(Model):
+class ModelCard(Schema):
     id: str
     object: Literal["model"]
     created: int
@@ -257,12 +273,12 @@ class ModelCard(Model):
     template: bool
 
 
-class ModelList(Model):
+class ModelList(Schema):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class ReplicaRow(Model):
+class ReplicaRow(Schema):
     model: str
     replica: str
     node: str
@@ -280,23 +296,23 @@ class ReplicaRow(Model):
     suspect: str = ""
 
 
-class ReplicaList(Model):
+class ReplicaList(Schema):
     object: Literal["list"]
     data: list[ReplicaRow]
 
 
-class PromptDetails(Model):
+class PromptDetails(Schema):
     cached_tokens: int
 
 
-class Usage(Model):
+class Usage(Schema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
-class TopLogprob(Model):
+class TopLogprob(Schema):
     token: str
     id: int
     logprob: float
@@ -307,34 +323,34 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Model):
+class ChatLogprobs(Schema):
     content: list[TokenLogprob]
     refusal: None = None
 
 
-class Answer(Model):
+class AssistantMessage(Schema, wire="Answer"):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(Model):
+class ChatChoice(Schema):
     index: int
-    message: Answer
+    message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class Timings(Model):
-    """An extension: where the time went."""
+class Timings(Schema):
+    """An extension: durations of the request."""
 
     queued_s: float
     first_token_s: float
     tokens_per_second: float
 
 
-class ChatResponse(Model):
+class ChatResponse(Schema):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -345,7 +361,7 @@ class ChatResponse(Model):
     timings: Timings
 
 
-class CompletionLogprobs(Model):
+class CompletionLogprobs(Schema):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -353,14 +369,14 @@ class CompletionLogprobs(Model):
     ids: list[int]
 
 
-class CompletionChoice(Model):
+class CompletionChoice(Schema):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionResponse(Model):
+class CompletionResponse(Schema):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -371,47 +387,47 @@ class CompletionResponse(Model):
     timings: Timings
 
 
-class Embedding(Model):
+class EmbeddingRow(Schema, wire="Embedding"):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Model):
+class EmbeddingUsage(Schema):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingResponse(Model):
+class EmbeddingResponse(Schema):
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingRow]
     model: str
     usage: EmbeddingUsage
 
 
-class Piece(Model):
+class TokenPiece(Schema, wire="Piece"):
     id: int
     piece: str
     bytes: list[int]
     special: bool
 
 
-class TokenizeResponse(Model):
+class TokenizeResponse(Schema):
     tokens: list[int]
-    pieces: list[Piece] | None = None
+    pieces: list[TokenPiece] | None = None
 
 
-class DetokenizeResponse(Model):
+class DetokenizeResponse(Schema):
     content: str
 
 
-class TemplateResponse(Model):
+class TemplateResponse(Schema):
     prompt: str
     tokens: list[int]
-    pieces: list[Piece]
+    pieces: list[TokenPiece]
 
 
-class NodeSummary(Model):
+class NodeSummary(Schema):
     name: str
     op: str
     shape: list[int]
@@ -424,31 +440,31 @@ class NodeSummary(Model):
     top: list[list[float]] | None = Field(None, description="for logits: the best five, id and value")
 
 
-class Guess(Model):
+class Guess(Schema):
     id: int
     piece: str
     p: float
 
 
-class Lens(Model):
+class Lens(Schema):
     layers: list[str]
     positions: list[int]
     grid: list[list[list[Guess]]] = Field(description="layers × positions × guesses, the best first")
 
 
-class TraceResponse(Model):
+class TraceResponse(Schema):
     model: str
     tokens: list[int]
-    pieces: list[Piece]
+    pieces: list[TokenPiece]
     nodes: list[NodeSummary]
     lens: Lens | None = None
 
 
 class Slots(RootModel[list[dict[str, Any]]]):
-    """A row for every sequence that may run."""
+    """One row per possible sequence."""
 
 
-class Health(Model):
+class Health(Schema):
     status: Literal["ok", "loading", "shutting_down"]
 
 

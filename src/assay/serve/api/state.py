@@ -1,4 +1,4 @@
-"""What the handlers of one server share."""
+"""The state that all handlers of a server share."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from assay.serve.http import exchange
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Models
+from assay.serve.pool.models import ModelPool
 from assay.serve.pool.threads import Threads, Turn
 
 
 @dataclass
 class State:
-    """One server."""
+    """The state of one server."""
 
-    models: Models
-    limits: Limits
+    models: ModelPool
+    limits: ServerLimits
     registry: CollectorRegistry
     metrics: Metrics
     key: str | None = None
-    any_host: bool = False  # whether the Host header may name anything
-    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
+    any_host: bool = False  # whether any Host header is accepted
+    cors: tuple[str, ...] = ()  # origins of other web pages that may call
     begun: float = field(default_factory=time.monotonic)
     openapi: dict[str, Any] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
-    examining: Turn = field(default_factory=Turn)  # dumps, one at a time
+    examining: Turn = field(default_factory=Turn)  # one dump is diagnosed at a time
 
 
-Call = exchange.Call[State]
+HttpCall = exchange.HttpCall[State]

@@ -1,4 +1,4 @@
-"""`/v1/status`: what the server is doing this moment. It tells numbers, never what anybody wrote."""
+"""`/v1/status`: the current state of the server, as numbers. It never exposes prompts or answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
-from assay.serve.api.schemas import Model
-from assay.serve.api.state import Call
-from assay.serve.http.exchange import Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.api.schemas import Schema
+from assay.serve.api.state import HttpCall
+from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.version import __version__
 
 
-class Stream(Model):
+class StreamStatus(Schema, wire="Stream"):
     state: str
     prompt_tokens: int
     cached_tokens: int
@@ -23,24 +23,24 @@ class Stream(Model):
     tokens_per_second: float
 
 
-class Cache(Model):
+class CacheStatus(Schema, wire="Cache"):
     positions: int
     used: int
 
 
-class ModelStatus(Model):
+class ModelStatus(Schema):
     id: str
     loaded: bool
     bytes: int
     context_length: int
     running: int
     waiting: int
-    cache: Cache
+    cache: CacheStatus
     tokens_per_second: float
-    streams: list[Stream]
+    streams: list[StreamStatus]
 
 
-class Status(Model):
+class Status(Schema):
     version: str
     uptime_s: float
     requests: int
@@ -49,7 +49,7 @@ class Status(Model):
     models: list[ModelStatus]
 
 
-async def status(call: Call, _: None) -> Reply:
+async def status(call: HttpCall, _: None) -> HttpReply:
     state = call.state
     samples = [s for metric in state.metrics.http.collect() for s in metric.samples if s.name.endswith("_total")]
     return json_reply(
@@ -64,8 +64,8 @@ async def status(call: Call, _: None) -> Reply:
     )
 
 
-def _model(entry: Entry) -> dict[str, Any]:
-    rows = entry.worker.who() if entry.worker else []
+def _model(entry: ServedModel) -> dict[str, Any]:
+    rows = entry.worker.rows() if entry.worker else []
     streams = [_stream(sequence) for sequence in entry.worker.streams()] if entry.worker else []
     pages, available = (sum(row.get(key, 0) for row in rows) for key in ("pages", "pages_available"))
     return {

@@ -1,4 +1,4 @@
-"""The routes about text and vectors: tokens and back, the rendered prompt, embeddings, the list of models."""
+"""Routes for tokenizing, detokenizing, rendering templates, embeddings, and the list of models."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from assay.serve.api.schemas import (
     TemplateRequest,
     TokenizeRequest,
 )  # fmt: skip
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 
-async def models(call: Call, _: None) -> Reply:
+async def models(call: HttpCall, _: None) -> HttpReply:
     cards = [_card(entry) for entry in call.state.models.entries.values()]
     return json_reply({"object": "list", "data": cards})
 
 
-async def model(call: Call, _: None) -> Reply:
+async def model(call: HttpCall, _: None) -> HttpReply:
     return json_reply(_card(call.state.models.find(call.path["model"])))
 
 
-def _card(entry: Entry) -> dict[str, Any]:
+def _card(entry: ServedModel) -> dict[str, Any]:
     return {
         "id": entry.id,
         "object": "model",
@@ -48,37 +48,39 @@ def _card(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def replicas(call: Call, _: None) -> Reply:
-    """Who computes, a row each: the replicas of a cluster, or this process."""
+async def replicas(call: HttpCall, _: None) -> HttpReply:
+    """The replicas of a cluster, or this process, one row each."""
     rows = [
         ReplicaRow.model_validate({"model": entry.id} | row)
         for entry in call.state.models.entries.values()
-        for row in (entry.worker.who() if entry.worker else ())
+        for row in (entry.worker.rows() if entry.worker else ())
     ]
     return json_reply(ReplicaList(object="list", data=rows))
 
 
-async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
+async def tokenize(call: HttpCall, request: TokenizeRequest) -> HttpReply:
     state, text = call.state, request.content
     entry = state.models.find(request.model)
     if len(text) > state.limits.text:
         message = f"content: too long (found {len(text)} characters, at most {state.limits.text})"
         raise ApiError("invalid_value", message, "content")
 
-    def work() -> Reply:
+    def work() -> HttpReply:
         special = request.parse_special is not False
         ids = entry.tokenizer.encode(text, add_special=bool(request.add_special), parse_special=special)
         shown = pieces(entry, ids, state.limits.pieces, "with_pieces") if request.with_pieces else None
         return json_reply({"tokens": ids, "pieces": shown})
 
-    found: Reply = await request_tokens.off_loop(state, len(text), work)
+    found: HttpReply = await request_tokens.off_loop(state, len(text), work)
     return found
 
 
-def pieces(entry: Entry, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
-    """Every token with its bytes: a hundred times as long as the ids, so for so many of them only."""
+def pieces(entry: ServedModel, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
+    """Every token with its bytes. Limited, because the response is about a hundred times as long as the ids."""
     if len(ids) > most:
-        raise ApiError("invalid_value", f"{param}: pieces of {len(ids)} tokens (at most {most} are shown)", param)
+        raise ApiError(
+            "invalid_value", f"{param}: too many tokens for their pieces (found {len(ids)}, at most {most})", param
+        )
     return [
         {
             "id": token,
@@ -90,7 +92,7 @@ def pieces(entry: Entry, ids: list[int], most: int, param: str) -> list[dict[str
     ]
 
 
-async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
+async def detokenize(call: HttpCall, request: DetokenizeRequest) -> HttpReply:
     entry = call.state.models.find(request.model)
     n_vocab = entry.tokenizer.n_vocab
     wrong = next((token for token in request.tokens if token >= n_vocab), None)
@@ -98,13 +100,13 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
         raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
     if len(request.tokens) > (most := call.state.limits.ids):
         raise ApiError("invalid_value", f"tokens: too many (found {len(request.tokens)}, at most {most})", "tokens")
-    found: Reply = await request_tokens.off_loop(
+    found: HttpReply = await request_tokens.off_loop(
         call.state, len(request.tokens), lambda: json_reply({"content": entry.tokenizer.decode(request.tokens)})
     )
     return found
 
 
-async def apply_template(call: Call, request: TemplateRequest) -> Reply:
+async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
     """The prompt as text and as the ids that `/v1/chat/completions` would compute."""
     entry = call.state.models.find(request.model)
     given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
@@ -112,15 +114,15 @@ async def apply_template(call: Call, request: TemplateRequest) -> Reply:
     ids = await request_tokens.chat_ids(*given, add_generation_prompt=prompted)
     text = await request_tokens.chat_text(*given, add_generation_prompt=prompted)
     most = call.state.limits.pieces
-    found: Reply = await request_tokens.off_loop(
+    found: HttpReply = await request_tokens.off_loop(
         call.state, len(text),
         lambda: json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
     )  # fmt: skip
     return found
 
 
-async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
-    """One vector of length 1 for each text, pooled as the file says, or as the request does."""
+async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
+    """One normalised vector per text, pooled as the request or else the file says."""
     state = call.state
     entry = state.models.find(request.model)
     how = embedding_of(entry.model.graph, request.pooling)

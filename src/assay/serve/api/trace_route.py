@@ -1,7 +1,7 @@
-"""`/v1/trace`: the values of chosen nodes for a prompt as summary lines, and the logit lens.
+"""`/v1/trace`: summaries of chosen node values for a prompt, and the logit lens.
 
-The lens asks what each layer's output would predict if it were the last: the graph from the final norm on is
-evaluated with that output in the place of the last layer's.
+The logit lens shows the tokens that each layer's output predicts: the final norm and the output head are evaluated on
+that output in place of the last layer's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import TraceRequest
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.texts import pieces
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 MEMORY = 256 << 20  # bytes of node values in one trace
-HEAD = 512 << 20  # bytes of a head that is decoded as a whole; a larger one is decoded block by block
+HEAD = 512 << 20  # bytes of an output head that is decoded whole; a larger one is decoded in blocks
 ROWS = 64  # rows of logits the lens holds at a time
 DEFAULT = ("embd", "l_out-*", "result_norm", "result_output")
 STATISTICS: dict[str, Callable[[Array], Any]] = {
@@ -42,7 +42,7 @@ STATISTICS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-async def trace(call: Call, request: TraceRequest) -> Reply:
+async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     state = call.state
     entry = state.models.find(request.model)
     ids = await _ids(call, request, entry)
@@ -69,14 +69,14 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     }
     if layers:
         positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
-        # One at a time: it holds the head in float32.
+        # One at a time, because it holds the output head in float32.
         found["lens"] = await state.threads.run(
             "lens", lambda: _lens(entry, layers, nodes, positions, request.top or 3)
         )
     return json_reply(found)
 
 
-async def _ids(call: Call, request: TraceRequest, entry: Entry) -> list[int]:
+async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> list[int]:
     given = [x for x in (request.prompt, request.messages, request.tokens) if x is not None]
     if len(given) != 1:
         raise ApiError("invalid_value", "give exactly one of prompt, messages and tokens", "prompt")
@@ -94,7 +94,7 @@ async def _ids(call: Call, request: TraceRequest, entry: Entry) -> list[int]:
 
 
 def _choose(graph: Graph, patterns: Any) -> list[str]:
-    """The nodes that a pattern names, in the graph's order."""
+    """The nodes that match a pattern, in graph order."""
     wanted = [regex(translate(pattern)) for pattern in patterns]
     for pattern, expression in zip(patterns, wanted, strict=True):
         if not any(expression.match(node.name) for node in graph):
@@ -129,7 +129,9 @@ def _summary(graph: Graph, name: str, value: Array, n_first: int) -> dict[str, A
     return found
 
 
-def _lens(entry: Entry, layers: list[str], nodes: dict[str, Array], positions: list[int], top: int) -> dict[str, Any]:
+def _lens(
+    entry: ServedModel, layers: list[str], nodes: dict[str, Array], positions: list[int], top: int
+) -> dict[str, Any]:
     """The best tokens after each layer at each position: norm and head on rows [layers * positions, n_embd]."""
     graph = entry.model.graph
     weights = Weights(entry.file, np.float32, HEAD)
@@ -144,7 +146,7 @@ def _lens(entry: Entry, layers: list[str], nodes: dict[str, Array], positions: l
     return {"layers": layers, "positions": positions, "grid": grid}
 
 
-def _guesses(entry: Entry, logits: Array, top: int) -> list[dict[str, Any]]:
+def _guesses(entry: ServedModel, logits: Array, top: int) -> list[dict[str, Any]]:
     p = np.exp(logits - logits.max())
     p /= p.sum()
     best = np.argpartition(-p, top)[:top] if top < len(p) else np.arange(len(p))

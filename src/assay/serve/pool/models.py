@@ -1,7 +1,7 @@
-"""The models of a server: opened at the start, loaded on demand, and evicted when idle if memory is short.
+"""The models of a server: opened at the start, loaded on demand, evicted when idle and memory is short.
 
-A model's file, graph, tokenizer and template are opened at the start, so a file that cannot work is refused before the
-first request. Only the engine, with weights and cache, takes much memory.
+The file, graph, tokenizer and template of a model are opened at the start, so a broken file is refused before the
+first request. Only the engine (weights and cache) takes memory.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from assay.runtime.sequence import Progress
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.update_queue import Computes
+from assay.serve.pool.update_queue import Backend
 
 
-class Entry(Opened):
-    """One model, loaded or not."""
+class ServedModel(Opened):
+    """One model of the server, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: OpenOptions, limits: Limits) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
-        _ = self.template  # a template that cannot work is refused now
+        _ = self.template  # a broken template is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
         self.bytes = self._weights + self.cache_bytes
-        self.worker: Computes | None = None
+        self.worker: Backend | None = None
         self.loading = False
         self.users = 0
         self.used = 0.0
 
-    async def load(self, limits: Limits, metrics: Metrics) -> Computes:
-        """Start a worker that computes this model."""
+    async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
+        """Load the model and return its backend."""
         loop = asyncio.get_running_loop()
 
-        def post(updates: Updates) -> None:
-            loop.call_soon_threadsafe(deliver, updates)
+        def post(news: Updates) -> None:
+            loop.call_soon_threadsafe(deliver, news)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
-    def _build(self, limits: Limits, metrics: Metrics, post: Callable[[Updates], None]) -> Computes:
-        """Create the engine and start its thread. This is slow and must not run on the event loop."""
+    def _build(self, limits: ServerLimits, metrics: Metrics, post: Callable[[Updates], None]) -> Backend:
+        """Build the engine and start its thread. Slow: do not call it on the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
         self.bytes = self._weights + (self.n_pages * memory.page + memory.windows or self.cache_bytes)
@@ -67,7 +67,7 @@ class Entry(Opened):
 
 
 class LocalWorker:
-    """A worker of this process, behind the interface that request handlers use."""
+    """The backend of a model that this process computes."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -86,7 +86,7 @@ class LocalWorker:
     def streams(self) -> list[Progress]:
         return list(self._worker.scheduler.running)
 
-    def who(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         scheduler = self._worker.scheduler
         running, waiting = self._worker.load
         return [
@@ -96,14 +96,14 @@ class LocalWorker:
         ]  # fmt: skip
 
 
-Make = Callable[[str, Path, OpenOptions, Limits], Entry]
+Make = Callable[[str, Path, OpenOptions, ServerLimits], ServedModel]
 
 
 def open_models(
-    paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: Limits, make: Make = Entry
-) -> list[Entry]:
+    paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: ServerLimits, make: Make = ServedModel
+) -> list[ServedModel]:
     """Open models under unique names."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ServedModel] = {}
     for name, path in paths:
         if name in entries:
             raise AssayError(f"{path}: a second model called {name}; rename one of the files")
@@ -111,10 +111,10 @@ def open_models(
     return list(entries.values())
 
 
-class Models:
-    """Loads and evicts models within a `budget` in bytes. All methods run on the event loop."""
+class ModelPool:
+    """Loads and evicts models. All methods run on the event loop; `budget` is in bytes."""
 
-    def __init__(self, entries: Sequence[Entry], limits: Limits, metrics: Metrics, budget: int) -> None:
+    def __init__(self, entries: Sequence[ServedModel], limits: ServerLimits, metrics: Metrics, budget: int) -> None:
         self.entries = {entry.id: entry for entry in entries}
         self.default = entries[0]
         self._limits = limits
@@ -130,7 +130,7 @@ class Models:
                 f"({budget >> 20} MiB); raise --models-memory or use a smaller --cache-size"
             )
 
-    def find(self, name: str | None) -> Entry:
+    def find(self, name: str | None) -> ServedModel:
         entry = self.entries.get(name) if name is not None else self.default
         if entry is None:
             known = ", ".join(self.entries)
@@ -142,17 +142,17 @@ class Models:
         return self.closing is None and any(entry.worker and entry.worker.ready for entry in self.entries.values())
 
     @asynccontextmanager
-    async def use(self, entry: Entry) -> AsyncIterator[Computes]:
-        """The model's worker. The model is loaded if necessary, and is not evicted before the end of the block."""
+    async def use(self, entry: ServedModel) -> AsyncIterator[Backend]:
+        """The backend of a model, loaded if necessary. It stays in memory until the end of the block."""
         worker = await self._acquire(entry)
         try:
             yield worker
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
-            self._notify()
+            self._wake_waiters()
 
-    async def _acquire(self, entry: Entry) -> Computes:
+    async def _acquire(self, entry: ServedModel) -> Backend:
         try:
             async with asyncio.timeout(self._limits.load_s):
                 while True:
@@ -174,8 +174,8 @@ class Models:
                 headers={"Retry-After": "10"},
             ) from None
 
-    async def _make_room(self, entry: Entry) -> bool:
-        """Evict idle models, the least recently used first, until this one fits. False if it does not fit yet."""
+    async def _make_room(self, entry: ServedModel) -> bool:
+        """Evict idle models, least recently used first, until this one fits. False if it cannot fit now."""
         while self._used() + entry.bytes > self._budget:
             idle = [e for e in self.entries.values() if e.worker and not e.users]
             if not idle:
@@ -189,34 +189,34 @@ class Models:
         self._metrics.models_bytes.set(used)
         return used
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: ServedModel) -> None:
         entry.loading = True
         try:
-            # Shielded: if the client disconnects, the model is still loaded completely.
+            # Shielded: a client that disconnects must not cancel the loading.
             task = asyncio.ensure_future(entry.load(self._limits, self._metrics))
             task.add_done_callback(lambda done: self._loaded(entry, done))
             await asyncio.shield(task)
         except AssayError as error:
             raise ApiError("model_load_failed", str(error), "model") from None
 
-    def _loaded(self, entry: Entry, task: asyncio.Task[Computes]) -> None:
+    def _loaded(self, entry: ServedModel, task: asyncio.Task[Backend]) -> None:
         entry.loading = False
         if not task.cancelled() and task.exception() is None:
             entry.worker = task.result()
             entry.used = time.monotonic()
         self._used()
-        self._notify()
+        self._wake_waiters()
 
-    def _notify(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake requests that wait for a model or for memory."""
 
         async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
 
-        self._notifying = asyncio.ensure_future(notify())  # a task without a reference may be garbage collected
+        self._notifying = asyncio.ensure_future(notify())  # keep a reference: asyncio holds tasks only weakly
 
-    async def _evict(self, entry: Entry) -> None:
+    async def _evict(self, entry: ServedModel) -> None:
         worker, entry.worker = entry.worker, None
         if worker:
             entry.loading = True  # its memory is still in use
@@ -227,7 +227,7 @@ class Models:
                 self._used()
 
     def abort(self, error: ApiError) -> None:
-        """End all running requests with `error`."""
+        """End everything that still runs with `error`."""
         self.closing = self.closing or error
         for entry in self.entries.values():
             if entry.worker:

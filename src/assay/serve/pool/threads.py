@@ -1,8 +1,7 @@
-"""Thread pools for slow work outside the event loop, one for each kind of work, so that no kind delays another.
+"""Thread pools for slow work off the event loop, one pool per kind, so that kinds do not delay each other.
 
-A place in the queue is held until the work has really ended, even if the client has disconnected meanwhile. A client
-that repeatedly disconnects can therefore not start more work than others. Work that has not begun is dropped when its
-client disconnects.
+A slot is held until the work has ended, even if its client disconnected: otherwise disconnecting clients could start
+unbounded work. Work that has not started is dropped with its client.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from assay.serve.api_errors import ApiError
 
 T = TypeVar("T")
 
-# Threads for each kind. Templates and grammars are processed in other processes, so their threads only wait.
+# Threads per kind. Rendering and compiling run in other processes, so their threads only wait.
 POOLS = {"text": 4, "large": 1, "template": 4, "grammar": 4, "lens": 1}
-WAITING = 64  # callers that may wait for one kind
+WAITING = 64  # queue depth per kind
 
 
 class Threads:
-    """The thread pools of one server."""
+    """The pools of one server."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -32,11 +31,11 @@ class Threads:
         self._waiting = dict.fromkeys(POOLS, 0)
 
     async def run(self, kind: str, work: Callable[[], T]) -> T:
-        """Run `work` in the pool of its kind, and return its result."""
+        """Run `work` in a thread of its kind and return its result."""
         if self._waiting[kind] >= WAITING:
             raise ApiError(
                 "rate_limit_exceeded",
-                f"{self._waiting[kind]} requests of this kind ({kind}) are waiting already; try again later",
+                f"{self._waiting[kind]} requests of this kind ({kind}) are already waiting; try again later",
                 headers={"Retry-After": "5"},
             )
         self._waiting[kind] += 1
@@ -46,16 +45,16 @@ class Threads:
         finally:
             if future.done():
                 self._waiting[kind] -= 1
-            else:  # the caller was cancelled, but the work still runs
+            else:  # the client is gone, but the work still runs
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: self._work_ended(loop, kind))
+                future.add_done_callback(lambda _: self._left(loop, kind))
 
-    def _work_ended(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
-        def decrement() -> None:
+    def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+        def one_less() -> None:
             self._waiting[kind] -= 1
 
-        with suppress(RuntimeError):  # the event loop was closed meanwhile
-            loop.call_soon_threadsafe(decrement)
+        with suppress(RuntimeError):  # the server has shut down
+            loop.call_soon_threadsafe(one_less)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -63,7 +62,7 @@ class Threads:
 
 
 class Turn:
-    """A lock with a bounded queue: one holder, at most `line` waiting, and further callers are refused."""
+    """A lock with a bounded queue: one holder, some waiting, the others get an error."""
 
     def __init__(self, line: int = 4) -> None:
         self._lock = asyncio.Lock()
@@ -72,7 +71,7 @@ class Turn:
 
     async def __aenter__(self) -> None:
         if self._waiting >= self._line:
-            raise ApiError("rate_limit_exceeded", "too many requests are waiting for this already; try again later",
+            raise ApiError("rate_limit_exceeded", "other requests are already waiting for this; try again later",
                            headers={"Retry-After": "30"})  # fmt: skip
         self._waiting += 1
         try:

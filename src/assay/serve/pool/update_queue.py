@@ -1,4 +1,4 @@
-"""A bounded queue of updates from a worker's thread to a request handler, and the clean-up when either side ends."""
+"""The bounded queue of updates from a backend to the coroutine of a request, with clean-up when either side ends."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.api_errors import ApiError
 
-# OpenAI's names for reasons why an answer ended; other reasons keep their names.
+# Finish reasons under OpenAI's names; others keep theirs.
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 
 
-class Computes(Protocol):
-    """Computes jobs: a worker's thread here, or replicas on other machines. Sinks are called on the event loop."""
+class Backend(Protocol):
+    """Computes jobs: a worker thread of this process, or replicas. Sinks are called on the event loop."""
 
     @property
     def ready(self) -> bool:
-        """Whether jobs can be computed now."""
+        """Whether it can compute now."""
         ...
 
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
-        """Submit all jobs, or none if the queue has no room for them."""
+        """Submit all jobs or, if the queue is full, none."""
         ...
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
-        """End sequences and free their pages. Finished ones are ignored."""
+        """End sequences and free their cache. Finished sequences are ignored."""
         ...
 
     def stop(self, error: Exception) -> None:
@@ -41,24 +41,24 @@ class Computes(Protocol):
         ...
 
     def streams(self) -> list[Progress]:
-        """The sequences that are being computed."""
+        """The running sequences."""
         ...
 
-    def who(self) -> list[dict[str, Any]]:
-        """A row of status for each worker or replica."""
+    def rows(self) -> list[dict[str, Any]]:
+        """The state of every worker or replica, one row each."""
         ...
 
 
 class Reader:
-    """The updates of one request's sequences. Use it as a context manager: leaving it cancels unfinished sequences.
+    """The updates of one request's sequences. Use it as a context; leaving cancels unfinished sequences.
 
-    Its sinks are called on the event loop. If `limit` updates wait, the client does not read fast enough. Its sequences
-    are then cancelled, which bounds the memory that a client can take. `pause` is awaited before waiting for updates.
+    Its sinks are called on the event loop. When `limit` updates are queued, the client is not reading: its sequences
+    are cancelled, which bounds the memory that a client can take. `pause` is awaited before waiting for updates.
     """
 
     def __init__(
         self,
-        worker: Computes,
+        worker: Backend,
         jobs: Sequence[Job],
         limit: int,
         owner: tuple[str, str],
@@ -68,31 +68,31 @@ class Reader:
         self._worker = worker
         self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
-        self._arrived = asyncio.Event()
+        self._news = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
-        self.ends: list[str | None] = [None] * len(jobs)  # why each ended, in the runtime's names
+        self.ends: list[str | None] = [None] * len(jobs)  # finish reason of each sequence, in the runtime's names
         self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
-        self._arrived.set()
+        self._news.set()
         if len(self._queue) == self._limit:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
-        """Yield (index of the sequence, update) until all have finished; the first error is raised."""
+        """(sequence, update) until every sequence has finished; the first error is raised."""
         while self._open:
             if not self._queue:
                 await self._pause()
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._news.wait()
+            self._news.clear()
             while self._queue:
                 index, update = self._queue.popleft()
                 if update.error:
                     raise update.error
                 if update.finish == "cancelled":
-                    raise ApiError("internal_error", "cancelled: the answer was not read")
+                    raise ApiError("internal_error", "cancelled: the client did not read the answer")
                 if update.finish:
                     self._open -= 1
                     self.ends[index] = update.finish

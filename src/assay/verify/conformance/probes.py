@@ -1,8 +1,8 @@
-"""Probes: short runs, each chosen because some mistake shows there and nowhere cheaper.
+"""Probes: short runs, each chosen because some mistake shows there and in no cheaper run.
 
-A probe is a sequence of token ids, cut into steps (a prefill, then perhaps tokens one by one through the cache),
-at positions that may differ from the natural ones, run once or twice. The ids are drawn from the model's own
-vocabulary with a fixed seed, so a kit for one file is always the same.
+A probe is a sequence of token ids, run once or twice. It is cut into steps: a prefill, then perhaps single tokens
+through the cache. Its positions may differ from the natural ones. The ids are drawn from the model's own vocabulary
+with a fixed seed, so a kit for one file is always the same.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.graph import Graph
+from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.text import Tokenizer
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeSequence:
     """One run. `steps` sum to the number of tokens; `every_node` asks for all values, else layer outputs only."""
 
     id: str
@@ -32,12 +32,18 @@ class Probe:
 CROSSED = (32, 64, 256, 2048)  # lengths where tiles, pages, chunks and caches end
 
 
+def _counts_positions(node: Node) -> bool:
+    """Does the result depend on the position itself, not only on differences of positions?"""
+    attrs = node.all_attrs()
+    return bool(attrs.get("chunk")) or (node.has(Trait.POSITIONAL) and "unit" in attrs)
+
+
 def _absolute(graph: Graph) -> bool:
-    """Whether a position counts by itself: learned, or in a scale, or by the chunk that it is in."""
-    return graph.max_positions is not None or any(n.op == "pos_scale" or n.all_attrs().get("chunk") for n in graph)
+    """Do absolute positions count: learned ones, in a scale, or by the chunk of a position?"""
+    return graph.max_positions is not None or any(_counts_positions(n) for n in graph)
 
 
-def make_probes(model: Model, tokenizer: Tokenizer) -> list[Probe]:
+def make_probes(model: Model, tokenizer: Tokenizer) -> list[ProbeSequence]:
     """The probes of a model; those longer than its context are left out."""
     graph, n_ctx = model.graph, min(model.hparams.n_ctx_train, model.graph.max_positions or model.hparams.n_ctx_train)
     causal = graph.causal
@@ -51,9 +57,9 @@ def make_probes(model: Model, tokenizer: Tokenizer) -> list[Probe]:
 
     def probe(
         id: str, why: str, tokens: tuple[int, ...], steps: tuple[int, ...] = (), shift: int = 0, **kw: int | bool
-    ) -> Probe:
+    ) -> ProbeSequence:
         positions = tuple(range(shift, shift + len(tokens)))
-        return Probe(id, why, tokens, steps or (len(tokens),), positions, **kw)  # type: ignore[arg-type]
+        return ProbeSequence(id, why, tokens, steps or (len(tokens),), positions, **kw)  # type: ignore[arg-type]
 
     both = [  # an encoder is run whole, and each of its tokens sees every other
         probe("one-token", "embedding, norms, projections and head with no attention", (first,), every_node=True),

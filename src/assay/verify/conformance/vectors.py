@@ -1,12 +1,12 @@
-"""A conformance kit: what an engine must compute for one model, as plain files that any language can read.
+"""A conformance kit: the values that an engine must compute for one model, as plain files that any language can read.
 
     DIR/manifest.json          everything but the numbers
     DIR/README.md              how to use it
     DIR/data/*.bin             little-endian float32 (block bytes for weights)
 
-Four sections: `probes` (whole runs, values of nodes), `ops` (inputs and output of single operations, small), `blocks`
-(bytes of every block type and the floats they stand for), `text` (tokenizer and template cases). Tolerances are the
-measured noise of each arithmetic on this model, per tensor.
+Four sections. `probes` are whole runs with the values of nodes. `ops` are inputs and output of single operations.
+`blocks` are bytes of every block type and the floats that they decode to. `text` are tokenizer and template cases.
+Tolerances are the measured noise of each arithmetic on this model, per tensor.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import codecs
 from assay.gguf.types import TYPES, GGMLType
-from assay.graph import Node, split
+from assay.graph import Node, Trait, split
 from assay.models import Model
 from assay.system.files import new_folder, write
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.vocab import NAMELESS
-from assay.verify.conformance.probes import Probe, make_probes
+from assay.verify.conformance.probes import ProbeSequence, make_probes
 from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.tracing import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.noise import NoiseRuns, by_rows
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.shared_pass import Together, sweep
 from assay.verify.thresholds import RUN
 from assay.version import __version__
@@ -122,9 +123,9 @@ def write_kit(
     return manifest
 
 
-def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
+def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
     """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
-    runs = NoiseRuns(model, probe.tokens, probe.positions)
+    runs = NoiseRuns(run_inputs(model, probe.tokens, probe.positions))
     sweep(model, [Together([runs.visit])])
     found: dict[str, dict[str, float]] = {}
     for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
@@ -132,7 +133,7 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
         if value.dtype.kind != "f":
             continue
         rows = by_rows(value, token_axis(model.graph, obs.name))
-        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # what is masked away is no value
+        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # masked scores do not count
         noise = runs.levels[obs.name].rms  # [arithmetic, token]
         share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
         found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
@@ -140,12 +141,12 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
 
 
 def _probe(
-    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
+    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
 ) -> dict[str, Any]:
     begun()
     graph, engine = model.graph, ReferenceEngine(model)
     names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
-    names = [n for n in names if graph[n].op not in ("cache", "argsort", "topk")]
+    names = [n for n in names if not graph[n].has(Trait.STATE | Trait.INDICES)]
     entries: dict[str, dict[str, Any]] = {}
     last_only = len(probe.tokens) > LONG
 

@@ -1,4 +1,4 @@
-"""What can be said without a cause, and what to observe next: the one dump or probe that would tell more."""
+"""Relations that hold without a named cause, and advice on the next observation: the one dump or probe to make."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import split
-from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.graph import Trait, split
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
 from assay.verify.diagnosis.relations import Relation, describe
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import token_axis
@@ -19,59 +19,63 @@ from assay.verify.faults.kinds import ANOTHER_RUN
 Array = NDArray[Any]
 
 
-def relations_at(lab: Lab, unit: Unit) -> list[Relation]:
-    """What can be said of the target without any hypothesis."""
-    found = lab.dump.values(unit.target)
+def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
+    """Simple relations between the found and the expected values of the target; they need no hypothesis."""
+    found = trials.dump.values(unit.target)
     if found is None:
         return []
-    node = lab.graph[unit.target]
-    own = lab.base(unit)[unit.target]
-    weight = np.asarray(lab.weights[node.weights[0]]) if node.op == "rms_norm" and node.weights else None
-    shape = lab.graph.shapes[unit.target]
+    node = trials.graph[unit.target]
+    own = trials.base(unit)[unit.target]
+    scaled = node.has(Trait.NORM) and not node.has(Trait.SUMS) and node.weights  # a norm that only multiplies by w
+    weight = np.asarray(trials.weights[node.weights[0]]) if scaled else None
+    shape = trials.graph.shapes[unit.target]
     others = {
         name: value
-        for name, value in lab.theirs.items()
-        if name != unit.target and split(name)[1] == split(unit.target)[1] and lab.graph.shapes.get(name) == shape
+        for name, value in trials.theirs.items()
+        if name != unit.target and split(name)[1] == split(unit.target)[1] and trials.graph.shapes.get(name) == shape
     }
-    axis = token_axis(lab.graph, unit.target)
-    if node.op == "kq":
-        found, own = np.where(lab.hidden, 0, found), np.where(lab.hidden, 0, own)
-    return describe(found, own, axis, weight, others, lab.context.starts(len(lab.dump.tokens)))
+    axis = token_axis(trials.graph, unit.target)
+    hidden = trials.hidden_at(unit.target)
+    if hidden is not None:
+        found, own = np.where(hidden, 0, found), np.where(hidden, 0, own)
+    return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
 
 
-def next_observation(lab: Lab, unit: Unit, causes: Sequence[Cause], unexplained: Sequence[str]) -> str:
-    """The one thing to dump, or the one probe to run, that would tell more."""
+def next_observation(
+    trials: FaultTrials, unit: EvidenceUnit, causes: Sequence[Cause], unexplained: Sequence[str]
+) -> str:
+    """The one node to dump, or the one probe to run, that would tell more."""
     if unexplained and len(unit.segment) > 1:
         middle = unit.segment[(len(unit.segment) - 1) // 2]
         return f"dump {middle} whole: the fault lies between {unit.segment[0]} and {unit.target}"
     for cause in causes:
         others = [f for f in cause.equivalent if f != cause.fault and f in FAULTS]
         if others:
-            return splitting(lab, Unit(cause.node, _segment_of(lab, cause.node, unit)), cause, others)
+            return splitting(trials, EvidenceUnit(cause.node, _segment_of(trials, cause.node, unit)), cause, others)
     if unexplained:
-        return f"{unit.target} has all its inputs in the dump; compare its code with: {lab.graph[unit.target]}"
+        return f"{unit.target} has all its inputs in the dump; compare its code with: {trials.graph[unit.target]}"
     return ""
 
 
-def _segment_of(lab: Lab, name: str, unit: Unit) -> tuple[str, ...]:
+def _segment_of(trials: FaultTrials, name: str, unit: EvidenceUnit) -> tuple[str, ...]:
     if name == unit.target:
         return unit.segment
-    known = lab.theirs.keys() - {name}
-    found = lab.graph.ancestors([name], known) - known
-    return tuple(node.name for node in lab.graph if node.name in found)
+    known = trials.theirs.keys() - {name}
+    found = trials.graph.ancestors([name], known) - known
+    return tuple(node.name for node in trials.graph if node.name in found)
 
 
-def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:
+def splitting(trials: FaultTrials, unit: EvidenceUnit, cause: Cause, others: Sequence[str]) -> str:
     """The node at which the equivalent faults would differ, or the probe of the catalogue."""
     values = []
     for fault in (cause.fault, *others):
         for variant in FAULTS[fault].variants:
             p = variant.search.common[0] if variant.search and variant.search.common else 0.0
-            if lab.touches(variant, unit, p):
+            if trials.touches(variant, unit, p):
                 h = Hypothesis(fault, variant, p)
-                if not lab.fit(h, unit).explained and fault != cause.fault:
+                if not trials.fit(h, unit).explained and fault != cause.fault:
                     continue
-                made = lab.predict(h, unit, unit.segment)
+                made = trials.predict(h, unit, unit.segment)
                 if made is not None:
                     values.append((fault, made))
                     break

@@ -1,4 +1,4 @@
-"""The diagnosis in words that a tired person can read: the place, the cause, the evidence, what is right, what next."""
+"""The diagnosis as text for a terminal: the place, the cause, the evidence, the right formula, the next step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import Words, joint, tied, words
-from assay.verify.judge.text import broken_lines
+from assay.verify.judge.text import non_finite_lines
 
-PAGE = "docs/faults.md"
+PAGE = "docs/reference/faults.md"
 _WIDTH = 100
 
 
@@ -31,7 +31,7 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield from _notes(d)
         return
     if d.broken is not None:
-        yield from broken_lines(d.broken, len(d.diff.nodes) if d.diff is not None else 0)
+        yield from non_finite_lines(d.broken, len(d.diff.nodes) if d.diff is not None else 0)
         if not d.wrong_nodes and not d.causes:
             yield "  everything before it is right, or the noise of an arithmetic"
             yield from _notes(d)

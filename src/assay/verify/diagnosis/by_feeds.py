@@ -1,7 +1,8 @@
-"""Right mathematics on other tokens: a prompt fed twice, a token doubled, a cache that still holds the last request.
+"""Right mathematics on other tokens: a prompt fed twice, a doubled token, a cache that still holds the last request.
 
-Such a run is no edit of the graph: it is the definition on another sequence, of which the dump shows some rows. So
-each feed names the sequence that was really computed and, for every row of the dump, the row of that run it shows.
+Such a run is no edit of the graph. It is the definition on another sequence, of which the dump shows some rows. So each
+feed names the sequence that was really computed and, for every row of the dump, the row of that run which it shows.
+Touch this module to add another way of feeding tokens wrongly: a row of `FEEDS`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from assay.engines.reference import interpret
 from assay.verify.diagnosis.candidates import confidence
-from assay.verify.diagnosis.lab import NEVER, Fit, Lab
+from assay.verify.diagnosis.fault_trials import NEVER, FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import inputs_of, token_axis
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
@@ -70,34 +71,38 @@ FEEDS = (
     Feed("bos-double", "the first token is fed twice", _doubled_start),
     Feed("bos-missing", "the first token is not fed", _without_start),
 )
-_SCORES = ("kq", "attn_softmax", "cache")  # their width is the number of keys: rows of another run do not fit
 
 
-def other_feed(lab: Lab, diff: Diff, say: Callable[[str], None]) -> Cause | None:
+def other_feed(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> Cause | None:
     """The feed that explains everything observed, if one does."""
-    tokens, prompt = list(lab.dump.tokens), (lab.dump.steps or (len(lab.dump.tokens),))[0]
-    names = [n.name for n in diff.nodes if lab.graph[n.name].op not in _SCORES]
+    tokens, prompt = list(trials.dump.tokens), (trials.dump.steps or (len(trials.dump.tokens),))[0]
+    # A value with an axis of keys is wider in a longer run, so its rows cannot be compared.
+    names = [n.name for n in diff.nodes if "S" not in trials.graph.shapes[n.name]]
     wrong = [n for n in diff.nodes if n.verdict == "wrong" and n.name in names]
     if not wrong:
         return None
     say("trying other feeds of the same tokens")
-    return _matching(lab.on(replace(lab.terms, carried=True)), names, wrong, tokens, prompt)
+    return _matching(trials.on(replace(trials.terms, carried=True)), names, wrong, tokens, prompt)
 
 
-def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int) -> Cause | None:
-    plain = compare_feed(lab, names, tokens, range(len(tokens)))
+def _matching(
+    trials: FaultTrials, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int
+) -> Cause | None:
+    plain = compare_feed(trials, names, tokens, range(len(tokens)))
     deviation = sum(plain[n.name].residual for n in wrong)
     for feed in FEEDS:
         made = feed.make(tokens, prompt)
         if made is None:
             continue
-        fits = compare_feed(lab, names, *made, skip=1 if feed.fault == "bos-missing" else 0)
+        fits = compare_feed(trials, names, *made, skip=1 if feed.fault == "bos-missing" else 0)
         share = np.mean([fits[n.name].explained for n in wrong])
         left = sum(fits[n.name].residual for n in wrong)
         if share >= 0.9 and left < 0.1 * deviation and fits[wrong[0].name].explained:
             first = wrong[0]
             after = fits[first.name]
-            before = Fit(float(first.evidence.carried[lab.terms.arithmetic]), first.evidence.nmse, after.count)
+            before = ObservationFit(
+                float(first.evidence.carried[trials.terms.arithmetic]), first.evidence.nmse, after.count
+            )
             explained = tuple(n.name for n in wrong if fits[n.name].explained)
             return Cause(
                 fault=feed.fault,
@@ -114,22 +119,22 @@ def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list
 
 
 def compare_feed(
-    lab: Lab, names: Sequence[str], tokens: Sequence[int], rows: Sequence[int], skip: int = 0
-) -> dict[str, Fit]:
+    trials: FaultTrials, names: Sequence[str], tokens: Sequence[int], rows: Sequence[int], skip: int = 0
+) -> dict[str, ObservationFit]:
     """Observations against the definition's run on other tokens; the first `skip` rows are not judged."""
-    values = interpret(lab.graph, lab.weights, inputs_of(tokens, range(len(tokens))), names)
+    values = interpret(trials.graph, trials.weights, inputs_of(tokens, range(len(tokens))), names)
     fits = {}
     for name in names:
-        axis = token_axis(lab.graph, name)
-        pooled = lab.graph.shapes[name][0] == 1  # one row of all tokens
+        axis = token_axis(trials.graph, name)
+        pooled = trials.graph.shapes[name][0] == 1  # one row of all tokens
         shown = values[name] if pooled else np.take(values[name], rows, axis=axis)
         if skip and not pooled:
-            whole = lab.dump.values(name)
+            whole = trials.dump.values(name)
             if whole is None:
                 fits[name] = NEVER
                 continue
             head = [slice(None)] * shown.ndim
             head[axis] = slice(0, skip)
             shown[tuple(head)] = whole[tuple(head)]
-        fits[name] = lab.compare(name, shown, own=shown)
+        fits[name] = trials.compare(name, shown, own=shown)
     return fits

@@ -1,8 +1,8 @@
-"""Diagnosis from partial evidence: ten printed values, an rms, the best five logits, of a run from the tokens on.
+"""Diagnosis from partial evidence: ten printed values, an rms, the best five logits.
 
-Nothing was dumped whole, so nothing can be judged on its own inputs: every hypothesis is run from the tokens. It is
-held against the first wrong observation first, which for most faults lies in layer 0 and costs one layer; the few
-that explain it are run to the end and held against everything that was observed.
+No tensor was dumped whole, so no node can be judged on its own inputs. Every hypothesis is run from the tokens. It is
+compared with the first wrong observation first, which for most faults lies in layer 0 and costs one layer. The few
+hypotheses that explain it are run to the end and compared with everything that was observed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from assay.graph import split
 from assay.verify.diagnosis.advice import splitting
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
-from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import FEW, TIE
@@ -22,23 +22,27 @@ from assay.verify.thresholds import FEW, TIE
 Progress = Callable[[str], None]
 
 
-def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress, share: Share | None = None) -> Diagnosis:
+def by_runs(
+    trials: FaultTrials, diff: Diff, first: NodeVerdict, say: Progress, share: Share | None = None
+) -> Diagnosis:
     """The search on runs of the whole model."""
-    lab = lab.from_tokens()
-    everything = tuple(node.name for node in lab.graph)
-    unit = Unit(first.name, everything)
-    before = lab.before(unit)
-    found = candidates_at(lab, unit, before, share=share)
+    trials = trials.from_tokens()
+    everything = tuple(node.name for node in trials.graph)
+    unit = EvidenceUnit(first.name, everything)
+    before = trials.before(unit)
+    found = candidates_at(trials, unit, before, share=share)
     layer = split(first.name)[1]
     if not found.candidates and layer:
         start = next(i for i, name in enumerate(everything) if split(name)[1] == layer)
         say(f"nothing explains it everywhere; trying from layer {layer} on")
-        unit = Unit(first.name, everything[start:])
-        found = candidates_at(lab, unit, before, share=share)
-    lab = found.lab
-    held = _hold(lab, unit, diff, found.candidates)
+        unit = EvidenceUnit(first.name, everything[start:])
+        found = candidates_at(trials, unit, before, share=share)
+    trials = found.trials
+    held = _hold(trials, unit, diff, found.candidates)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
-    result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, lab, first.name))
+    result = Diagnosis(
+        "unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, trials, first.name)
+    )
     if not held:
         return replace(result, next_observation=_bisect(result.segment, first.name))
     best = held[0]
@@ -47,35 +51,35 @@ def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress, share: Shar
     if len(faults) > FEW:
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
-    cause = make_cause(best, same, first.name, _explained_by(lab, unit, diff, best.hypothesis), before, found.tried)
+    cause = make_cause(best, same, first.name, _explained_by(trials, unit, diff, best.hypothesis), before, found.tried)
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     if cause.confidence * (1 + len(faults)) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
-    advice = splitting(lab, unit, cause, sorted(faults)) if faults else ""
+    advice = splitting(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
 
 
-def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list[Candidate]:
+def _hold(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, candidates: list[Candidate]) -> list[Candidate]:
     """Every candidate against everything observed."""
     held = []
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
     for c in candidates:
-        values = lab.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
-        base = lab.base(unit)
+        values = trials.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
+        base = trials.base(unit)
         explained = contradicted = 0
         lost = 0.0
         for name in names:
             value = values.get(name, base.get(name))
             if value is None:
                 continue
-            fit = lab.after(unit, name, value)
+            fit = trials.after(unit, name, value)
             if name in wrong:
                 explained += fit.explained
             elif not fit.explained and c.hypothesis.fault not in SINGLE:
                 contradicted += 1
-                lost += described(fit, lab.before(unit, name))
+                lost += described(fit, trials.before(unit, name))
         held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
     held.sort(key=lambda c: (*c.rank, c.fit.ratio))
     return held
@@ -87,16 +91,16 @@ def _as_good(best: Candidate, other: Candidate) -> bool:
     return near and same and other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
 
 
-def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:
+def _explained_by(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, h: Hypothesis) -> list[str]:
     names = [n.name for n in diff.nodes if n.verdict == "wrong"]
-    values = lab.predict(h, unit, [n for n in names if n in unit.segment]) or {}
-    needed = [n for n in names if n in values and not lab.before(unit, n).explained]
-    return [n for n in needed if lab.after(unit, n, values[n]).explained] or names[:1]
+    values = trials.predict(h, unit, [n for n in names if n in unit.segment]) or {}
+    needed = [n for n in names if n in values and not trials.before(unit, n).explained]
+    return [n for n in needed if trials.after(unit, n, values[n]).explained] or names[:1]
 
 
-def _segment(diff: Diff, lab: Lab, first: str) -> tuple[str, ...]:
+def _segment(diff: Diff, trials: FaultTrials, first: str) -> tuple[str, ...]:
     """From after the last right observation to the first wrong one."""
-    order = [node.name for node in lab.graph]
+    order = [node.name for node in trials.graph]
     right = [
         order.index(n.name) for n in diff.nodes if n.verdict != "wrong" and order.index(n.name) < order.index(first)
     ]

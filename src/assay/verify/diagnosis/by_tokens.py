@@ -1,4 +1,4 @@
-"""Tokens first: ids that differ from what the model's tokenizer and template give explain everything after them."""
+"""Token ids that differ from those of the model's tokenizer and template. They explain everything after them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.gguf import GGUFFile
 from assay.text import ChatTemplate, Tokenizer, encode_chat
-from assay.text.compare import Chat, Finding, explain
+from assay.text.compare import Chat, TokenDifference, explain
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import Dump
 from assay.verify.thresholds import SURE_OF_IDS
@@ -17,7 +17,7 @@ INPUT = "inp_tokens"
 def expected_ids(
     file: GGUFFile, tokenizer: Tokenizer, text: str, *, chat: bool, system: str | None = None
 ) -> tuple[list[int], Chat | None]:
-    """What the file's own tokenizer and template make of the text."""
+    """The ids that the file's own tokenizer and template give for the text."""
     if not chat:
         return tokenizer.encode(text), None
     messages = [{"role": "user", "content": text}]
@@ -39,7 +39,7 @@ def token_causes(
     return [cause_of(finding, len(findings)) for finding in findings]
 
 
-def cause_of(finding: Finding, n: int) -> Cause:
+def cause_of(finding: TokenDifference, n: int) -> Cause:
     return Cause(
         fault=finding.fault,
         node=INPUT,

@@ -1,4 +1,8 @@
-"""Which hypotheses explain a unit of evidence, and how sure that makes us."""
+"""Which hypotheses explain a unit of evidence, and with which confidence.
+
+`hypotheses` lists what is tried and in which order, `candidates_at` tries it, `confidence` turns a fit into a
+probability.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ import numpy as np
 
 from assay.graph import split
 from assay.verify.diagnosis.damage import damaged, glimpsed
-from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
-from assay.verify.faults import FAULTS, Kind, Stage, decode_only
+from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
     A_GUESS,
@@ -30,13 +34,13 @@ from assay.verify.thresholds import (
     TIE,
 )
 
-SECOND_NAMES = {  # faults that other rows name more plainly
+SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",
-}  # happens to one tensor: that others are right is no argument against it
+}  # happens to one tensor, so right values of other tensors do not speak against it
 
 
 _OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
@@ -47,10 +51,10 @@ class Candidate:
     """A hypothesis that explains the first unit, with how it fares elsewhere."""
 
     hypothesis: Hypothesis
-    fit: Fit
+    fit: ObservationFit
     explained: int = 0
     contradicted: int = 0
-    lost: float = 0.0  # bits by which it lengthens the description of right nodes that it would have made wrong
+    lost: float = 0.0  # bits by which it lengthens the description of right nodes
 
     @property
     def fitted(self) -> bool:
@@ -66,27 +70,30 @@ class Candidate:
         return (not self.fit.exact, -self.explained, self.contradicted, bit or self.fitted, second, family)
 
 
-def representatives(units: Sequence[Unit]) -> list[Unit]:
-    """A few units that stand for all: the first and the last of each role."""
-    by_role: dict[str, list[Unit]] = {}
+def representatives(units: Sequence[EvidenceUnit]) -> list[EvidenceUnit]:
+    """A few units in place of all: the first and the last of each role."""
+    by_role: dict[str, list[EvidenceUnit]] = {}
     for unit in units:
         by_role.setdefault(split(unit.target)[0], []).append(unit)
     return [many[0] for many in by_role.values()] + [many[-1] for many in by_role.values() if len(many) > 1]
 
 
-def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
-    """Everything in the catalogue that can be planted in the segment: fixed mistakes, families, misread weights where
-    a whole model of them must be decoded for each, and last the same in the decode steps alone."""
+def hypotheses(trials: FaultTrials, unit: EvidenceUnit, *, decode: bool) -> Iterable[Hypothesis]:
+    """Everything in the catalogue that can be planted in the segment, the cheap and likely first.
+
+    The order is: fixed mistakes, families, misread weights where each trial decodes a whole model. With `decode`, the
+    same mistakes in the decode steps alone come last.
+    """
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
     for fault in FAULTS.values():
-        if lab.terms.subtle and Kind.WEIGHTS in fault.kinds:
+        if trials.terms.subtle and FaultKind.WEIGHTS in fault.kinds:
             continue
         for variant in fault.variants:
             if variant.search is not None:
                 families.append(Hypothesis(fault.id, variant))
-            elif lab.touches(variant, unit):
-                if costly(lab, fault.id, unit):
+            elif trials.touches(variant, unit):
+                if costly(trials, fault.id, unit):
                     misread.append(Hypothesis(fault.id, variant))
                 else:
                     yield Hypothesis(fault.id, variant)
@@ -95,54 +102,58 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
     if decode:
         for fault in FAULTS.values():
             for variant in fault.variants:
-                if variant.search is None and lab.touches(variant, unit):
+                if variant.search is None and trials.touches(variant, unit):
                     yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
 
 
-def costly(lab: Lab, fault: str, unit: Unit) -> bool:
-    """Does a try decode a whole model, or a large layer?"""
+def costly(trials: FaultTrials, fault: str, unit: EvidenceUnit) -> bool:
+    """Does a trial decode a whole model, or a large layer?"""
     if FAULTS[fault].stage not in _OF_THE_FILE:
         return False
-    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and lab.size(unit.segment) >= LARGE_LAYER)
+    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and trials.size(unit.segment) >= LARGE_LAYER)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The hypotheses that explain a unit, out of how many, and the bench on the terms under which they do."""
+    """The hypotheses that explain a unit, the number tried, and the trials on whose terms they explain it."""
 
     candidates: list[Candidate]
     tried: int
-    lab: Lab
+    trials: FaultTrials
 
 
-Share = Callable[[Unit], Mapping[int, Fit]]  # of the hypotheses about a unit, those that were tried elsewhere
+Share = Callable[
+    [EvidenceUnit], Mapping[int, ObservationFit]
+]  # of the hypotheses about a unit, those that were tried elsewhere
 
 
-def tried_here(lab: Lab, unit: Unit, part: int, parts: int) -> dict[int, Fit]:
-    """Every so many-th hypothesis that has no parameter: the share of one of several who try them."""
-    screen = Screen(lab, unit)
-    listed = enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit)))
+def tried_here(trials: FaultTrials, unit: EvidenceUnit, part: int, parts: int) -> dict[int, ObservationFit]:
+    """Every `parts`-th hypothesis without a parameter: the share of one of several machines."""
+    screen = Screen(trials, unit)
+    listed = enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit)))
     return {i: screen.fit(h) for i, h in listed if h.variant.search is None and i % parts == part}
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share: Share | None = None) -> Found:
+def candidates_at(
+    trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit, *, deep: bool = True, share: Share | None = None
+) -> Found:
     """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
     elsewhere = share(unit) if share else {}
     found: list[Candidate] = []
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
-    screen = Screen(lab, unit)
-    for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
+    screen = Screen(trials, unit)
+    for i, h in enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit))):
         if h.fault == "path-split" and (found or screen.head is not None):
-            break  # where each is a run, the scans come first
-        if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
+            break  # where each trial is a run, the scans come first
+        if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
-        if costly(lab, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
-            continue  # a misread file does not look like a mistake in a formula, to that many digits
+        if costly(trials, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
+            continue  # a mistake in a formula that fits to that many digits is no misread file
         tried += 1
         if screen.right_at_first and FAULTS[h.fault].stage in _OF_THE_FILE:
-            continue  # weights that are misread are so for every row
+            continue  # misread weights would show in every row
         if h.variant.search is None:
             fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
@@ -154,70 +165,72 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
             rough.append(Candidate(h, fit))
     bits: list[Candidate] = []
     if not found:
-        for h in (*damaged(lab, unit), *glimpsed(lab, unit, (unit.target,))):
+        for h in (*damaged(trials, unit), *glimpsed(trials, unit, (unit.target,))):
             tried += 1
-            bits.append(Candidate(h, lab.fit(h, unit)))
+            bits.append(Candidate(h, trials.fit(h, unit)))
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
         found = [c for c in bits if c.fit.explained]
-    if deep and not any(c.fit.exact for c in found) and (bits or not found):  # of so many bits one is near to anything
-        for h in sorted(scans, key=lambda h: _points(lab, h)):
+    if (
+        deep and not any(c.fit.exact for c in found) and (bits or not found)
+    ):  # one of thousands of bits is near any deviation
+        for h in sorted(scans, key=lambda h: _points(trials, h)):
             tried += 1
-            h, fit = screen.search(h, deep=affordable(lab, unit, h))
+            h, fit = screen.search(h, deep=affordable(trials, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
             elif fit.residual < COARSE * before.residual:
                 rough.append(Candidate(h, fit))
             if screen.head is not None and fit.residual < ENOUGH * before.residual:
-                break  # every further point is a run of the model
-    if screen.head is not None and not found and not rough and only_decode(lab, unit):
-        for h in hypotheses(lab, unit, decode=True):
+                break  # every further point costs a run of the model
+    if screen.head is not None and not found and not rough and only_decode(trials, unit):
+        for h in hypotheses(trials, unit, decode=True):
             if h.fault == "path-split" and better(fit := screen.fit(h), before):
                 found.append(Candidate(h, fit))
-    if not found and lab.terms.guessed and not lab.terms.subtle:
-        coarser = _coarser(lab, [*rough, *bits], tried)
+    if not found and trials.terms.guessed and not trials.terms.subtle:
+        coarser = _coarser(trials, [*rough, *bits], tried)
         if coarser is not None:
             return coarser
-    return Found(found, tried, lab)
+    return Found(found, tried, trials)
 
 
-def _coarser(lab: Lab, rough: list[Candidate], tried: int) -> Found | None:
+def _coarser(trials: FaultTrials, rough: list[Candidate], tried: int) -> Found | None:
     """Where the arithmetic was a guess: the next coarser one under which some hypothesis explains the unit."""
-    for i in range(lab.terms.arithmetic + 1, len(ARITHMETICS)):
+    for i in range(trials.terms.arithmetic + 1, len(ARITHMETICS)):
         found = [replace(c, fit=replace(c.fit, ratio=c.fit.every[i])) for c in rough if c.fit.every[i] <= ACCEPT]
         if found:
-            return Found(found, tried, lab.on(replace(lab.terms, arithmetic=i)))
+            return Found(found, tried, trials.on(replace(trials.terms, arithmetic=i)))
     return None
 
 
-def better(fit: Fit, before: Fit) -> bool:
+def better(fit: ObservationFit, before: ObservationFit) -> bool:
     return fit.explained and fit.residual < GAIN * before.residual
 
 
-def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
+def affordable(trials: FaultTrials, unit: EvidenceUnit, h: Hypothesis) -> bool:
     """A scan of a weight's layout decodes it at every point of the grid: not for large tables."""
     search = h.variant.search
-    if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
+    if FaultKind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
-    return lab.size(unit.segment) * search.points < MOST_DECODED
+    return trials.size(unit.segment) * search.points < MOST_DECODED
 
 
-def _points(lab: Lab, h: Hypothesis) -> int:
+def _points(trials: FaultTrials, h: Hypothesis) -> int:
     """How many a scan has."""
     search = h.variant.search
     if search is None or search.scan is not None:
         return sys.maxsize  # those of a file are many
-    return len(search.grid(lab.rows))
+    return len(search.grid(trials.rows))
 
 
-def only_decode(lab: Lab, unit: Unit) -> bool:
+def only_decode(trials: FaultTrials, unit: EvidenceUnit) -> bool:
     """Is the unit's target right in the prompt and wrong in later steps?"""
-    whole = lab.dump.values(unit.target)
-    if whole is None or len(lab.dump.steps) < 2:
+    whole = trials.dump.values(unit.target)
+    if whole is None or len(trials.dump.steps) < 2:
         return False
-    axis = token_axis(lab.graph, unit.target)
-    own = lab.base(unit)[unit.target]
-    error = np.moveaxis(np.abs(whole - own), axis, 0).reshape(len(lab.dump.tokens), -1).max(1)
-    prompt = lab.dump.steps[0]
+    axis = token_axis(trials.graph, unit.target)
+    own = trials.base(unit)[unit.target]
+    error = np.moveaxis(np.abs(whole - own), axis, 0).reshape(len(trials.dump.tokens), -1).max(1)
+    prompt = trials.dump.steps[0]
     return bool(error[:prompt].max() < 1e-2 * error[prompt:].max())
 
 
@@ -230,7 +243,7 @@ def tied(best: Candidate, other: Candidate) -> bool:
 
 
 def make_cause(
-    best: Candidate, same: Sequence[Candidate], node: str, nodes: Sequence[str], before: Fit, tried: int
+    best: Candidate, same: Sequence[Candidate], node: str, nodes: Sequence[str], before: ObservationFit, tried: int
 ) -> Cause:
     h = best.hypothesis
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
@@ -252,20 +265,21 @@ def make_cause(
     )
 
 
-def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0) -> float:
-    """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
+def confidence(
+    before: ObservationFit, after: ObservationFit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0
+) -> float:
+    """The probability that the fault happened, from the bits by which it shortens the description of the values.
 
-    Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
-    hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
-    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already. And
-    what leaves more than noise, of a deviation that it should have made itself, is a guess.
+    Each observed number is described with log2(deviation before / after) fewer bits. The choice among the hypotheses
+    tried costs log2 of their number, a solved parameter ten bits more. Every further node that the fault explains is
+    worth a bit, and the bits `lost` at right nodes are subtracted. A fault that leaves more than noise is a guess.
     """
     bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
     leaves_much = after.ratio > 1 and not after.exact and after.residual > COARSE * before.residual
     return float(min(A_GUESS if leaves_much else 0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
 
 
-def described(before: Fit, after: Fit) -> float:
-    """Bits by which a node's numbers are described more shortly, where they were beyond the noise."""
+def described(before: ObservationFit, after: ObservationFit) -> float:
+    """Bits by which the description of a node's numbers gets shorter, where they were beyond the noise."""
     gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5)) if before.ratio > 1 else 0.0
     return float(min(after.count, 64) * max(gain, 0.0) / 2)

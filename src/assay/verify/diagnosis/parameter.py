@@ -8,35 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.thresholds import A_LAYERS_WORTH, FEEDS_FIRST, PROMISING
 
-MOSTLY = 0.9  # of the values pass a limit that nobody notices
-_NOISE_LEFT = 0.2  # times the allowed noise: there is nothing left to refine
-_FLAT = 1e-5  # of the cost: what is left no longer depends on the parameter
+MOSTLY = 0.9  # Share of the values that pass a limit which stays unnoticed.
+_NOISE_LEFT = 0.2  # times the allowed noise: a smaller residual needs no refinement.
+_FLAT = 1e-5  # Relative change of the cost at which it no longer depends on the parameter.
 
 
 def search_parameter(
-    lab: Lab,
+    trials: FaultTrials,
     h: Hypothesis,
-    unit: Unit,
-    fit: Callable[[Hypothesis], Fit] | None = None,
+    unit: EvidenceUnit,
+    fit: Callable[[Hypothesis], ObservationFit] | None = None,
     *,
     deep: bool = True,
     around: float = 0.0,
-) -> tuple[Hypothesis, Fit]:
+) -> tuple[Hypothesis, ObservationFit]:
     """The best member of a family at this unit: common values, then a scan, then a refinement around the best.
 
-    With `around`, only the refinement, that near to the hypothesis's own parameter.
+    With `around`, only the refinement is done, within this relative distance of the hypothesis's own parameter.
     """
     search = h.variant.search
     assert search is not None
-    tried: dict[float, Fit] = {}
+    tried: dict[float, ObservationFit] = {}
 
-    def at(p: float) -> Fit:
+    def at(p: float) -> ObservationFit:
         if p not in tried:
-            usable, guess = lab.touches(h.variant, unit, p), replace(h, p=p)
-            tried[p] = (fit(guess) if fit else lab.fit(guess, unit)) if usable else NEVER
+            usable, guess = trials.touches(h.variant, unit, p), replace(h, p=p)
+            tried[p] = (fit(guess) if fit else trials.fit(guess, unit)) if usable else NEVER
         return tried[p]
 
     def best() -> float:
@@ -48,8 +48,10 @@ def search_parameter(
     if around:
         least(cost, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
-    of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
-    rows, met = lab.rows, _met(lab, h, unit) if search.limit else (0.0, 0.0)
+    of_file = (
+        search.scan(trials.context, [trials.graph[name] for name in unit.segment]) if search.scan is not None else ()
+    )
+    rows, met = trials.rows, _met(trials, h, unit) if search.limit else (0.0, 0.0)
     common = search.usual(rows, met)
     for p in (*common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
         if at(p).explained:
@@ -64,12 +66,12 @@ def search_parameter(
             if at(p).explained:
                 break
         return replace(h, p=best()), tried[best()]
-    if lab.terms.subtle and grid:  # most likely nothing is wrong: go on only where a rough scan gains something
+    if trials.terms.subtle and grid:  # most likely no fault: continue only if a rough scan gains something
         fine = not search.whole and len(unit.segment) <= FEEDS_FIRST
         stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if fine else 8))
         near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
         gained = min(at(p).residual for p in (*common, *near, *grid[::stride]))
-        if gained > PROMISING * lab.before(unit).residual:
+        if gained > PROMISING * trials.before(unit).residual:
             return replace(h, p=best()), tried[best()]
     for p in grid:
         if at(p).explained and search.whole:
@@ -87,10 +89,10 @@ def search_parameter(
     return replace(h, p=best()), tried[best()]
 
 
-def _met(lab: Lab, h: Hypothesis, unit: Unit) -> tuple[float, float]:
-    """Of the values that a limit could meet, in the definition: what nine of ten stay below, and the largest."""
-    base = lab.base(unit)
-    met = [base[name] for name in unit.segment if h.variant.at(lab.context, lab.graph[name], 1.0) is not None]
+def _met(trials: FaultTrials, h: Hypothesis, unit: EvidenceUnit) -> tuple[float, float]:
+    """Sizes of the values that a limit would clip, in the definition: the 90 % quantile and the largest."""
+    base = trials.base(unit)
+    met = [base[name] for name in unit.segment if h.variant.at(trials.context, trials.graph[name], 1.0) is not None]
     if not met:
         return 0.0, 0.0
     sizes = [np.abs(x) for x in met]
@@ -98,7 +100,7 @@ def _met(lab: Lab, h: Hypothesis, unit: Unit) -> tuple[float, float]:
 
 
 def _walk(at: Any, lo: int, hi: int) -> None:
-    """Narrow a bracket of whole numbers by thirds; residuals are unimodal near the truth."""
+    """Narrow a bracket of integers by thirds; residuals are unimodal near the true value."""
     while hi - lo > 8:
         third = (hi - lo) // 3
         if at(float(lo + third)).residual < at(float(hi - third)).residual:

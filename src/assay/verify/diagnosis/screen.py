@@ -1,9 +1,9 @@
-"""Ruling hypotheses out cheaply, where trying one means running the whole model.
+"""Ruling hypotheses out cheaply, where a trial means running the whole model.
 
-Two short cuts, both exact in what they claim. A fault would have *shown earlier*: it changes a node that was observed
-on the way and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a
-hypothesis that fails on them, in float32, fails. Faults that let a token see later ones are noticed by computing the
-first node they touch both ways, and are run in full.
+Both shortcuts are exact. A fault *would have shown earlier* if it changes a node before the target that was observed
+and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a hypothesis
+that fails on them in float32 fails. A fault that lets a token see later ones is detected by computing the first node
+that it changes both ways, and is then run in full.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from assay.engines.reference import evaluate
 from assay.engines.reference.weights import Table, Weights
 from assay.graph import split
-from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.parameter import search_parameter
-from assay.verify.faults import FAULTS, Context, Kind
+from assay.verify.faults import FAULTS, Context, FaultKind
 from assay.verify.judge.compare_nodes import NodeVerdict
 from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
@@ -44,62 +44,66 @@ class Narrow(Weights):
 
 
 class Screen:
-    """The hypotheses about one unit, with a sieve before the full run."""
+    """Trials of hypotheses about one unit, with cheap tests before the full run."""
 
-    def __init__(self, lab: Lab, unit: Unit) -> None:
-        self.lab, self.unit = lab, unit
+    def __init__(self, trials: FaultTrials, unit: EvidenceUnit) -> None:
+        self.trials, self.unit = trials, unit
 
-    def fit(self, h: Hypothesis) -> Fit:
+    def fit(self, h: Hypothesis) -> ObservationFit:
         if self._shown_earlier(h) or self._fails_at_once(h):
             return NEVER
         rough = self.narrow.fit(h, self.unit) if self.narrow is not None else None
-        return rough if rough is not None and not self._possible(rough) else self.lab.fit(h, self.unit)
+        return rough if rough is not None and not self._possible(rough) else self.trials.fit(h, self.unit)
 
-    def search(self, h: Hypothesis, *, deep: bool) -> tuple[Hypothesis, Fit]:
+    def search(self, h: Hypothesis, *, deep: bool) -> tuple[Hypothesis, ObservationFit]:
         """The best member of a family. A scan is done on the first rows where they are wrong, then refined on all."""
         if not deep or not self._telling_head:
-            return search_parameter(self.lab, h, self.unit, self.fit, deep=deep)
+            return search_parameter(self.trials, h, self.unit, self.fit, deep=deep)
         head = self.head
         assert head is not None
         best, short = search_parameter(head, h, self.unit, lambda x: head.fit(x, self.unit))
         if not self._causal(best):
-            return search_parameter(self.lab, h, self.unit, self.fit)
+            return search_parameter(self.trials, h, self.unit, self.fit)
         if not self._possible(short):
             return best, NEVER
-        full = self.lab.fit(best, self.unit)
+        full = self.trials.fit(best, self.unit)
         if full.explained or best.variant.search is None or best.variant.search.whole:
             return best, full
-        return search_parameter(self.lab, best, self.unit, around=AROUND)
+        return search_parameter(self.trials, best, self.unit, around=AROUND)
 
     # -- it would have shown earlier -------------------------------------------------------------------------------
 
     def _shown_earlier(self, h: Hypothesis) -> bool:
-        lab, unit = self.lab, self.unit
+        trials, unit = self.trials, self.unit
         if not self._observed_right:
             return False
-        changed = lab.changed(h, unit)
-        first = next((name for name in unit.segment if name in changed and name in lab.dump.by_name), None)
+        changed = trials.changed(h, unit)
+        first = next((name for name in unit.segment if name in changed and name in trials.dump.by_name), None)
         if first not in self._observed_right:
             return False
-        values = lab.predict(h, unit, [first])
-        return values is None or lab.after(unit, first, values[first]).ratio > RULED_OUT * ACCEPT
+        values = trials.predict(h, unit, [first])
+        return values is None or trials.after(unit, first, values[first]).ratio > RULED_OUT * ACCEPT
 
     @cached_property
     def _observed_right(self) -> set[str]:
-        """Right nodes on the way to the target; short ways are not worth looking."""
+        """Right nodes before the target, in segments so long that the test is worth its cost."""
         segment = self.unit.segment
         on_the_way = set(segment[: segment.index(self.unit.target)])
-        return (on_the_way & self.lab.right) if len(segment) >= LONG_RUN else set()
+        return (on_the_way & self.trials.right) if len(segment) >= LONG_RUN else set()
 
     # -- it fails on the first rows --------------------------------------------------------------------------------
 
     def _fails_at_once(self, h: Hypothesis) -> bool:
         return self.head is not None and not self._possible(self.head.fit(h, self.unit)) and self._causal(h)
 
-    def _possible(self, fit: Fit) -> bool:
-        """Might it be explained on all rows, be it by a coarser arithmetic than the one guessed?"""
-        lab = self.lab
-        near = lab.terms.guessed and not lab.terms.subtle and fit.residual < ROUGH * lab.before(self.unit).residual
+    def _possible(self, fit: ObservationFit) -> bool:
+        """May all rows be explained, if need be with a coarser arithmetic than the guessed one?"""
+        trials = self.trials
+        near = (
+            trials.terms.guessed
+            and not trials.terms.subtle
+            and fit.residual < ROUGH * trials.before(self.unit).residual
+        )
         return min(fit.ratio, *(fit.every if near else ()), np.inf) <= RULED_OUT * ACCEPT
 
     @cached_property
@@ -112,45 +116,44 @@ class Screen:
         return self.head is not None and self.head.before(self.unit).exact
 
     @cached_property
-    def head(self) -> Lab | None:
+    def head(self) -> FaultTrials | None:
         """The same question about the first rows of the run."""
-        lab, target = self.lab, self.unit.target
-        whole = lab.dump.values(target)
-        short = len(self.unit.segment) < LONG_RUN or any(i not in lab.given for i in self._inputs())
-        if whole is None or short or (lab.dump.steps or (len(lab.dump.tokens),))[0] <= HEAD:
+        trials, target = self.trials, self.unit.target
+        whole = trials.dump.values(target)
+        short = len(self.unit.segment) < LONG_RUN or any(i not in trials.given for i in self._inputs())
+        if whole is None or short or (trials.dump.steps or (len(trials.dump.tokens),))[0] <= HEAD:
             return None
-        obs = replace(lab.dump.by_name[target][0], data=self._cut(target, whole), shape=None)
+        obs = replace(trials.dump.by_name[target][0], data=self._cut(target, whole), shape=None)
         dump = replace(
-            lab.dump, tokens=lab.dump.tokens[:HEAD], positions=lab.dump.positions[:HEAD], steps=(HEAD,),
+            trials.dump, tokens=trials.dump.tokens[:HEAD], positions=trials.dump.positions[:HEAD], steps=(HEAD,),
             observations=(obs,),
         )  # fmt: skip
-        seen = lab.evidence[target]
+        seen = trials.evidence[target]
         local, carried = (_first_rows(level) for level in (seen.noise_local, seen.noise_carried))
         node = NodeVerdict(target, "wrong", None, None, replace(seen, noise_local=local, noise_carried=carried))
-        return Lab(lab.model, dump, replace(lab.diff, nodes=(node,)), self._weights, lab.terms)
+        return FaultTrials(trials.model, dump, replace(trials.diff, nodes=(node,)), self._weights, trials.terms)
 
     @cached_property
-    def narrow(self) -> Lab | None:
+    def narrow(self) -> FaultTrials | None:
         """The same question in float32, which takes half the time."""
-        lab = self.lab
-        return None if self.head is None else Lab(lab.model, lab.dump, lab.diff, self._weights, lab.terms, lab.theirs)
+        return None if self.head is None else self.trials.with_weights(self._weights)
 
     @cached_property
     def _weights(self) -> Narrow:
-        return Narrow(self.lab.weights)
+        return Narrow(self.trials.weights)
 
     def _inputs(self) -> set[str]:
         inside = set(self.unit.segment)
-        return {i for name in inside for i in self.lab.graph[name].inputs} - inside
+        return {i for name in inside for i in self.trials.graph[name].inputs} - inside
 
     def _cut(self, name: str, value: Array) -> Array:
         """The rows (and keys) of the first tokens."""
-        shape = self.lab.graph.shapes.get(name, ("T",))
+        shape = self.trials.graph.shapes.get(name, ("T",))
         return value[tuple(slice(0, HEAD) if isinstance(d, str) else slice(None) for d in shape)]
 
     def passes(self, h: Hypothesis) -> bool:
-        """Do the first rows leave it possible, whatever the engine rounds? What is off by much more than was there to
-        explain stays so."""
+        """Do the first rows leave the hypothesis possible under some rounding rule? Rules differ by less than the
+        deviation, so a hypothesis that is off by much more is ruled out."""
         if self.head is None:
             return True
         left, before = self.head.fit(h, self.unit).residual, self.head.before(self.unit).residual
@@ -158,13 +161,13 @@ class Screen:
 
     def _causal(self, h: Hypothesis) -> bool:
         """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
-        if Kind.WEIGHTS in FAULTS[h.fault].kinds:  # weights know nothing of rows
+        if FaultKind.WEIGHTS in FAULTS[h.fault].kinds:  # weights are the same for all rows
             return True
-        lab, base = self.lab, self.lab.base(self.unit)
-        short, seen = Context(lab.model, (HEAD,)), set[str]()
+        trials, base = self.trials, self.trials.base(self.unit)
+        short, seen = Context(trials.model, (HEAD,)), set[str]()
         for name in self.unit.segment:
-            node = lab.graph[name]
-            whole, part = (h.variant.at(context, node, h.p) for context in (lab.context, short))
+            node = trials.graph[name]
+            whole, part = (h.variant.at(context, node, h.p) for context in (trials.context, short))
             if whole is None or split(name)[0] in seen:
                 continue
             seen.add(split(name)[0])
@@ -172,10 +175,10 @@ class Screen:
                 return False
             values = []
             for change, cut in ((whole, False), (part, True)):
-                inputs = [(i, base[i] if i in base else lab.given[i]) for i in change.node.inputs]
+                inputs = [(i, base[i] if i in base else trials.given[i]) for i in change.node.inputs]
                 operands = [self._cut(i, x) if cut else x for i, x in inputs]
                 with np.errstate(all="ignore"):
-                    values.append(evaluate(change.node, operands, lab.weights, function=change.function))
+                    values.append(evaluate(change.node, operands, trials.weights, function=change.function))
             if not np.allclose(self._cut(name, values[0]), values[1], rtol=1e-6, atol=0, equal_nan=True):
                 return False
         return True

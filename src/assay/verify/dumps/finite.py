@@ -6,30 +6,15 @@ Masked scores may be -inf; nothing else in a right run may.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Graph
-from assay.verify.dumps.observation import Observation, token_axis
+from assay.verify.dumps.observation import NotFinite, Observation, token_axis
 
 _MAY_BE_MASKED = ("kq", "group_mask")
-
-
-@dataclass(frozen=True)
-class NotFinite:
-    """The first node, in the order of computation, whose dumped values are not all finite."""
-
-    node: str
-    what: str  # NaN, Inf or -Inf: the first of them
-    count: int
-    size: int
-    at: tuple[int, ...]  # place of the first, among the values as they were dumped
-    row: int | None  # the token it belongs to, where the layout tells
-    left: int  # observed nodes from there on, which are not judged
-    masked: int | None = None  # a row of the scores before it in which every key is masked
 
 
 def is_finite(values: NDArray[Any], op: str = "") -> NDArray[np.bool_]:

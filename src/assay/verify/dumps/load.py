@@ -8,13 +8,14 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.by_values import can_tell
-from assay.verify.dumps.eval_callback import is_eval_callback, read_eval_callback
-from assay.verify.dumps.logs import read_log
+from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors
+from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
+from assay.verify.dumps.formats.json_lines import read_json_lines
+from assay.verify.dumps.matching.by_values import can_tell
+from assay.verify.dumps.matching.reading_notes import nothing_read
 from assay.verify.dumps.observation import Dump
-from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
+from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.resolve import resolve
-from assay.verify.dumps.settle import nothing_read
 
 
 def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from numpy.typing import NDArray
 from assay.graph import INPUTS, Graph
 
 Array = NDArray[Any]
-
-if TYPE_CHECKING:
-    from assay.verify.dumps.finite import NotFinite
 
 STATISTICS: dict[str, Callable[[Array], float]] = {
     "rms": lambda x: float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))),
@@ -89,6 +86,20 @@ class Observation:
         if self.kind in ("at", "top"):
             return np.array([value for _, value in self.data], np.float64)
         return np.atleast_1d(np.asarray(self.data, np.float64))
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """The first node, in the order of computation, whose dumped values are not all finite."""
+
+    node: str
+    what: str  # NaN, Inf or -Inf: the first of them
+    count: int
+    size: int
+    at: tuple[int, ...]  # place of the first, among the values as they were dumped
+    row: int | None  # the token it belongs to, where the layout tells
+    left: int  # observed nodes from there on, which are not judged
+    masked: int | None = None  # a row of the scores before it in which every key is masked
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,13 +22,14 @@ from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
-from assay.verify.dumps import axes
-from assay.verify.dumps.by_values import by_values, overruled
 from assay.verify.dumps.finite import is_finite, up_to_first
-from assay.verify.dumps.foreign_names import ignored, translate
-from assay.verify.dumps.numbering import numbered
+from assay.verify.dumps.matching import layouts
+from assay.verify.dumps.matching.ambiguities import settle
+from assay.verify.dumps.matching.by_values import by_values, overruled
+from assay.verify.dumps.matching.layer_numbers import numbered
+from assay.verify.dumps.matching.reading_notes import folded, nothing_read, suggestion, understood
+from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.settle import folded, nothing_read, settle, suggestion, understood
 from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
@@ -221,9 +222,9 @@ def _match_by_value(
         values = truth(fits)
         scored, plain = [], dict[str, bool]()
         for name in fits:
-            reading = axes.readings(graph, name, array, (0, n), n)
+            reading = layouts.readings(graph, name, array, (0, n), n)
             if reading:
-                best = axes.nearest(reading, values[name], token_axis(graph, name))
+                best = layouts.nearest(reading, values[name], token_axis(graph, name))
                 scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
                 plain[name] = not best.label
         scored.sort(key=lambda pair: pair[0])
@@ -275,13 +276,13 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_as_computed, obs, graph)), ""
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
-    found = axes.readings(graph, obs.name, obs.array(), rows, n) if small else []
+    found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
             f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
-    best = found[0] if len(found) == 1 else axes.nearest(found, truth([obs.name])[obs.name], axis)
+    best = found[0] if len(found) == 1 else layouts.nearest(found, truth([obs.name])[obs.name], axis)
     data = _as_computed(replace(obs, data=best.array), graph)
     return replace(obs, data=data, rows=best.rows, shape=best.array.shape), best.label
 
@@ -364,9 +365,9 @@ def _orders(laid: list[Observation], model: Model, truth: Truth) -> tuple[list[O
         if not usable:
             continue
         first = [o for o in usable if o.name == usable[0].name]
-        if axes.is_hf(first, truth([usable[0].name]), graph, width):
+        if layouts.is_hf(first, truth([usable[0].name]), graph, width):
             ids = {id(o) for o in mine}
-            laid = [axes.reorder(o, width) if id(o) in ids else o for o in laid]
+            laid = [layouts.reorder(o, width) if id(o) in ids else o for o in laid]
             notes.append(f"{letter}: heads are in Hugging Face's order (halves); brought into pairs")
     return laid, notes
 

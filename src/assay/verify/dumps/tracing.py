@@ -23,8 +23,8 @@ from assay.engines.plan.batching import INDICES
 from assay.errors import AssayError
 from assay.graph import Graph, split
 from assay.system.files import NewFile
+from assay.verify.dumps.formats.safetensors import TensorWriter, read_safetensors
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
-from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
 from assay.version import __version__
 
 Array = NDArray[Any]
@@ -196,28 +196,6 @@ def _archive(trace: Path, out: NewFile) -> None:
         for name, read in {**listed, **readers}.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, read(), allow_pickle=False)
-
-
-def read_trace(path: Path) -> Dump | None:
-    """A trace written by `write_trace`, its values read when asked for; None if the file is something else."""
-    readers, entries, metadata = read_safetensors(path)
-    if "assay_trace" not in metadata:
-        return None
-    try:
-        positions, steps = json.loads(metadata["positions"]), json.loads(metadata["steps"])
-        tokens = tuple(int(t) for t in readers["tokens"]())
-        names = [name for name in entries if name != "tokens"]
-        return Dump(
-            engine=metadata["engine"],
-            tokens=tokens,
-            positions=tuple(map(int, positions)),
-            steps=tuple(map(int, steps)),
-            observations=tuple(Observation(n, "values", readers[n], shape=entries[n].shape, foreign=n) for n in names),
-            source=str(path),
-            provenance={k: metadata[k] for k in ("assay", "model", "model_sha256", "precision") if k in metadata},
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise AssayError(f"{path}: the trace's metadata are not valid ({error}); trace again") from None
 
 
 def write_summary(

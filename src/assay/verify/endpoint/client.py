@@ -1,6 +1,8 @@
-"""Talking to an OpenAI-compatible server: log-probabilities of a prompt and of what follows it, whatever their form.
+"""A client of an OpenAI-compatible server: log-probabilities of a prompt and of the tokens after it, in every known
+form.
 
-The server is a stranger's: every part of an answer is checked for its kind, its size and its time."""
+The server is not trusted: the type, size and time of every part of an answer are checked.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the
 
 
 @dataclass(frozen=True)
-class Step:
-    """One token of a reply: its id where it can be told, and the log-probabilities given for its place."""
+class ScoredToken:
+    """One token of a reply: its id where it is known, and the log-probabilities given for its place."""
 
     id: int | None
     text: str
@@ -36,10 +38,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came back: the tokens in order, how many of them are the prompt's, and why the server stopped."""
+class ServerReply:
+    """A checked reply: the tokens in order, how many of them are the prompt's, and why the server stopped."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScoredToken, ...]
     n_prompt: int  # tokens of the prompt among `steps`: 0 where the prompt was not echoed
     text: str
     finish: str
@@ -70,7 +72,7 @@ class Client:
 
     @cached_property
     def known(self) -> Mapping[str, int]:
-        """Tokens that are told by their text alone, as in replies without ids: those of which only one has it."""
+        """Token ids by text, for replies without ids; texts that several tokens share are left out."""
         found: dict[str, int] = {}
         twice: set[str] = set()
         for token in range(self.tokenizer.n_vocab):
@@ -100,7 +102,7 @@ class Client:
             raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
 
     def _checked(self, where: str, found: Any) -> dict[str, Any]:
-        """An answer that is an object with a first choice."""
+        """The answer, checked to be an object with a first choice."""
         if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
             raise AssayError(f"{where}: the answer holds no choices (found {printable(str(found), 100)})")
         if not isinstance(found["choices"][0], dict):
@@ -109,18 +111,20 @@ class Client:
             )
         return found
 
-    def complete(self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
+    def complete(
+        self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any
+    ) -> ServerReply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
         return self._reply(found, n if echo else None)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> Reply:
+    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> ServerReply:
         """`/v1/chat/completions`, greedy."""
         body = {"messages": list(messages), "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": top}
         return self._reply(self._post("/v1/chat/completions", body), None)
 
-    def _reply(self, found: dict[str, Any], generated: int | None) -> Reply:
+    def _reply(self, found: dict[str, Any], generated: int | None) -> ServerReply:
         choice = found["choices"][0]
         steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
         if len(steps) > self.max_steps:
@@ -134,9 +138,9 @@ class Client:
             n_prompt = max(0, len(steps) - (generated if made is None else made))
         finish = choice.get("finish_reason")
         counted = _count(usage.get("prompt_tokens"))
-        return Reply(steps, n_prompt, _text(text), _text(finish), counted)
+        return ServerReply(steps, n_prompt, _text(text), _text(finish), counted)
 
-    def _steps(self, logprobs: Mapping[str, Any]) -> list[Step]:
+    def _steps(self, logprobs: Mapping[str, Any]) -> list[ScoredToken]:
         """Both forms: parallel lists, or a list of objects under `content`."""
         if isinstance(logprobs.get("content"), list):
             return [self._from_object(item) for item in logprobs["content"] if isinstance(item, dict)]
@@ -149,19 +153,19 @@ class Client:
             scores = {self.known[t]: _score(x) for t, x in _mapping(top).items() if t in self.known}
             if token is not None:
                 scores[token] = _score(value)
-            found.append(Step(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
+            found.append(ScoredToken(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
         return found
 
-    def _from_object(self, item: dict[str, Any]) -> Step:
+    def _from_object(self, item: dict[str, Any]) -> ScoredToken:
         scores = {}
         for thing in (item, *(t for t in _sequence(item.get("top_logprobs")) if isinstance(t, dict))):
             token, value = self._token(thing.get("id"), thing.get("token")), _score(thing.get("logprob"))
             if token is not None and value is not None:
                 scores[token] = value
-        return Step(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
+        return ScoredToken(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
 
     def _token(self, number: Any, text: Any) -> int | None:
-        """A token of ours: by its id where that is one, else by its text."""
+        """The id of a token: the given number if it is a valid id, else the id of its text."""
         found = _count(number)
         if found is not None and found < self.tokenizer.n_vocab:
             return found
@@ -188,7 +192,7 @@ def _count(value: Any) -> int | None:
 
 
 def _score(value: Any) -> float | None:
-    """A log-probability; JSON's NaN and infinities are none, nor is anything above 0 by more than rounding."""
+    """A log-probability; None for NaN, infinities and numbers above 0 by more than rounding."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1
     return float(value) if good else None
 
@@ -197,8 +201,7 @@ def _score(value: Any) -> float | None:
 
 
 def within(seconds: float, where: str, work: Callable[[], bytes]) -> bytes:
-    """What `work` gives, if it gives it in time. A server that sends a byte a minute outlives any timeout of a socket,
-    so the work is waited for and then left behind."""
+    """The result of `work`, or an error if it takes longer than `seconds`."""
     done: list[bytes | BaseException] = []
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Many draws under top-p: do they come from the tokens they may come from?
+"""Many draws under top-p: do they come from the nucleus, the smallest set of tokens whose mass reaches p?
 
-Those are the smallest set whose mass reaches p, by the definition or by the server's own log-probabilities, which come
-with each draw: its arithmetic may rank two near tokens the other way round.
+The nucleus is computed from the definition, and again from the server's own log-probabilities, which come with each
+draw: the server's arithmetic may rank two near tokens the other way round.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.diagnosis.lab import Fit
+from assay.verify.diagnosis.fault_trials import ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.prompt_ids import TEXT
-from assay.verify.endpoint.simulated import Box, cause_of
+from assay.verify.endpoint.simulated import SimulatedServer, cause_of
 from assay.verify.thresholds import CHANCE, FILTERED, RARE, SWAPPED
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
-KEPT = (3, 6)  # tokens that a draw may come from, at least and at most
-ALONE = {"top_k": 0, "min_p": 0.0}  # filters that servers have on by default, and that would cut before top-p
+KEPT = (3, 6)  # smallest and largest nucleus that is used
+ALONE = {"top_k": 0, "min_p": 0.0}  # switches off default filters that would cut before top-p
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A prompt and a top-p under which a few tokens may come, none of them rarely."""
+    """A prompt and a top-p with a small nucleus in which no token is rare."""
 
     prompt: str
     top_p: float
@@ -39,7 +39,7 @@ class Draw:
     draws: int
 
 
-def _telling(box: Box, client: Client) -> Draw | None:
+def _telling(server: SimulatedServer, client: Client) -> Draw | None:
     """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
 
     At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
@@ -48,7 +48,7 @@ def _telling(box: Box, client: Client) -> Draw | None:
     """
     tokenizer, found = client.tokenizer, list[tuple[float, Draw]]()
     ids, known = tokenizer.encode(TEXT), set(client.known.values())
-    logits = box.logits(ids).astype(np.float64)
+    logits = server.logits(ids).astype(np.float64)
     for end in [i for i, c in enumerate(TEXT) if c == " "] + [len(TEXT)]:
         head = tokenizer.encode(TEXT[:end])
         if not head or head != ids[: len(head)]:
@@ -70,13 +70,13 @@ def _telling(box: Box, client: Client) -> Draw | None:
 
 
 def _needed(rarest: float, likeliest: float) -> int:
-    """Draws after which neither the absence of the rarest nor the likeliest alone is chance."""
+    """Number of draws after which a missing token, or only the likeliest one, is no chance."""
     return int(np.ceil(np.log(CHANCE) / np.log(max(1 - 0.8 * rarest, min(1.1 * likeliest, 0.99)))))
 
 
-def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
+def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    plan = _telling(box, client)
+    plan = _telling(server, client)
     if plan is None:
         notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
         return []
@@ -91,7 +91,7 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
             except AssayError:
                 if seed or not alone:
                     raise
-                alone = {}  # a server that refuses what OpenAI's has not
+                alone = {}  # the server refuses parameters that OpenAI's API lacks
                 reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
@@ -119,7 +119,7 @@ def _nucleus(plan: Draw, scores: Mapping[int, float]) -> set[int]:
 
 def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[Cause]:
     def named(fault: str, how: str, certainty: float) -> list[Cause]:
-        cause = cause_of(fault, "sampled", how, Fit(100.0, 1.0, len(drawn)), Fit(0.5, 0, 1), 1)
+        cause = cause_of(fault, "sampled", how, ObservationFit(100.0, 1.0, len(drawn)), ObservationFit(0.5, 0, 1), 1)
         return [replace(cause, confidence=certainty)]
 
     outside = [i for i in drawn if i not in plan.kept and i not in own]

@@ -1,4 +1,4 @@
-"""Which ids a server made of a text or of a conversation: ours, or others that predict what was seen better."""
+"""Which ids a server fed for a text or a conversation: those of the file, or others that predict its answers better."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from assay.text.builtin import TEMPLATES
 from assay.text.compare import explain as explain_ids
 from assay.text.unigram import Unigram
 from assay.text.vocab import SENTENCEPIECE
-from assay.verify.diagnosis.lab import Fit
+from assay.verify.diagnosis.fault_trials import ObservationFit
 from assay.verify.diagnosis.result import Cause
-from assay.verify.endpoint.client import Client, Reply
-from assay.verify.endpoint.simulated import Box, Seen, case_of, cause_of, distance
+from assay.verify.endpoint.client import Client, ServerReply
+from assay.verify.endpoint.simulated import SeenDistribution, SimulatedServer, case_of, cause_of, distance
 
 Progress = Callable[[str], None]
 TEXT = "The capital of France is Paris. The capital of Italy is"
@@ -21,8 +21,8 @@ CHAT = "Name the capital of France."
 GREEDY = 6
 
 
-def scored_prompt(client: Client, say: Progress, notes: list[str]) -> Reply | None:
-    """The prompt scored by the server, where it can."""
+def scored_prompt(client: Client, say: Progress, notes: list[str]) -> ServerReply | None:
+    """The prompt, scored by the server; None if it cannot."""
     say("asking for the prompt's own log-probabilities")
     for n in (0, 1):
         try:
@@ -36,9 +36,9 @@ def scored_prompt(client: Client, say: Progress, notes: list[str]) -> Reply | No
 
 
 def text_prompt(
-    box: Box, tokenizer: Tokenizer, reply: Reply, scored: Reply | None, allowed: float
+    server: SimulatedServer, tokenizer: Tokenizer, reply: ServerReply, scored: ServerReply | None, allowed: float
 ) -> tuple[Cause | None, list[int]]:
-    """Which ids the server made of the text: ours, or others that predict what was seen better."""
+    """The ids that the server fed for the text: the file's, or others that predict its answers better."""
     right = tokenizer.encode(TEXT)
     count = scored.n_prompt if scored is not None else reply.prompt_tokens
     given = [s.id for s in scored.steps[: scored.n_prompt]] if scored is not None else []
@@ -47,25 +47,27 @@ def text_prompt(
         findings = explain_ids(tokenizer, right, ids, text=TEXT)
         if findings:
             f = findings[0]
-            return cause_of(f.fault, "inp_tokens", f.message, Fit(8.0, 1.0, 8), Fit(0.0, 0.0, 8), 1), ids
+            return cause_of(
+                f.fault, "inp_tokens", f.message, ObservationFit(8.0, 1.0, 8), ObservationFit(0.0, 0.0, 8), 1
+            ), ids
         return None, right
-    before = distance(case_of("", right, reply, scored).seen, box.logits(case_of("", right, reply, scored).tokens))
+    before = distance(case_of("", right, reply, scored).seen, server.logits(case_of("", right, reply, scored).tokens))
     if before.ratio <= allowed and count in (None, len(right)):
         return None, right
-    for fault, how, ids in _other_ids(box, tokenizer, right):
+    for fault, how, ids in _other_ids(server, tokenizer, right):
         if count is None or count == len(ids):
             case = case_of("", ids, reply, scored)
-            after = distance(case.seen, box.logits(case.tokens))
+            after = distance(case.seen, server.logits(case.tokens))
             if after.ratio <= allowed:
                 return cause_of(fault, "inp_tokens", how, before, after, 4, allowed), ids
     return None, right
 
 
-def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
+def _other_ids(server: SimulatedServer, tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
     bos = tokenizer.bos
     if tokenizer.vocab.model == SENTENCEPIECE and tokenizer.vocab.scores is not None:
         begin = right[:1] if right[:1] == [bos] else []
-        cut = begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
+        cut = begin + Unigram(server.model.file, tokenizer.vocab).encode(TEXT)
         how = f"by the best sum of scores, as unigram does: {len(cut)} tokens, not {len(right)}"
         yield "spm-merge-order", how, cut
     if bos is not None and right[:1] == [bos]:
@@ -76,10 +78,12 @@ def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tup
     yield "spm-space-prefix", "no space before the first word", tokenizer.encode(f"\n{TEXT}")[:1] + right[1:]
 
 
-def chat_prompt(box: Box, client: Client, allowed: float, say: Progress, notes: list[str]) -> list[Cause] | None:
-    """The prompt that the server made of a conversation."""
+def chat_prompt(
+    server: SimulatedServer, client: Client, allowed: float, say: Progress, notes: list[str]
+) -> list[Cause] | None:
+    """Causes in the prompt that the server built from a conversation."""
     tokenizer = client.tokenizer
-    template = ChatTemplate.from_gguf(box.model.file, tokenizer)
+    template = ChatTemplate.from_gguf(server.model.file, tokenizer)
     if template is None:
         return None
     say("asking for an answer to a chat")
@@ -91,10 +95,10 @@ def chat_prompt(box: Box, client: Client, allowed: float, say: Progress, notes: 
         return None
     if not reply.steps or not reply.steps[0].scores:
         return None
-    seen = (Seen(1, dict(reply.steps[0].scores)),)
+    seen = (SeenDistribution(1, dict(reply.steps[0].scores)),)
 
-    def fit(ids: Sequence[int]) -> Fit:
-        return distance(seen, box.logits(ids)[-1:])
+    def fit(ids: Sequence[int]) -> ObservationFit:
+        return distance(seen, server.logits(ids)[-1:])
 
     right = encode_chat(tokenizer, template, messages)
     before = fit(right)
@@ -132,11 +136,11 @@ def _other_prompts(
         yield "tmpl-wrong-family", f"the template of {name}", other
 
 
-def _stopping(tokenizer: Tokenizer, reply: Reply) -> list[Cause] | None:
-    """Tokens after one that ends the answer."""
+def _stopping(tokenizer: Tokenizer, reply: ServerReply) -> list[Cause] | None:
+    """The cause of tokens after one that ends the answer."""
     ids = [s.id for s in reply.steps]
     ends = [i for i, token in enumerate(ids) if token in tokenizer.eog]
     if ends and ends[0] + 1 < len(ids):
         how = f"went on after {tokenizer.show(ids[ends[0]] or 0)}"
-        return [cause_of("gen-eos-set", "sampled", how, Fit(100, 1, 8), Fit(0, 0, 8), 1)]
+        return [cause_of("gen-eos-set", "sampled", how, ObservationFit(100, 1, 8), ObservationFit(0, 0, 8), 1)]
     return None

@@ -1,4 +1,4 @@
-"""The definition and its faulty relatives, asked for the log-probabilities that a server was seen to give."""
+"""Predictions of the log-probabilities that a server gives: by the definition, and with a fault planted in it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.candidates import confidence
-from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import Dump, inputs_of
-from assay.verify.endpoint.client import Reply
+from assay.verify.endpoint.client import ServerReply
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.noise import NoiseRuns
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.shared_pass import Together, sweep
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenDistribution:
     """A place in a sequence of known tokens where a distribution was seen: after `row` tokens have been read."""
 
     row: int
@@ -35,47 +36,47 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """A sequence that was fed in steps, and what was seen of it."""
+    """A sequence that was fed in steps, and the distributions that were seen."""
 
     name: str
     tokens: tuple[int, ...]
     steps: tuple[int, ...]
-    seen: tuple[Seen, ...]
+    seen: tuple[SeenDistribution, ...]
 
 
-class Box:
-    """The definition and its faulty relatives, asked for log-probabilities."""
+class SimulatedServer:
+    """A server simulated on the reference: right, or with a fault planted."""
 
     def __init__(self, model: Model, weights: Weights | None = None) -> None:
         self.model, self.weights = model, weights or Weights(model.file)
         self.everything = tuple(node.name for node in model.graph)
-        self._labs: dict[tuple[int, ...], Lab] = {}
+        self._trials: dict[tuple[int, ...], FaultTrials] = {}
 
-    def lab(self, case: Case) -> Lab:
-        if case.tokens not in self._labs:
+    def trials(self, case: Case) -> FaultTrials:
+        if case.tokens not in self._trials:
             dump = Dump("", case.tokens, tuple(range(len(case.tokens))), case.steps)
-            self._labs[case.tokens] = Lab(self.model, dump, Diff("", "", ARITHMETICS[0], ()), self.weights)
-        return self._labs[case.tokens]
+            self._trials[case.tokens] = FaultTrials(self.model, dump, Diff("", "", ARITHMETICS[0], ()), self.weights)
+        return self._trials[case.tokens]
 
     def logits(self, tokens: Sequence[int]) -> Array:
-        """The definition's, for all rows."""
+        """The definition's logits, for all rows."""
         output = self.model.graph.output
         return interpret(self.model.graph, self.weights, inputs_of(tokens, range(len(tokens))), [output])[output]
 
     def faulty(self, case: Case, h: Hypothesis) -> Array | None:
-        """The logits with a fault in the run; None where it cannot be committed in one."""
+        """The logits with a fault in the run; None where the fault cannot be planted in it."""
         output = self.model.graph.output
-        values = self.lab(case).predict(h, Unit(output, self.everything))
+        values = self.trials(case).predict(h, EvidenceUnit(output, self.everything))
         return None if values is None else values[output]
 
     def noise(self, tokens: Sequence[int]) -> float:
         """Standard deviation of a logit under the coarsest arithmetic."""
-        runs = NoiseRuns(self.model, tokens, range(len(tokens)))
+        runs = NoiseRuns(run_inputs(self.model, tokens, range(len(tokens))))
         sweep(self.model, [Together([runs.visit])])
         return float(runs.levels[self.model.graph.output].rms.max())
 
 
-def distance(seen: Sequence[Seen], logits: Array, rows: Sequence[int] | None = None) -> Fit:
+def distance(seen: Sequence[SeenDistribution], logits: Array, rows: Sequence[int] | None = None) -> ObservationFit:
     """Root mean square difference of log-probabilities, in nats."""
     errors: list[float] = []
     for place in seen:
@@ -87,20 +88,22 @@ def distance(seen: Sequence[Seen], logits: Array, rows: Sequence[int] | None = N
         z = z - np.log(np.sum(np.exp(z)))
         errors += [float(z[i] - value) for i, value in place.scores.items() if value > -30]
     if not errors or not np.isfinite(errors).all():
-        return Fit(np.inf, np.inf, len(errors))
+        return ObservationFit(np.inf, np.inf, len(errors))
     e = np.array(errors)
-    return Fit(float(np.sqrt(np.mean(e**2))), float(np.sum(e**2)), len(e))
+    return ObservationFit(float(np.sqrt(np.mean(e**2))), float(np.sum(e**2)), len(e))
 
 
-def case_of(name: str, ids: Sequence[int], reply: Reply, scored: Reply | None) -> Case:
-    """The prompt and what followed, with everything seen of both."""
+def case_of(name: str, ids: Sequence[int], reply: ServerReply, scored: ServerReply | None) -> Case:
+    """The prompt and the generated tokens, with every distribution that was seen."""
     seen = []
     if scored is not None:
-        seen = [Seen(i, dict(s.scores)) for i, s in enumerate(scored.steps[: scored.n_prompt]) if i and s.scores]
+        seen = [
+            SeenDistribution(i, dict(s.scores)) for i, s in enumerate(scored.steps[: scored.n_prompt]) if i and s.scores
+        ]
     tokens = list(ids)
     for step in reply.steps[reply.n_prompt :]:
         if step.scores:
-            seen.append(Seen(len(tokens), dict(step.scores)))
+            seen.append(SeenDistribution(len(tokens), dict(step.scores)))
         if step.id is None:
             break
         tokens.append(step.id)
@@ -108,8 +111,10 @@ def case_of(name: str, ids: Sequence[int], reply: Reply, scored: Reply | None) -
     return Case(name, tuple(tokens), steps, tuple(seen))
 
 
-def cause_of(fault: str, node: str, how: str, before: Fit, after: Fit, tried: int, allowed: float = 1.0) -> Cause:
-    scaled = (Fit(f.ratio / allowed, f.residual, f.count) for f in (before, after))
+def cause_of(
+    fault: str, node: str, how: str, before: ObservationFit, after: ObservationFit, tried: int, allowed: float = 1.0
+) -> Cause:
+    scaled = (ObservationFit(f.ratio / allowed, f.residual, f.count) for f in (before, after))
     b, a = scaled
     return Cause(
         fault=fault,

@@ -2,8 +2,13 @@
 
     FAULTS["rope-type"].variants     the edits that plant it
     planted(context, variant)        the model's graph with it
+    register_fault(Fault(...))       a fault of another package
 
-The prose is data (`catalogue/*.toml`, one file a stage, in the order of the computation); the edits are code.
+A fault is a row and one or more edits. The rows of this package are prose (`catalogue/*.toml`, one file a stage, in the
+order of the computation); the edits are code in the modules beside it. An edit says as data which nodes it applies to
+(`plant(..., op=..., roles=..., when=...)`) and gives what a faulty engine computes there.
+
+Touch this package to add a mistake that people make. How a mistake is recognised in a dump is `diagnosis`.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
+from assay.errors import AssayError
 from assay.verify.faults import attention_edits, block_edits, decoders, families, layout_edits, parsing, rotary, small
 from assay.verify.faults.fault import (
     PLANTS,
@@ -19,14 +25,16 @@ from assay.verify.faults.fault import (
     Fault,
     Planted,
     Search,
+    Selector,
     Variant,
     decode_only,
     link,
     planted,
     planted_all,
+    selector,
     sites,
 )
-from assay.verify.faults.kinds import Kind, Probe, Stage
+from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
 __all__ = [
     "CODE",
@@ -34,16 +42,19 @@ __all__ = [
     "Change",
     "Context",
     "Fault",
-    "Kind",
+    "FaultKind",
     "Planted",
     "Probe",
     "Search",
+    "Selector",
     "Stage",
     "Variant",
     "decode_only",
     "link",
     "planted",
     "planted_all",
+    "register_fault",
+    "selector",
     "sites",
 ]
 
@@ -56,7 +67,7 @@ _PLANTING = (
     attention_edits,
     families,
     small,
-)  # imported for what they register
+)  # importing them registers their edits
 
 
 def _read(stage: Stage) -> dict[str, Fault]:
@@ -70,7 +81,7 @@ def _read(stage: Stage) -> dict[str, Fault]:
                 "tell": "",
                 **row,
                 "run": Probe(row["run"]),
-                "kinds": tuple(Kind(k) for k in row["kinds"]),
+                "kinds": tuple(FaultKind(k) for k in row["kinds"]),
                 "sources": " ".join(row.get("sources", ())),
             },
             variants=tuple(PLANTS.get(id, ())),
@@ -79,8 +90,20 @@ def _read(stage: Stage) -> dict[str, Fault]:
     }
 
 
-# By stage and by fault: the line to look for in three languages, and sentences with the file's values to fill in.
+# By stage and by fault: the line of code to look for in three languages, and sentences with blanks for a file's values.
 CODE: dict[str, dict[str, str]] = tomllib.loads(
     resources.files("assay.verify.faults").joinpath("code.toml").read_text("utf-8")
 )
 FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}
+
+
+def register_fault(fault: Fault) -> None:
+    """Add a fault to the catalogue. The row carries its own variants, so it needs no file of this package.
+
+    It is tried by every diagnosis that starts afterwards. On a cluster every node must register it.
+    """
+    if fault.id in FAULTS:
+        raise AssayError(f"fault {fault.id}: is in the catalogue already; choose another id")
+    if not fault.variants and not fault.waits:
+        raise AssayError(f"fault {fault.id}: has no variants (expected one edit at least); say in `waits` why")
+    FAULTS[fault.id] = fault

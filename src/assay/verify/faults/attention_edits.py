@@ -1,4 +1,7 @@
-"""Planting: scores, mask, softmax, head grouping and what the cache gives back (stages `attention`, `kv cache`)."""
+"""Edits of stages `attention` and `kv cache`.
+
+Scores, mask, softmax, head grouping, and the rows that the cache returns.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,19 @@ from numpy.typing import NDArray
 from assay.engines.reference.functions import attn_mask
 from assay.gguf import codecs
 from assay.graph import Node
-from assay.verify.faults.fault import Array, Change, Context, Search, by_heads, on_rows, plant, sibling, standard
-from assay.verify.faults.rotary import turned
+from assay.verify.faults.fault import (
+    Array,
+    Change,
+    Context,
+    Function,
+    Search,
+    by_heads,
+    on_rows,
+    plant,
+    sibling,
+    standard,
+)
+from assay.verify.faults.rotary import rotated_key, turned
 
 Mask = NDArray[np.bool_]
 
@@ -36,17 +50,15 @@ def _scores(
 ) -> None:
     """Another formula of (scores, positions, key positions, parameter) for the probabilities."""
 
-    @plant(fault, label, search)
+    @plant(fault, label, search, op="attn_softmax", weighted=False)  # the formulas here have no sinks
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax" or node.weights:  # no formula here knows of sinks
-            return None
         return Change(node, lambda x, pos, kpos: formula(c, node, x, pos, kpos, p))
 
 
 def _scaled(fault: str, label: str, factor: Callable[[Context], float]) -> None:
-    @plant(fault, label)
+    @plant(fault, label, op="attn_softmax")
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax" or abs(factor(c) - 1) < 1e-12:
+        if abs(factor(c) - 1) < 1e-12:
             return None
         return Change(node.with_attrs(scale=node.attr("scale") * factor(c)))
 
@@ -58,9 +70,12 @@ _scaled("scale-wrong-dim", "1 / sqrt(n_embd / n_head)", lambda c: np.sqrt(c.hp.n
 _scaled("scale-wrong-dim", "1 / sqrt(n_head)", lambda c: 1 / (c.hp.attn_scale * np.sqrt(c.hp.n_head)))
 
 
-@plant("scale-wrong-dim", "scores times {p}", Search(0.02, 50.0, (0.5, 2.0), points=41, neutral=1.0))
+_SCALE = Search(0.02, 50.0, (0.5, 2.0), points=41, neutral=1.0)
+
+
+@plant("scale-wrong-dim", "scores times {p}", _SCALE, op="attn_softmax")
 def any_scale(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(scale=node.attr("scale") * p)) if node.op == "attn_softmax" else None
+    return Change(node.with_attrs(scale=node.attr("scale") * p))
 
 
 def _softcap(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
@@ -201,19 +216,16 @@ _scores(
 _scores("p-cast", "probabilities cast to fp8", _fp8)
 
 
-@plant("swa-ignored", "no window")
+@plant("swa-ignored", "no window", op="attn_softmax")
 def no_window(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "attn_softmax" or not node.attr("window"):
-        return None
-    return Change(node.with_attrs(window=0))
+    return Change(node.with_attrs(window=0)) if node.attr("window") else None
 
 
 def _other_window(label: str, more: int) -> None:
-    @plant("swa-off-by-one", label)
+    @plant("swa-off-by-one", label, op="attn_softmax")
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax" or (node.attr("window") or 0) < 2:
-            return None
-        return Change(node.with_attrs(window=node.attr("window") + more))
+        window = node.attr("window") or 0
+        return Change(node.with_attrs(window=window + more)) if window >= 2 else None
 
 
 _other_window("window + 1 keys", 1)
@@ -223,16 +235,21 @@ _other_window("window - 1 keys", -1)
 # -- pairing of query and key heads ---------------------------------------------------------------------------------
 
 
+def reads_heads(c: Context, node: Node) -> bool:
+    """Are the keys or values that the node reads cut into heads, as a cache keeps them? An encoder's are not."""
+    return by_heads(c, node.inputs[1])
+
+
 def _grouping(
     fault: str, label: str, heads: Callable[[Context], NDArray[np.int64]], ops: tuple[str, ...], decode: bool = False
 ) -> None:
     """Query head h reads key and value head heads[h]."""
 
-    @plant(fault, label)
+    @plant(fault, label, op=ops, when=reads_heads)
     def edit(c: Context, node: Node, p: float) -> Change | None:
         order = heads(c)
         right = np.arange(c.hp.n_head) // (c.hp.n_head // c.hp.n_head_kv)
-        if node.op not in ops or np.array_equal(order, right) or not by_heads(c, node.inputs[1]):
+        if np.array_equal(order, right):
             return None
         own = standard(node)
         change = Change(node, lambda a, kv: own(a, kv[:, order]))
@@ -254,10 +271,8 @@ for _tile in (16, 8, 4, 2):
     _grouping("gqa-tile-cross", f"tiles of {_tile} heads", _tiles_of(_tile), ("kq", "kqv"), decode=True)
 
 
-@plant("kq-swapped", "the scores transposed")
+@plant("kq-swapped", "the scores transposed", op="kq")
 def swapped(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
-        return None
     own = standard(node)
 
     def run(q: Array, k: Array) -> Array:
@@ -272,14 +287,16 @@ def swapped(c: Context, node: Node, p: float) -> Change | None:
 # -- what a decode step reads from the cache --------------------------------------------------------------------------
 
 
+# The rows of some queries in the first operand: `[T, H, D]` of a query, `[H, T, S]` of probabilities.
+_QUERIES: dict[str, Callable[[Array, Mask], Array]] = {"kq": lambda q, rows: q[rows], "kqv": lambda p, rows: p[:, rows]}
+
+
 def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int], Array]) -> None:
     """Every decode step sees `view(rows, start, end)` in the place of the first `end` rows of K and V."""
 
-    @plant(fault, label)
+    @plant(fault, label, op=("kq", "kqv"), when=reads_heads)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("kq", "kqv") or not by_heads(c, node.inputs[1]):  # an encoder has no cache
-            return None
-        own = standard(node)
+        own, queries = standard(node), _QUERIES[node.op]
 
         def run(a: Array, kv: Array) -> Array:
             out = own(a, kv).copy()
@@ -289,15 +306,17 @@ def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int]
                 rows, end = starts == start, int(ends[starts == start][0])
                 seen = kv.copy()
                 seen[:end] = view(c, kv[:end], int(start), end)
-                part = own(a[rows], seen) if node.op == "kq" else own(a[:, rows], seen)
-                out[:, rows] = part
+                out[:, rows] = own(queries(a, rows), seen)
             return out
 
         return Change(node, run)
 
 
 def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:
-    """Decode row t was written `t * unit` elements into the buffer. `fresh`: a step's own rows are read elsewhere."""
+    """Decode row t was written `t * unit` elements into the buffer.
+
+    With `fresh`, a step reads its own rows directly.
+    """
 
     def view(c: Context, rows: Array, start: int, end: int) -> Array:
         width, prompt = rows[0].size, (c.steps or (start,))[0]
@@ -363,10 +382,10 @@ _step_view(
 def _unrotated(label: str, keys: Callable[[Node, Context, int, Array, Array, Array, tuple[Array, ...]], Array]) -> None:
     """In a decode step that begins at row `start` the keys are `keys(rotated, unrotated, query positions)`."""
 
-    @plant("kv-pre-rope", label)
+    @plant("kv-pre-rope", label, op="kq", when=reads_heads)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        key = sibling(c, node, "Kcur")
-        if node.op != "kq" or key is None or key.op != "rope" or not by_heads(c, node.inputs[1]):
+        key = rotated_key(c, node)
+        if key is None:
             return None
         own = standard(node)
 
@@ -403,7 +422,7 @@ def _written_in_decode(fresh: bool) -> Callable[..., Array]:
 def _at_the_query(
     key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
 ) -> Array:
-    """The whole cache is unrotated and turned, when it is read, to where the step's first token stands."""
+    """The whole cache is unrotated; when it is read, it is rotated to the position of the step's first token."""
     return turned(key, plain, np.full(len(k), int(pos[0])), factors).reshape(k.shape)
 
 
@@ -413,44 +432,54 @@ _unrotated("keys that decode stored in earlier steps unrotated", _written_in_dec
 _unrotated("in decode all keys turned to the query's position", _at_the_query)
 
 
-def _own_step(fault: str, label: str) -> None:
-    """Keys of the own step only, at the left of the row: what a cache made anew holds."""
-
-    @plant(fault, label)
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        soft = sibling(c, node, "kq_soft_max")
-        if node.op not in ("kq", "attn_softmax", "kqv") or soft is None or soft.weights:
-            return None
-
-        def gather(n: int) -> tuple[NDArray[np.int64], Mask]:
-            starts = c.starts(n)
-            index = starts[:, None] + np.arange(n)[None, :]
-            return np.minimum(index, n - 1), index <= np.arange(n)[:, None]
-
-        own = standard(node)
-        if node.op == "kq":
-
-            def scores(q: Array, k: Array) -> Array:
-                index, seen = gather(len(q))
-                return np.where(seen, np.take_along_axis(own(q, k), index[None], axis=2), 0.0)
-
-            return Change(node, scores)
-        if node.op == "attn_softmax":
-            return Change(
-                node, lambda x, pos, kpos: softmax(np.where(gather(len(pos))[1], x * node.attr("scale"), -np.inf))
-            )
-
-        def values(prob: Array, v: Array) -> Array:
-            index, _seen = gather(prob.shape[1])
-            spread = np.zeros_like(prob)
-            heads, rows = np.arange(prob.shape[0])[:, None, None], np.arange(prob.shape[1])[None, :, None]
-            np.add.at(spread, (heads, rows, index[None]), prob)
-            return own(spread, v)
-
-        return Change(node, values)
+def _own_keys(c: Context, n: int) -> tuple[NDArray[np.int64], Mask]:
+    """For each row the keys of its own step, moved to the left, and which of them it may see."""
+    index = c.starts(n)[:, None] + np.arange(n)[None, :]
+    return np.minimum(index, n - 1), index <= np.arange(n)[:, None]
 
 
-_own_step("kv-recreated", "decode sees its own step alone")
+def _own_scores(c: Context, node: Node) -> Function:
+    own = standard(node)
+
+    def scores(q: Array, k: Array) -> Array:
+        index, seen = _own_keys(c, len(q))
+        return np.where(seen, np.take_along_axis(own(q, k), index[None], axis=2), 0.0)
+
+    return scores
+
+
+def _own_probabilities(c: Context, node: Node) -> Function:
+    def probabilities(x: Array, pos: Array, kpos: Array) -> Array:
+        return softmax(np.where(_own_keys(c, len(pos))[1], x * node.attr("scale"), -np.inf))
+
+    return probabilities
+
+
+def _own_values(c: Context, node: Node) -> Function:
+    own = standard(node)
+
+    def values(prob: Array, v: Array) -> Array:
+        index, _seen = _own_keys(c, prob.shape[1])
+        spread = np.zeros_like(prob)
+        heads, rows = np.arange(prob.shape[0])[:, None, None], np.arange(prob.shape[1])[None, :, None]
+        np.add.at(spread, (heads, rows, index[None]), prob)
+        return own(spread, v)
+
+    return values
+
+
+_OWN_STEP: dict[str, Callable[[Context, Node], Function]] = {
+    "kq": _own_scores,
+    "attn_softmax": _own_probabilities,
+    "kqv": _own_values,
+}
+
+
+@plant("kv-recreated", "decode sees its own step alone", op=_OWN_STEP)
+def own_step(c: Context, node: Node, p: float) -> Change | None:
+    """Each step creates a new cache, so a query sees only the keys of its own step, at the left of the row."""
+    soft = sibling(c, node, "kq_soft_max")
+    return None if soft is None or soft.weights else Change(node, _OWN_STEP[node.op](c, node))
 
 
 def _coarse(kind: str) -> Callable[[Array], Array]:
@@ -462,9 +491,9 @@ def _coarse(kind: str) -> Callable[[Array], Array]:
 
 
 def _quantised_cache(kind: str, ops: tuple[str, ...], what: str) -> None:
-    @plant("kv-quantised", f"{what} kept as {kind}")
+    @plant("kv-quantised", f"{what} kept as {kind}", op=ops)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ops or (c.hp.n_head_kv * c.hp.n_embd_head) % 32:
+        if (c.hp.n_head_kv * c.hp.n_embd_head) % 32:
             return None
         own, rounded = standard(node), _coarse(kind)
         return Change(node, lambda a, kv: own(a, rounded(kv)))
@@ -479,10 +508,11 @@ for _kind in ("Q8_0", "Q4_0"):
     "kv-shift-unrotated",
     "keys older than {p} rows kept the phase of another place",
     Search(2, 64, (4,), False, True, 32, rows=True),
+    op="kq",
 )
 def unrotated_shift(c: Context, node: Node, p: float) -> Change | None:
-    key, shift = sibling(c, node, "Kcur"), int(p)
-    if node.op != "kq" or key is None or key.op != "rope":
+    key, shift = rotated_key(c, node), int(p)
+    if key is None:
         return None
     own = standard(node)
 

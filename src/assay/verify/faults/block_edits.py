@@ -1,30 +1,30 @@
-"""Planting: norms, projections, feed-forward, residuals, head (stages `norm` to `output head` but for attention)."""
+"""Edits of stages `norm` to `output head`, without attention: norms, projections, feed-forward, residuals, head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from assay.engines.reference.functions import ACTIVATIONS, linear, silu
 from assay.graph import Node, join
-from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, role, sibling, standard
+from assay.verify.faults.fault import Array, Change, Context, Search, is_output, layer, plant, role, sibling, standard
 
 _EPS = Search(1e-12, 1e-2, (1e-6, 1e-5, 1e-8, 1e-12, 1e-4, 1e-3, 0.0), points=31)
 
 
-def is_norm(node: Node) -> bool:
-    return node.op == "rms_norm" and not node.attr("n_head")
+def over_features(c: Context, node: Node) -> bool:
+    """Does the norm take all features of a token together, and not each head by itself?"""
+    return not node.attr("n_head")
 
 
-def _norm(fault: str, label: str, formula: Callable[[Array, Array, float], Array], where: str = "") -> None:
+def _norm(fault: str, label: str, formula: Callable[[Array, Array, float], Array], roles: tuple[str, ...] = ()) -> None:
     """A norm with another formula of (x, weight, eps)."""
 
-    @plant(fault, label)
+    @plant(fault, label, op="rms_norm", roles=roles, weighted=True, when=over_features)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_norm(node) or not node.weights or (where and role(node) != where):
-            return None
         eps = node.attr("eps")
         return Change(node, lambda x, w: formula(x, w, eps))
 
@@ -33,27 +33,29 @@ def rms(x: Array, eps: float) -> Array:
     return np.asarray(np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
 
 
-@plant("eps-value", "eps = {p}", _EPS)
+def _other_eps(node: Node, eps: float) -> Change | None:
+    return Change(node.with_attrs(eps=eps)) if eps != node.attr("eps") else None
+
+
+@plant("eps-value", "eps = {p}", _EPS, op="rms_norm", when=over_features)
 def eps_value(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(eps=p)) if is_norm(node) and p != node.attr("eps") else None
+    return _other_eps(node, p)
 
 
-@plant("eps-floor-half", "eps = 1e-4")
+@plant("eps-floor-half", "eps = 1e-4", op="rms_norm", when=over_features)
 def eps_floor(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(eps=1e-4)) if is_norm(node) and node.attr("eps") < 1e-4 else None
+    return _other_eps(node, max(node.attr("eps"), 1e-4))
 
 
-@plant("eps-floor-half", "eps as a half")
+@plant("eps-floor-half", "eps as a half", op="rms_norm", when=over_features)
 def eps_half(c: Context, node: Node, p: float) -> Change | None:
-    if not is_norm(node) or float(np.float16(node.attr("eps"))) == node.attr("eps"):
-        return None
-    return Change(node.with_attrs(eps=float(np.float16(node.attr("eps")))))
+    return _other_eps(node, float(np.float16(node.attr("eps"))))
 
 
 def _default_eps(value: float) -> None:
-    @plant("gguf-default-hparam", f"eps = {value:g}")
+    @plant("gguf-default-hparam", f"eps = {value:g}", op="rms_norm", when=over_features)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        return Change(node.with_attrs(eps=value)) if is_norm(node) and node.attr("eps") != value else None
+        return _other_eps(node, value)
 
 
 _default_eps(1e-5)
@@ -70,41 +72,44 @@ _norm("norm-layernorm", "the mean subtracted", _layernorm)
 _norm("norm-no-weight", "the weight left out", lambda x, w, eps: x / rms(x, eps))
 _norm("norm-weight-twice", "the weight squared", lambda x, w, eps: x / rms(x, eps) * w * w)
 _norm("norm-plus1-double", "times 1 + w", lambda x, w, eps: x / rms(x, eps) * (1 + w))
-_norm("norm-final-offset", "the last norm times 1 + w", lambda x, w, eps: x / rms(x, eps) * (1 + w), "result_norm")
-_norm("norm-final-offset", "the last norm times w - 1", lambda x, w, eps: x / rms(x, eps) * (w - 1), "result_norm")
+_norm("norm-final-offset", "the last norm times 1 + w", lambda x, w, eps: x / rms(x, eps) * (1 + w), ("result_norm",))
+_norm("norm-final-offset", "the last norm times w - 1", lambda x, w, eps: x / rms(x, eps) * (w - 1), ("result_norm",))
 
 # -- QKV ---------------------------------------------------------------------------------------------------------
 
 
-@plant("qkv-bias-missing", "no bias")
+@plant("qkv-bias-missing", "no bias", op="bias", when=lambda c, node: role(node)[1:4] == "cur")
 def no_bias(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node, lambda x, b: x) if node.op == "bias" and role(node)[1:4] == "cur" else None
+    return Change(node, lambda x, b: x)
 
 
-@plant("kv-swapped", "K's and V's weights exchanged")
+_K_AND_V = {"Kcur_proj": ("attn_k", "attn_v"), "Vcur": ("attn_v", "attn_k")}
+
+
+@plant("kv-swapped", "K's and V's weights exchanged", op="linear", roles=_K_AND_V)
 def kv_swapped(c: Context, node: Node, p: float) -> Change | None:
-    other = {"Kcur_proj": ("attn_k", "attn_v"), "Vcur": ("attn_v", "attn_k")}.get(role(node))
-    if other is None or node.op != "linear" or c.hp.n_embd_head != c.hp.n_embd_head_v:
+    if c.hp.n_embd_head != c.hp.n_embd_head_v:
         return None
-    return Change(replace(node, weights=(node.weights[0].replace(*other),)))
+    return Change(replace(node, weights=(node.weights[0].replace(*_K_AND_V[role(node)]),)))
 
 
-@plant("v-stale-stride", "V is zero")
+@plant("v-stale-stride", "V is zero", roles="Vcur")
 def v_zero(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) != "Vcur":
-        return None
     own = standard(node)
     return Change(node, lambda *operands: np.zeros_like(own(*operands)))
 
 
-@plant("q-tail-stale", "only the first {p} of each head stored", Search(1, 512, (), False, True, 0))
+@plant(
+    "q-tail-stale", "only the first {p} of each head stored", Search(1, 512, (), False, True, 0), op="rope",
+    roles="Qcur",
+)  # fmt: skip
 def q_tail(c: Context, node: Node, p: float) -> Change | None:
-    return _tail(c, node, int(p)) if role(node) == "Qcur" and node.op == "rope" else None
+    return _tail(c, node, int(p))
 
 
-@plant("q-tail-stale", "three quarters of each head left at zero")
+@plant("q-tail-stale", "three quarters of each head left at zero", op="rope", roles="Qcur")
 def q_three_quarters(c: Context, node: Node, p: float) -> Change | None:
-    return _tail(c, node, c.hp.n_embd_head // 4) if role(node) == "Qcur" and node.op == "rope" else None
+    return _tail(c, node, c.hp.n_embd_head // 4)
 
 
 def _tail(c: Context, node: Node, kept: int) -> Change:
@@ -118,10 +123,10 @@ def _tail(c: Context, node: Node, kept: int) -> Change:
     return Change(node, run)
 
 
-@plant("head-dim-derived", "head width n_embd / n_head")
+@plant("head-dim-derived", "head width n_embd / n_head", op="linear", roles="Qcur_proj")
 def derived_width(c: Context, node: Node, p: float) -> Change | None:
     width = c.hp.n_embd // c.hp.n_head
-    if width >= c.hp.n_embd_head or node.op != "linear" or role(node) != "Qcur_proj":
+    if width >= c.hp.n_embd_head:
         return None
     order = (np.arange(c.hp.n_head * c.hp.n_embd_head) % (c.hp.n_head * width)).astype(np.int64)
     own = standard(node)
@@ -131,18 +136,18 @@ def derived_width(c: Context, node: Node, p: float) -> Change | None:
 # -- ffn -----------------------------------------------------------------------------------------------------------
 
 
-@plant("ffn-gate-up-weights", "gate's and up's weights exchanged")
+_GATE_AND_UP = {"ffn_gate": ("ffn_gate", "ffn_up"), "ffn_up": ("ffn_up", "ffn_gate")}
+
+
+@plant("ffn-gate-up-weights", "gate's and up's weights exchanged", op="linear", roles=_GATE_AND_UP)
 def gate_up_weights(c: Context, node: Node, p: float) -> Change | None:
-    other = {"ffn_gate": ("ffn_gate", "ffn_up"), "ffn_up": ("ffn_up", "ffn_gate")}.get(role(node))
-    if other is None or node.op != "linear":
-        return None
-    return Change(replace(node, weights=(node.weights[0].replace(*other),)))
+    return Change(replace(node, weights=(node.weights[0].replace(*_GATE_AND_UP[role(node)]),)))
 
 
 def _glu(fault: str, label: str, formula: Callable[[Array, Array], Array]) -> None:
-    @plant(fault, label)
+    @plant(fault, label, op="glu")
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        return Change(node, formula) if node.op == "glu" else None
+        return Change(node, formula)
 
 
 def sigmoid(x: Array) -> Array:
@@ -166,18 +171,19 @@ _glu("ffn-alias", "silu(gate) alone", lambda g, u: silu(g))
 _glu("ffn-alias", "gate * up", lambda g, u: g * u)
 
 
-@plant("ffn-dim", "the last {p} columns dropped", Search(1, 2048, (32, 64, 128, 256, 16, 8, 512, 1), True, True, 40))
+_COLUMNS = Search(1, 2048, (32, 64, 128, 256, 16, 8, 512, 1), True, True, 40)
+
+
+@plant("ffn-dim", "the last {p} columns dropped", _COLUMNS, op="linear", roles=("ffn_out", "ffn_down"))
 def ffn_tail(c: Context, node: Node, p: float) -> Change | None:
     kept = c.hp.n_ff - int(p)
-    if role(node) not in ("ffn_out", "ffn_down") or node.op != "linear" or kept <= 0:
-        return None
-    return Change(node, lambda x, W: linear(x[:, :kept], W[:, :kept]))
+    return Change(node, lambda x, W: linear(x[:, :kept], W[:, :kept])) if kept > 0 else None
 
 
 def _moe(fault: str, label: str, name: str, change: Callable[[Node, int | None], Change]) -> None:
-    @plant(fault, label)
+    @plant(fault, label, roles=name)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        return change(node, layer(node)) if role(node) == name else None
+        return change(node, layer(node))
 
 
 def _softmax_rows(x: Array) -> Array:
@@ -198,15 +204,13 @@ _moe("moe-raw-logits", "logits as weights", "ffn_moe_weights_norm", lambda n, i:
 # -- residual --------------------------------------------------------------------------------------------------------
 
 
-def stream(node: Node) -> str | None:
-    """The operand of a residual addition that is the stream, not the change."""
-    return node.inputs[1] if node.op == "add" and role(node) in ("ffn_inp", "l_out", "sa_out") else None
+STREAM = ("ffn_inp", "l_out", "sa_out")  # roles of the residual additions: operand 0 is the change, 1 is the stream
 
 
 def _residual(fault: str, label: str, where: str, change: Callable[[Context, Node], Change | None]) -> None:
-    @plant(fault, label)
+    @plant(fault, label, op="add", roles=where or STREAM)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        return change(c, node) if stream(node) and (not where or role(node) == where) else None
+        return change(c, node)
 
 
 def _norm_of(node: Node) -> str:
@@ -239,22 +243,25 @@ _residual("res-missing", "ffn_out not added", "l_out", lambda c, n: Change(n, la
 _residual("res-missing", "the layer's input added after the feed-forward", "l_out", _from_layer_input)
 
 
-@plant("res-multiplier", "the change times {p}", Search(0.05, 20, (0.22, 0.5, 2.0), points=25, neutral=1.0))
+_MULTIPLIER = Search(0.05, 20, (0.22, 0.5, 2.0), points=25, neutral=1.0)
+
+
+@plant("res-multiplier", "the change times {p}", _MULTIPLIER, op="add", roles=STREAM)
 def residual_factor(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node, lambda a, x: p * a + x) if stream(node) else None
+    return Change(node, lambda a, x: p * a + x)
 
 
-@plant("res-parallel", "ffn_norm of the layer's input")
+@plant("res-parallel", "ffn_norm of the layer's input", roles="ffn_norm")
 def parallel(c: Context, node: Node, p: float) -> Change | None:
-    return _from_layer_input(c, node) if role(node) == "ffn_norm" else None
+    return _from_layer_input(c, node)
 
 
 # -- head --------------------------------------------------------------------------------------------------------------
 
 
-@plant("head-no-final-norm", "no last norm")
+@plant("head-no-final-norm", "no last norm", roles="result_norm")
 def no_final_norm(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node, lambda x, *w: x) if role(node) == "result_norm" else None
+    return Change(node, lambda x, *w: x)
 
 
 def _other_row(
@@ -263,8 +270,8 @@ def _other_row(
     where: tuple[str, ...] = ("output",),
     search: Search | None = None,
 ) -> None:
-    """Rows of the logits that are other rows': `pick` gives for every row the one that it shows. Before the last norm
-    (`norm`) the hidden state is taken from the wrong row, and the norm shows it."""
+    """Rows of the logits that belong to other rows: `pick` gives the source of every row. With `norm` in `where`, the
+    hidden state before the last norm is taken from the wrong row."""
 
     @plant("head-wrong-row", label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:
@@ -313,27 +320,25 @@ for _where, _of in ((("output",), "logits are those"), (("norm",), "hidden state
     _other_row(f"in decode the {_of} of the step before", _step_before, _where)
 
 
-@plant("head-softcap", "logits squeezed by {p} tanh(x / {p})", Search(5, 100, (30.0, 50.0), points=9))
+_CAP = Search(5, 100, (30.0, 50.0), points=9)
+_LOGIT_FACTOR = Search(1e-2, 1e2, (0.0625, 8.0, 0.125, 16.0), points=25, neutral=1.0)
+
+
+@plant("head-softcap", "logits squeezed by {p} tanh(x / {p})", _CAP, when=is_output)
 def head_softcap(c: Context, node: Node, p: float) -> Change | None:
-    if node.name != c.model.graph.output:
-        return None
     own = standard(node)
     return Change(node, lambda *operands: p * np.tanh(own(*operands) / p))
 
 
-@plant("head-logit-scale", "logits times {p}", Search(1e-2, 1e2, (0.0625, 8.0, 0.125, 16.0), points=25, neutral=1.0))
+@plant("head-logit-scale", "logits times {p}", _LOGIT_FACTOR, when=is_output)
 def logit_scale(c: Context, node: Node, p: float) -> Change | None:
-    if node.name != c.model.graph.output:
-        return None
     own = standard(node)
     return Change(node, lambda *operands: own(*operands) * p)
 
 
-def _overflow(fault: str, label: str, applies: Callable[[Node], bool]) -> None:
-    @plant(fault, label)
+def _overflow(fault: str, label: str, **where: Any) -> None:
+    @plant(fault, label, **where)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not applies(node):
-            return None
         own = standard(node)
 
         def run(*operands: Array) -> Array:
@@ -343,5 +348,9 @@ def _overflow(fault: str, label: str, applies: Callable[[Node], bool]) -> None:
         return Change(node, run)
 
 
-_overflow("f16-act-overflow", "beyond 65504 infinite", lambda n: n.op == "glu" or role(n) in ("ffn_out", "ffn_down"))
-_overflow("f16-kq-overflow", "beyond 65504 infinite", lambda n: n.op == "kq")
+def _is_activation(c: Context, node: Node) -> bool:
+    return node.op == "glu" or role(node) in ("ffn_out", "ffn_down")
+
+
+_overflow("f16-act-overflow", "beyond 65504 infinite", when=_is_activation)
+_overflow("f16-kq-overflow", "beyond 65504 infinite", op="kq")

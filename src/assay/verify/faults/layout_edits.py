@@ -1,4 +1,4 @@
-"""Planting: right numbers in the wrong places (stages `weight layout`, `embedding`, and the head's matrix)."""
+"""Edits of stages `weight layout` and `embedding`, and of the head's matrix: right numbers in the wrong places."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from assay.verify.faults.fault import (
     Context,
     Search,
     by_heads,
+    is_output,
     plant,
     role,
     standard,
@@ -33,7 +34,7 @@ def transposed(c: Context, name: str) -> Array:
 
 
 def is_matrix(c: Context, node: Node) -> bool:
-    return node.op == "linear" and len(c.model.file.tensors[node.weights[0]].shape) == 2
+    return len(c.model.file.tensors[node.weights[0]].shape) == 2
 
 
 def is_square(c: Context, node: Node) -> bool:
@@ -41,28 +42,21 @@ def is_square(c: Context, node: Node) -> bool:
     return len(shape) == 2 and shape[0] == shape[1]
 
 
-def _transpose(fault: str, label: str, applies: Callable[[Context, Node], bool]) -> None:
-    @plant(fault, label)
+def _transpose(fault: str, label: str, when: Callable[[Context, Node], bool]) -> None:
+    @plant(fault, label, op="linear", when=when)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_matrix(c, node) or not applies(c, node):
-            return None
-        return with_weight(node, lambda: transposed(c, node.weights[0]))
+        return with_weight(node, lambda: transposed(c, node.weights[0])) if is_matrix(c, node) else None
 
 
-_transpose("w-transposed", "the data read as [in, out]", lambda c, n: n.name != c.model.graph.output)
-_transpose("gguf-dims-order", "ne taken as a row-major shape", lambda c, n: True)
+_transpose("w-transposed", "the data read as [in, out]", lambda c, n: not is_output(c, n))
+_transpose("gguf-dims-order", "ne taken as a row-major shape", is_matrix)
 _transpose("w-square-only-transposed", "square matrices transposed", is_square)
-_transpose("head-transposed", "the head read as [in, vocab]", lambda c, n: n.name == c.model.graph.output)
-_transpose(
-    "head-gemm-ld", "the head's product with the other leading dimension", lambda c, n: n.name == c.model.graph.output
-)
+_transpose("head-transposed", "the head read as [in, vocab]", is_output)
+_transpose("head-gemm-ld", "the head's product with the other leading dimension", is_output)
 
 
-@plant("embd-strided", "E[d * n_vocab + t]")
+@plant("embd-strided", "E[d * n_vocab + t]", op="embed")
 def embd_strided(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "embed":
-        return None
-
     def run(tokens: Array) -> Array:
         table = c.model.file.decode(node.weights[0])
         return table.reshape(table.shape[1], table.shape[0])[:, tokens].T.astype(np.float64)
@@ -94,19 +88,23 @@ def to_gguf(n_rows: int, n_head: int) -> NDArray[np.int64]:
     return np.arange(n_rows).reshape(n_head, 2, n_rows // n_head // 2).swapaxes(1, 2).reshape(-1)
 
 
-@plant("qk-hf-in-interleaved", "rows of Q and K in halves")
+@plant("qk-hf-in-interleaved", "rows of Q and K in halves", op="linear", roles=("Qcur_proj", "Kcur_proj"))
 def hf_rows(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) not in ("Qcur_proj", "Kcur_proj") or node.op != "linear":
-        return None
     n = c.hp.n_embd_head
     return permuted_rows(node, within_heads(heads_of(c, node), n, hf_order(n)))
 
 
-@plant("qk-hf-in-interleaved", "rows of Q and K in halves, rotated as neighbours (read back in the file's order)")
+def turns_neighbours(c: Context, node: Node) -> bool:
+    """Does the rotation pair neighbouring values?"""
+    return bool(node.attr("mode") == "norm")
+
+
+@plant(
+    "qk-hf-in-interleaved", "rows of Q and K in halves, rotated as neighbours (read back in the file's order)",
+    op="rope", when=turns_neighbours,
+)  # fmt: skip
 def hf_rows_rotated(c: Context, node: Node, p: float) -> Change | None:
-    """The same fault where the dump's heads were recognised as halves and brought into pairs on reading."""
-    if node.op != "rope" or node.attr("mode") != "norm":
-        return None
+    """The same fault where the reader recognised the dump's heads as halves and converted them to pairs."""
     own, order = standard(node), hf_order(width(c, node))
     back = np.argsort(order)
 
@@ -117,18 +115,16 @@ def hf_rows_rotated(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, run)
 
 
-@plant("qk-gguf-in-halfsplit", "rotate_half on the file's row order")
+@plant("qk-gguf-in-halfsplit", "rotate_half on the file's row order", op="rope", when=turns_neighbours)
 def gguf_rows(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "rope" or node.attr("mode") != "norm":
-        return None
     return Change(node.with_attrs(mode="neox"))
 
 
 def _k_perm(label: str, count: Callable[[Context], int]) -> None:
-    @plant("k-perm-nhead", label)
+    @plant("k-perm-nhead", label, roles="Kcur_proj")
     def edit(c: Context, node: Node, p: float) -> Change | None:
         rows, n_head = c.hp.n_head_kv * c.hp.n_embd_head, count(c)
-        if role(node) != "Kcur_proj" or n_head == c.hp.n_head_kv or rows % (2 * n_head):
+        if n_head == c.hp.n_head_kv or rows % (2 * n_head):
             return None
         back = np.argsort(to_gguf(rows, c.hp.n_head_kv))  # GGUF's order to Hugging Face's
         return permuted_rows(node, back[to_gguf(rows, n_head)])
@@ -138,10 +134,8 @@ _k_perm("K reordered with n_head", lambda c: c.hp.n_head)
 _k_perm("K reordered with n_head / n_kv", lambda c: c.hp.n_head // c.hp.n_head_kv)
 
 
-@plant("qk-bias-not-permuted", "the bias in halves")
+@plant("qk-bias-not-permuted", "the bias in halves", op="bias", roles=("Qcur_biased", "Kcur_biased"))
 def bias_rows(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "bias" or role(node) not in ("Qcur_biased", "Kcur_biased"):
-        return None
     n = c.hp.n_embd_head
     order = within_heads(heads_of(c, node), n, hf_order(n))
     return Change(node, lambda x, b: x + b[order])
@@ -168,21 +162,21 @@ def _rows_of_stack(
     return with_weight(node, value)
 
 
-@plant("qkv-split", "the stack [q; k; v] cut in thirds")
+def _grouped(c: Context, node: Node) -> bool:
+    """Do several query heads share a key head?"""
+    return c.hp.n_head != c.hp.n_head_kv
+
+
+@plant("qkv-split", "the stack [q; k; v] cut in thirds", op="linear", roles=("Kcur_proj", "Vcur"), when=_grouped)
 def qkv_thirds(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) not in ("Kcur_proj", "Vcur") or node.op != "linear" or c.hp.n_head == c.hp.n_head_kv:
-        return None
     n_kv, which = c.hp.n_head_kv * c.hp.n_embd_head, 1 if role(node) == "Kcur_proj" else 2
     return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), lambda total: which * (total // 3) + np.arange(n_kv))
 
 
-@plant("qkv-split", "the stack taken as interleaved by group")
+@plant("qkv-split", "the stack taken as interleaved by group", op="linear", roles=PROJECTED, when=_grouped)
 def qkv_groups(c: Context, node: Node, p: float) -> Change | None:
-    kind = PROJECTED.get(role(node))
-    if kind is None or node.op != "linear" or c.hp.n_head == c.hp.n_head_kv:
-        return None
     n, n_kv, group = c.hp.n_embd_head, c.hp.n_head_kv, c.hp.n_head // c.hp.n_head_kv
-    first, count = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1)}[kind]
+    first, count = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1)}[PROJECTED[role(node)]]
 
     def rows(_total: int) -> NDArray[np.int64]:
         grouped = np.arange(n_kv * (group + 2) * n).reshape(n_kv, group + 2, n)
@@ -191,19 +185,17 @@ def qkv_groups(c: Context, node: Node, p: float) -> Change | None:
     return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), rows)
 
 
-@plant("gateup-split", "even rows for gate, odd rows for up")
+@plant("gateup-split", "even rows for gate, odd rows for up", op="linear", roles=("ffn_gate", "ffn_up"))
 def gate_up(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) not in ("ffn_gate", "ffn_up") or node.op != "linear":
-        return None
     first = 0 if role(node) == "ffn_gate" else 1
     return _rows_of_stack(c, node, ("ffn_gate", "ffn_up"), lambda total: np.arange(first, total, 2))
 
 
 def _o_proj(label: str, inverse: bool) -> None:
-    @plant("o-proj-head-order", label)
+    @plant("o-proj-head-order", label, op="linear", roles=("attn_out", "attn_out_proj"))
     def edit(c: Context, node: Node, p: float) -> Change | None:
         n_kv, group = c.hp.n_head_kv, c.hp.n_head // c.hp.n_head_kv
-        if role(node) not in ("attn_out", "attn_out_proj") or node.op != "linear" or 1 in (n_kv, group):
+        if 1 in (n_kv, group):
             return None
         heads = np.arange(c.hp.n_head).reshape(n_kv, group).T.reshape(-1)
         heads = np.argsort(heads) if inverse else heads
@@ -216,10 +208,8 @@ _o_proj("heads taken as h * group + g of the other grouping", True)
 
 
 def _norm_swap(label: str, names: dict[str, str]) -> None:
-    @plant("norm-name-swap", label)
+    @plant("norm-name-swap", label, op="rms_norm", roles=names)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if role(node) not in names or node.op != "rms_norm":
-            return None
         other = node.weights[0].replace(role(node), names[role(node)])
         return Change(replace(node, weights=(other,))) if other in c.model.file.tensors else None
 
@@ -235,17 +225,23 @@ def axes_exchanged(x: Array, n_head: int) -> Array:
     return flat.reshape(len(x), -1, n_head).swapaxes(1, 2)
 
 
+def _axes_of_rotated(c: Context, node: Node) -> Change:
+    n_head, own = node.attr("n_head"), standard(node)
+    return Change(node, lambda x, *rest: own(axes_exchanged(x, n_head), *rest))
+
+
+def _axes_of_values(c: Context, node: Node) -> Change | None:
+    own = standard(node)
+    return Change(node, lambda q, v: own(q, axes_exchanged(v, v.shape[1]))) if by_heads(c, node.inputs[1]) else None
+
+
+_AXES: dict[str, Callable[[Context, Node], Change | None]] = {"rope": _axes_of_rotated, "kqv": _axes_of_values}
+
+
 def _head_axes(label: str, roles: tuple[str, ...]) -> None:
-    @plant("head-dim-axes", label)
+    @plant("head-dim-axes", label, op=_AXES, roles=roles)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if role(node) in roles and node.op == "rope":
-            n_head = node.attr("n_head")
-            own = standard(node)
-            return Change(node, lambda x, *rest: own(axes_exchanged(x, n_head), *rest))
-        if "kqv" in roles and node.op == "kqv" and by_heads(c, node.inputs[1]):
-            own = standard(node)
-            return Change(node, lambda q, v: own(q, axes_exchanged(v, v.shape[1])))
-        return None
+        return _AXES[node.op](c, node)
 
 
 _head_axes("q viewed as [hd, n_head]", ("Qcur",))
@@ -255,10 +251,8 @@ _head_axes("v viewed as [hd, n_head]", ("kqv",))
 _head_axes("q, k and v viewed as [hd, n_head]", ("Qcur", "Kcur", "kqv"))
 
 
-@plant("head-dim-axes", "the projections written as [hd, n_head]")
+@plant("head-dim-axes", "the projections written as [hd, n_head]", op="linear", roles=PROJECTED)
 def projected_axes(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) not in PROJECTED or node.op != "linear":
-        return None
     n_head = heads_of(c, node)
     own = standard(node)
     return Change(node, lambda *operands: axes_exchanged(own(*operands), n_head).reshape(len(operands[0]), -1))
@@ -266,36 +260,28 @@ def projected_axes(c: Context, node: Node, p: float) -> Change | None:
 
 # -- embedding and head --------------------------------------------------------------------------------------------
 
-_FACTOR = Search(1e-3, 1e3, points=0)
+_FACTOR = Search(1e-3, 1e3, (0.5, 2.0), points=25, neutral=1.0)
 
 
-@plant("embd-scale-missing", "the embedding times sqrt(n_embd)")
+@plant("embd-scale-missing", "the embedding times sqrt(n_embd)", op="embed")
 def embd_root(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "embed":
-        return None
     own, factor = standard(node), np.sqrt(c.hp.n_embd)
     return Change(node, lambda *operands: own(*operands) * factor)
 
 
-@plant("embd-scale-missing", "the embedding times {p}", replace(_FACTOR, common=(0.5, 2.0), points=25, neutral=1.0))
+@plant("embd-scale-missing", "the embedding times {p}", _FACTOR, op="embed")
 def embd_factor(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "embed":
-        return None
     own = standard(node)
     return Change(node, lambda *operands: own(*operands) * p)
 
 
-@plant("embd-scale-in-tied-table", "the head times sqrt(n_embd)")
+@plant("embd-scale-in-tied-table", "the head times sqrt(n_embd)", when=is_output)
 def head_root(c: Context, node: Node, p: float) -> Change | None:
-    if node.name != c.model.graph.output:
-        return None
     own = standard(node)
     factor = np.sqrt(c.hp.n_embd)
     return Change(node, lambda *operands: own(*operands) * factor)
 
 
-@plant("head-tied-forced", "token_embd as head")
+@plant("head-tied-forced", "token_embd as head", when=lambda c, node: node.weights == ("output.weight",))
 def head_forced(c: Context, node: Node, p: float) -> Change | None:
-    if node.weights != ("output.weight",):
-        return None
     return Change(replace(node, weights=("token_embd.weight",)))

@@ -1,4 +1,4 @@
-"""Planting: rotation and positions (stage `rope`)."""
+"""Edits of stage `rope`: rotation and positions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import numpy as np
 
 from assay.engines.reference.functions import rope
 from assay.graph import Node
-from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, role, sibling, standard, width
+from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, sibling, standard, width
 
 _BASE = Search(100.0, 1e8, (1e4, 5e5, 1e6, 1e5, 2e4, 8e4), points=37)
 
 
-def is_rope(node: Node) -> bool:
+def is_rotation(node: Node) -> bool:
     return node.op == "rope"
+
+
+def rotated_key(c: Context, node: Node) -> Node | None:
+    """The node of the same layer that rotates the keys, if the layer has one."""
+    key = sibling(c, node, "Kcur")
+    return key if key is not None and is_rotation(key) else None
 
 
 def turned(node: Node, x: Array, positions: Array, factors: tuple[Array, ...] = (), **changes: Any) -> Array:
@@ -28,15 +34,15 @@ def _rope(
     fault: str,
     label: str,
     formula: Callable[[Context, Node, Array, Array, tuple[Array, ...]], Array],
-    where: str = "",
+    roles: str = "",
     *,
     from_zero: bool = False,
 ) -> None:
-    """Another rotation; one written out here turns each head from its first value on (`from_zero`)."""
+    """Another rotation. A formula that rotates each head from its first value on sets `from_zero`."""
 
-    @plant(fault, label)
+    @plant(fault, label, op="rope", roles=roles or ())
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_rope(node) or (where and role(node) != where) or (from_zero and node.attr("offset")):
+        if from_zero and node.attr("offset"):
             return None
         return Change(node, lambda x, pos, *factors: formula(c, node, x, pos, factors))
 
@@ -45,14 +51,14 @@ def heads(node: Node, x: Array) -> Array:
     return x.reshape(x.shape[0], node.attr("n_head"), -1)
 
 
-@plant("rope-type", "pairs (i, i + d/2)")
+@plant("rope-type", "pairs (i, i + d/2)", op="rope")
 def halves(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(mode="neox")) if is_rope(node) and node.attr("mode") == "norm" else None
+    return Change(node.with_attrs(mode="neox")) if node.attr("mode") == "norm" else None
 
 
-@plant("rope-type", "pairs (2i, 2i + 1)")
+@plant("rope-type", "pairs (2i, 2i + 1)", op="rope")
 def neighbours(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(mode="norm")) if is_rope(node) and node.attr("mode") == "neox" else None
+    return Change(node.with_attrs(mode="norm")) if node.attr("mode") == "neox" else None
 
 
 def angles(node: Node, positions: Array, factors: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -66,7 +72,7 @@ def angles(node: Node, positions: Array, factors: tuple[Array, ...]) -> tuple[Ar
 
 
 def _overlapping(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array, ...]) -> Array:
-    """Pairs (0,1), (1,2), … in turn, each reading what the one before wrote."""
+    """Pairs (0,1), (1,2), … in turn, each reading the result of the one before."""
     cos, sin = angles(node, pos, factors)
     out = heads(node, x).copy()
     for i in range(node.attr("n_rot") // 2):
@@ -87,7 +93,7 @@ def _aliased(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array,
 
 
 def _global_index(per: str) -> Callable[[Context, Node, Array, Array, tuple[Array, ...]], Array]:
-    """The frequency index counts on through the heads; the exponent divides by a head's width or by all."""
+    """The frequency index continues from head to head; the exponent divides by a head's width or by n_embd."""
 
     def formula(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array, ...]) -> Array:
         x = heads(node, x)
@@ -133,51 +139,47 @@ _rope("rope-axis", "the angle counts heads", _by_head, from_zero=True)
 _rope("rope-type", "the rotation turned the other way", lambda c, n, x, pos, f: turned(n, x, -pos, f))
 
 
-@plant("rope-base", "base {p}", _BASE)
+@plant("rope-base", "base {p}", _BASE, op="rope")
 def base(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(base=p)) if is_rope(node) and p != node.attr("base") else None
+    return Change(node.with_attrs(base=p)) if p != node.attr("base") else None
 
 
-@plant("gguf-default-hparam", "rope base 10000")
+@plant("gguf-default-hparam", "rope base 10000", op="rope")
 def default_base(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(base=1e4)) if is_rope(node) and node.attr("base") != 1e4 else None
+    return Change(node.with_attrs(base=1e4)) if node.attr("base") != 1e4 else None
 
 
-@plant("rope-freq-factors", "rope_freqs ignored")
+@plant("rope-freq-factors", "rope_freqs ignored", op="rope", weighted=True)
 def no_factors(c: Context, node: Node, p: float) -> Change | None:
-    return Change(replace(node, weights=())) if is_rope(node) and node.weights else None
+    return Change(replace(node, weights=()))
 
 
-@plant("rope-freq-factors", "rope_freqs multiplied")
+@plant("rope-freq-factors", "rope_freqs multiplied", op="rope", weighted=True)
 def factors_multiplied(c: Context, node: Node, p: float) -> Change | None:
-    if not is_rope(node) or not node.weights:
-        return None
     return Change(node, lambda x, pos, factors: turned(node, x, pos, (1 / factors,)))
 
 
 _LINEAR = Search(1 / 64, 64.0, (0.5, 2.0, 4.0, 0.25, 8.0, 0.125), points=49, neutral=1.0)
 
 
-@plant("rope-linear", "angles times {p}", _LINEAR)
+@plant("rope-linear", "angles times {p}", _LINEAR, op="rope")
 def linear_scale(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(freq_scale=node.attr("freq_scale") * p)) if is_rope(node) else None
+    return Change(node.with_attrs(freq_scale=node.attr("freq_scale") * p))
 
 
-@plant("rope-scheme-confused", "all angles divided by the largest of rope_freqs")
+@plant("rope-scheme-confused", "all angles divided by the largest of rope_freqs", op="rope", weighted=True)
 def scheme(c: Context, node: Node, p: float) -> Change | None:
-    if not is_rope(node) or not node.weights:
-        return None
-    return Change(replace(node, inputs=node.inputs, weights=node.weights),
-                  lambda x, pos, factors: turned(node, x, pos, freq_scale=1.0 / float(np.max(factors))))  # fmt: skip
+    return Change(node, lambda x, pos, factors: turned(node, x, pos, freq_scale=1.0 / float(np.max(factors))))
 
 
 @plant(
     "rope-yarn-factor",
     "q and k longer by {p}",
     Search(0.5, 2.0, (1.0 + 0.1 * np.log(4), 1.0 + 0.1 * np.log(8), 1.0 + 0.1 * np.log(32)), points=21, neutral=1.0),
+    op="rope",
 )
 def magnitude(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node.with_attrs(attn_factor=node.attr("attn_factor") * p)) if is_rope(node) else None
+    return Change(node.with_attrs(attn_factor=node.attr("attn_factor") * p))
 
 
 def _cut(factors: tuple[Array, ...], n_rot: int) -> tuple[Array, ...]:
@@ -185,10 +187,8 @@ def _cut(factors: tuple[Array, ...], n_rot: int) -> tuple[Array, ...]:
 
 
 def _partial(label: str, count: Callable[[int], int], exponent: Callable[[int], int]) -> None:
-    @plant("rope-partial", label)
+    @plant("rope-partial", label, op="rope")
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_rope(node):
-            return None
         rotated = width(c, node) - node.attr("offset")
         n_rot, whole, right = count(rotated), exponent(rotated), node.attr("n_rot")
         if (n_rot, whole) == (right, right) or n_rot % 2 or (node.weights and n_rot > right):
@@ -205,10 +205,10 @@ _partial("all of each head, exponent over half of it", lambda d: d, lambda d: d 
 _partial("all of each head, exponent over twice its width", lambda d: d, lambda d: 2 * d)
 
 
-@plant("rope-on-v", "V rotated before it is stored")
+@plant("rope-on-v", "V rotated before it is stored", roles="Vcur")
 def on_v(c: Context, node: Node, p: float) -> Change | None:
-    key = sibling(c, node, "Kcur")
-    if role(node) != "Vcur" or key is None or not is_rope(key) or c.hp.n_embd_head != c.hp.n_embd_head_v:
+    key = rotated_key(c, node)
+    if key is None or c.hp.n_embd_head != c.hp.n_embd_head_v:
         return None
     own = standard(node)
     n = len(node.weights)
@@ -218,10 +218,10 @@ def on_v(c: Context, node: Node, p: float) -> Change | None:
     )
 
 
-@plant("rope-on-v", "V rotated when read")
+@plant("rope-on-v", "V rotated when read", op="kqv")
 def on_read_v(c: Context, node: Node, p: float) -> Change | None:
-    key = sibling(c, node, "Kcur")
-    if node.op != "kqv" or key is None or not is_rope(key) or c.hp.n_embd_head != c.hp.n_embd_head_v:
+    key = rotated_key(c, node)
+    if key is None or c.hp.n_embd_head != c.hp.n_embd_head_v:
         return None
     own = standard(node)
     return Change(
@@ -230,10 +230,10 @@ def on_read_v(c: Context, node: Node, p: float) -> Change | None:
     )
 
 
-@plant("rope-twice", "keys turned again when read")
+@plant("rope-twice", "keys turned again when read", op="kq")
 def twice_on_read(c: Context, node: Node, p: float) -> Change | None:
-    key = sibling(c, node, "Kcur")
-    if node.op != "kq" or key is None or not is_rope(key):
+    key = rotated_key(c, node)
+    if key is None:
         return None
     own = standard(node)
     return Change(
@@ -242,9 +242,9 @@ def twice_on_read(c: Context, node: Node, p: float) -> Change | None:
     )
 
 
-@plant("rope-nope-layer", "no rotation in each fourth layer")
+@plant("rope-nope-layer", "no rotation in each fourth layer", op="rope")
 def nope(c: Context, node: Node, p: float) -> Change | None:
-    if not is_rope(node) or ((layer(node) or 0) + 1) % 4:
+    if ((layer(node) or 0) + 1) % 4:
         return None
     return Change(node, lambda x, pos, *f: heads(node, x))
 
@@ -259,11 +259,11 @@ def _positions(
     search: Search | None = None,
     upper: bool = False,
 ) -> None:
-    """Rotation at other positions, the mask as it should be."""
+    """Rotation at other positions, with the right mask."""
 
-    @plant(fault, label, search)
+    @plant(fault, label, search, op="rope")
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_rope(node) or (upper and not layer(node)):
+        if upper and not layer(node):
             return None
         return Change(node, lambda x, pos, *f: turned(node, x, change(c, pos, int(p)), f))
 
@@ -336,6 +336,6 @@ _positions(
 )
 
 
-@plant("pos-global-offset", "all positions {p} too far", Search(1, 2048, (1, 2, 11), True, True, 20))
+@plant("pos-global-offset", "all positions {p} too far", Search(1, 2048, (1, 2, 11), True, True, 20), op="rope")
 def offset(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node, lambda x, pos, *f: turned(node, x, pos + int(p), f)) if is_rope(node) else None
+    return Change(node, lambda x, pos, *f: turned(node, x, pos + int(p), f))

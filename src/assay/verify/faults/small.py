@@ -1,7 +1,7 @@
-"""Planting: mistakes too small for the eye: a narrow type in one place, one head, one clamp, the end of a file.
+"""Edits of small mistakes: a narrow type in one place, one wrong head, a clamp, a file that ends too early.
 
-Those of precision (`Kind.PRECISION`) are what a coarse engine does everywhere and rightly; they are faults where the
-rest is float32.
+A coarse engine rounds everywhere, and rightly. A fault of precision (`FaultKind.PRECISION`) is a fault only where the
+rest of the engine computes in float32.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from assay.engines.reference.functions import linear
 from assay.gguf import codecs
 from assay.graph import Node
 from assay.verify.faults.attention_edits import masked, softmax
-from assay.verify.faults.block_edits import is_norm, rms, stream
-from assay.verify.faults.fault import Array, Change, Context, Search, by_heads, plant, role, sibling, standard
-from assay.verify.faults.rotary import is_rope, turned
+from assay.verify.faults.block_edits import STREAM, over_features, rms
+from assay.verify.faults.fault import Array, Change, Context, Search, by_heads, plant, standard
+from assay.verify.faults.rotary import rotated_key, turned
 from assay.verify.faults.tensors import decoded, tensor_type, with_tensor
 
 HALF, BFLOAT = "half precision", "bfloat16"
@@ -42,10 +43,8 @@ NARROW: dict[str, Callable[[Array], Array]] = {HALF: half, BFLOAT: bfloat}
 
 
 def _norm_weight(kind: str) -> None:
-    @plant("norm-weight-half", f"norm weights in {kind}")
+    @plant("norm-weight-half", f"norm weights in {kind}", op=("rms_norm", "layer_norm"), weighted=True)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("rms_norm", "layer_norm") or not node.weights:
-            return None
         own, narrow = standard(node), NARROW[kind]
         return Change(node, lambda x, *w: own(x, *map(narrow, w)))
 
@@ -53,19 +52,15 @@ def _norm_weight(kind: str) -> None:
 def _norm_whole(
     kind: str, label: str, formula: Callable[[Array, Array, float, Callable[[Array], Array]], Array]
 ) -> None:
-    @plant("norm-half", f"{label} in {kind}")
+    @plant("norm-half", f"{label} in {kind}", op="rms_norm", weighted=True, when=over_features)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_norm(node) or not node.weights:
-            return None
         eps, narrow = node.attr("eps"), NARROW[kind]
         return Change(node, lambda x, w: formula(x, w, eps, narrow))
 
 
 def _probabilities(kind: str, label: str, formula: Callable[[Array, Callable[[Array], Array]], Array]) -> None:
-    @plant("softmax-half", f"{label} in {kind}")
+    @plant("softmax-half", f"{label} in {kind}", op="attn_softmax", weighted=False)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax" or node.weights:
-            return None
         scale, window, narrow = node.attr("scale"), node.attr("window") or 0, NARROW[kind]
         return Change(node, lambda x, pos, kpos: formula(masked(x, pos, kpos, scale, window), narrow))
 
@@ -102,7 +97,7 @@ for _kind in NARROW:
 
 
 def _blockwise(block: int, narrow: Callable[[Array], Array], inner: bool, x: Array, w: Array) -> Array:
-    """A sum that is kept narrow after every so many products; `inner`: what is added is narrow as well."""
+    """A sum that is rounded after every `block` products; with `inner`, each partial sum is rounded as well."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for at in range(0, w.shape[1], block):
         part = x[:, at : at + block] @ w[:, at : at + block].T
@@ -111,13 +106,15 @@ def _blockwise(block: int, narrow: Callable[[Array], Array], inner: bool, x: Arr
 
 
 def _accumulator(label: str, total: Callable[[Array, Array], Array]) -> None:
-    @plant("accumulate-half", label)
+    @plant("accumulate-half", label, op=("linear", "expert_linear"), when=_summed_like_the_others)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if len(node.weights) != 1 or (tensor_type(c, node.weights[0]) == "F32" and not _all_wide(c)):
-            return None  # a small float32 matrix among narrow ones, as a router's, has a product of its own
-        if node.op == "linear" and len(c.model.file.tensors[node.weights[0]].shape) == 2:
-            return Change(node, lambda x, W: total(x.reshape(len(x), -1), np.asarray(W[:])))
-        return Change(node, partial(_by_expert, total)) if node.op == "expert_linear" else None
+        return Change(node, partial(_PRODUCTS[len(c.model.file.tensors[node.weights[0]].shape)], total))
+
+
+def _summed_like_the_others(c: Context, node: Node) -> bool:
+    """A float32 matrix among narrow ones, such as a router's, has a separate kernel; a vector is no matrix."""
+    wide = tensor_type(c, node.weights[0]) == "F32" and not _all_wide(c)
+    return not wide and len(c.model.file.tensors[node.weights[0]].shape) in _PRODUCTS
 
 
 def _all_wide(c: Context) -> bool:
@@ -129,6 +126,13 @@ def _by_expert(total: Callable[[Array, Array], Array], x: Array, chosen: Array, 
     rows = [[total(x[t, j][None] if x.ndim == 3 else x[t][None], np.asarray(W[int(e)], x.dtype))[0]
              for j, e in enumerate(experts)] for t, experts in enumerate(chosen)]  # fmt: skip
     return np.array(rows, x.dtype)
+
+
+def _by_matrix(total: Callable[[Array, Array], Array], x: Array, W: Array) -> Array:
+    return total(x.reshape(len(x), -1), np.asarray(W[:]))
+
+
+_PRODUCTS: dict[int, Callable[..., Array]] = {2: _by_matrix, 3: _by_expert}  # by the axes of the weight
 
 
 def _sums(kind: str) -> None:
@@ -149,10 +153,11 @@ def _q8_of_half(rows: Array) -> Array:
 
 
 def _stored(label: str, narrow: Callable[[Array], Array], blocks: int = 1) -> None:
-    @plant("kv-rounded-twice", label)
+    @plant(
+        "kv-rounded-twice", label, op=("kq", "kqv"),
+        when=lambda c, node: (c.hp.n_head_kv * c.hp.n_embd_head) % blocks == 0,
+    )  # fmt: skip
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("kq", "kqv") or (c.hp.n_head_kv * c.hp.n_embd_head) % blocks:
-            return None
         own = standard(node)
         return Change(node, lambda a, kv: own(a, narrow(kv)))
 
@@ -161,10 +166,10 @@ _stored("keys and values in bfloat16, then in half precision", lambda kv: half(b
 _stored("keys and values in half precision, then in Q8_0", _q8_of_half, 32)
 
 
-@plant("kv-rounded-twice", "keys in half precision before the rotation and after it")
+@plant("kv-rounded-twice", "keys in half precision before the rotation and after it", op="kq")
 def rounded_before_rope(c: Context, node: Node, p: float) -> Change | None:
-    key = sibling(c, node, "Kcur")
-    if node.op != "kq" or key is None or not is_rope(key) or not by_heads(c, node.inputs[1]):
+    key = rotated_key(c, node)
+    if key is None or not by_heads(c, node.inputs[1]):
         return None
     own = standard(node)
     return Change(
@@ -179,10 +184,10 @@ _HEADS = Search(0, 63, (), False, True, 64, nominal=True)
 
 
 def _one_head(label: str, wrong: Callable[[Array, int], Array]) -> None:
-    @plant("head-one-wrong", label, _HEADS)
+    @plant("head-one-wrong", label, _HEADS, op="kqv")
     def edit(c: Context, node: Node, p: float) -> Change | None:
         head = int(p)
-        if node.op != "kqv" or head >= c.hp.n_head:
+        if head >= c.hp.n_head:
             return None
         own = standard(node)
 
@@ -199,10 +204,10 @@ _one_head("head {p} holds the values of the head before", lambda value, head: va
 _one_head("head {p} holds the values of the head after", lambda value, head: value[(head + 1) % len(value)])
 
 
-@plant("head-one-wrong", "head {p} reads the next key and value head", _HEADS)
+@plant("head-one-wrong", "head {p} reads the next key and value head", _HEADS, op=("kq", "kqv"))
 def next_key_head(c: Context, node: Node, p: float) -> Change | None:
     head = int(p)
-    if node.op not in ("kq", "kqv") or head >= c.hp.n_head or c.hp.n_head_kv < 2 or not by_heads(c, node.inputs[1]):
+    if head >= c.hp.n_head or c.hp.n_head_kv < 2 or not by_heads(c, node.inputs[1]):
         return None
     order = np.arange(c.hp.n_head) // (c.hp.n_head // c.hp.n_head_kv)
     order[head] = (order[head] + 1) % c.hp.n_head_kv
@@ -213,28 +218,28 @@ def next_key_head(c: Context, node: Node, p: float) -> Change | None:
 _LIMIT = Search(0.05, 1e4, (10.0, 100.0, 5.0, 50.0, 30.0, 20.0, 1.0), points=33, limit=True)
 
 
-def _clamp(label: str, applies: Callable[[Node], bool]) -> None:
-    @plant("clamp-silent", label, _LIMIT)
+def _clamp(label: str, **where: Any) -> None:
+    @plant("clamp-silent", label, _LIMIT, **where)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not applies(node):
-            return None
         own = standard(node)
         return Change(node, lambda *operands: np.clip(own(*operands), -p, p))
 
 
-_clamp("activations clipped to ±{p}", lambda n: n.op == "glu")
-_clamp("the residual stream clipped to ±{p}", lambda n: stream(n) is not None)
-_clamp("the layer's output clipped to ±{p}", lambda n: stream(n) is not None and role(n) == "l_out")
-_clamp("the feed-forward's output clipped to ±{p}", lambda n: role(n) in ("ffn_out", "ffn_down") and n.op == "linear")
-_clamp("scores clipped to ±{p} before they are scaled", lambda n: n.op == "kq")
+_clamp("activations clipped to ±{p}", op="glu")
+_clamp("the residual stream clipped to ±{p}", op="add", roles=STREAM)
+_clamp("the layer's output clipped to ±{p}", op="add", roles="l_out")
+_clamp("the feed-forward's output clipped to ±{p}", op="linear", roles=("ffn_out", "ffn_down"))
+_clamp("scores clipped to ±{p} before they are scaled", op="kq")
 
 
 # -- the end of a file -------------------------------------------------------------------------------------------------
 
 
 def _ends(c: Context, nodes: Sequence[Node]) -> list[float]:
-    """Places where a download may have stopped, the last first, for what is zero from an earlier one on is zero from a
-    later one on as well: the beginning and the middle of every tensor that these nodes read."""
+    """Places where a download may have stopped: the beginning and the middle of every tensor that these nodes read.
+
+    The last comes first, because a file that is zero from an earlier place on is zero from a later one on as well.
+    """
     found = set[float]()
     for name in {w for node in nodes for w in node.weights}:
         info = c.model.file.tensors[name]

@@ -1,6 +1,6 @@
-"""Legitimate arithmetics: what a right engine may do to a number because it computes in less than float64.
+"""Legitimate arithmetics: the roundings of a right engine that computes in less than float64.
 
-Each is a set of roundings applied while the definition runs. They are models of real engines:
+Each arithmetic is a set of roundings that are applied while the definition runs. They model real engines:
 
   f32     results in float32; a sum of n products is off by up to sqrt(n) half-units of the root of their squares'
           sum, whatever its order: the value itself may be small where large products cancel
@@ -8,12 +8,15 @@ Each is a set of roundings applied while the definition runs. They are models of
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
   GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16
-  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
-          of halves added up in 32 lanes of halves, as ggml does where the processor can
-  q8 KV   keys and values kept in Q8_0 blocks, queries quantised to meet them
+  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they are multiplied, and
+          products of halves added up in 32 lanes of halves, as ggml does where the processor can
+  q8 KV   keys and values kept in Q8_0 blocks, queries quantised to Q8_0 as well
   f16 weights   every tensor of the file decoded to halves and kept so; everything else in float32
 
-Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
+Errors of summation are drawn from a generator that is seeded by the node's name, so every run draws the same.
+
+How an operation rounds is a row of the tables `_INDEX_OPERANDS`, `_CACHE_OPERANDS`, `_GATES` and `_TERMS`, or follows
+from its traits. Touch this module to model another kind of engine: a row of `ARITHMETICS`, and its roundings here.
 """
 
 from __future__ import annotations
@@ -29,20 +32,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.gguf import GGUFFile
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 
 Array = NDArray[Any]
-UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
-MATRIX = ("linear", "expert_linear", "head_linear")
-SUMS = (*MATRIX, "kq", "kqv", "add", "bias", "add_row", "expert_bias", "expert_sum", "row_sum", "pool", "layer_norm")
-WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
-_NONLINEAR = ("attn_softmax", "softmax", "sigmoid", "act", "glu", "glu_split", "glu_oai", "softcap", "pos_scale")
-_EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
-_ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are often products of rounded factors
+UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # Half a unit in the last place, relative.
+WITH_MINIMUM = ("Q4_1", "Q5_1")  # Types whose products take Q8_1.
+_EXP = 4  # Half-units of error of a fast float32 exponential, and of a quotient by a sum of them.
+_ANGLE = 8  # Half-units of error of a rotary angle: frequencies are often products of rounded factors.
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class SimulatedArithmetic:
     """Where it rounds: every result (`storage`), operands of quantised products, weights, the cache, GELU."""
 
     name: str
@@ -59,17 +59,17 @@ class Arithmetic:
 
 
 # From the strictest to the most lenient; the first that explains a run is taken.
-ARITHMETICS: tuple[Arithmetic, ...] = (
-    Arithmetic("f32"),
-    Arithmetic("f32, GELU table", gelu_table=True),
-    Arithmetic("f16 KV", f16_cache=True, gelu_table=True),
-    Arithmetic("f16 weights", f16_weights=True, gelu_table=True),
-    Arithmetic("f16 weights, f16 KV", f16_weights=True, f16_cache=True, gelu_table=True),
-    Arithmetic("Q8 activations", q8=True, gelu_table=True),
-    Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
-    Arithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
-    Arithmetic("f16", storage="f16", f16_cache=True),
-    Arithmetic("bf16", storage="bf16"),
+ARITHMETICS: tuple[SimulatedArithmetic, ...] = (
+    SimulatedArithmetic("f32"),
+    SimulatedArithmetic("f32, GELU table", gelu_table=True),
+    SimulatedArithmetic("f16 KV", f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("f16 weights", f16_weights=True, gelu_table=True),
+    SimulatedArithmetic("f16 weights, f16 KV", f16_weights=True, f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations", q8=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
+    SimulatedArithmetic("f16", storage="f16", f16_cache=True),
+    SimulatedArithmetic("bf16", storage="bf16"),
 )
 
 
@@ -93,7 +93,10 @@ def q8_0(x: Array) -> Array:
 
 
 def q8_1_slip(x: Array) -> Array:
-    """What Q8_1 adds for types with a minimum: m meets the block's sum, kept in float16 by itself. [T, blocks]."""
+    """The error that Q8_1 adds for types with a minimum: m is multiplied by the block's sum, kept as a float16.
+
+    [T, blocks].
+    """
     blocks = x.reshape(x.shape[0], -1, 32)
     d = np.abs(blocks).max(-1) / 127
     total = np.round(blocks / np.where(d == 0, 1, d)[..., None]).sum(-1)
@@ -116,7 +119,7 @@ def q8_k(x: Array) -> Array:
 
 
 def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None:
-    """What llama.cpp's CPU backend does to the other operand of a product with this tensor."""
+    """How llama.cpp's CPU backend rounds the other operand of a product with this tensor; None where it does not."""
     kind = file.tensors[weight].type
     if kind.name in ("F16", "BF16"):
         return lambda x: round_to(x, kind.name.lower())
@@ -124,7 +127,7 @@ def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None
 
 
 def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
-    """The variance of what that does to each value, were its roundings drawn anew: a step's square over twelve."""
+    """The variance of that rounding at each value, if it were random: the square of a step over twelve."""
     kind = file.tensors[weight].type
     if kind.name in ("F16", "BF16"):
         return np.asarray((x * x) * (UNIT[kind.name.lower()] ** 2 / 3), x.dtype)
@@ -134,104 +137,164 @@ def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
     return np.asarray(np.repeat(step * step / 12, kind.block_size, axis=1), x.dtype).reshape(x.shape)
 
 
-def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
-    """Input `i` of a node as this arithmetic sees it; the very same array where it does not touch it."""
+def operand(a: SimulatedArithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
+    """Input `i` of a node as this arithmetic reads it; the very same array where the arithmetic does not round it."""
     if x.dtype.kind != "f":
-        return _turned(x) if node.op == "rope" else x
-    if a.q8 and node.op in MATRIX and i == 0:
+        return _INDEX_OPERANDS.get(node.op, _unchanged)(x)
+    if a.q8 and i == 0 and node.has(Trait.PRODUCT):
         quantise = quantise_for(file, node.weights[0])
-        return x if quantise is None else quantise(x.reshape(x.shape[0], -1) if node.op == "linear" else x)
-    if a.f16_cache and i == 0 and node.op in ("kq", "kqv"):
-        return _cached(x) if a.q8_cache and node.op == "kq" else round_to(x, "f16")
+        return x if quantise is None else quantise(product_rows(node, x))
+    if a.f16_cache and i == 0 and node.has(Trait.ATTENDS):
+        return _CACHE_OPERANDS[node.op](a, x)
     if a.gelu_table and i == 0 and is_gelu(node):
-        gate = x.shape[-1] // (2 if node.op == "glu_split" else 1)
+        gate = gate_width(node, x)
         return np.concatenate([round_to(x[..., :gate], "f16"), x[..., gate:]], axis=-1)
-    if node.op in _NONLINEAR:
+    if node.has(Trait.TRANSCENDENTAL):
         return np.asarray(x * (1 + a.unit * _noise(node, i, x.shape)), x.dtype)
     if a.storage != "f32":
         return round_to(x, a.storage)
     return x
 
 
-def _turned(positions: Array) -> Array:
-    """Positions whose angles are off: by the frequency's error, in which all agree, and each by the rounding of its own
-    product, which far into a text is what attention sees of it."""
+def _unchanged(x: Array) -> Array:
+    return x
+
+
+def _inexact_positions(positions: Array) -> Array:
+    """Positions that give inexact rotary angles. The error of a frequency is common to all positions. The rounding of
+    each product is its own, and far into a text attention sees mostly that."""
     return positions * (1.0 + UNIT["f32"] * (_ANGLE + np.sin(7919.0 * positions)))
+
+
+def _query(a: SimulatedArithmetic, q: Array) -> Array:
+    return _cached(q) if a.q8_cache else round_to(q, "f16")
+
+
+def _probabilities(a: SimulatedArithmetic, p: Array) -> Array:
+    return round_to(p, "f16")
+
+
+# Operations that read tokens or positions, and what rounding does to these.
+_INDEX_OPERANDS: dict[str, Callable[[Array], Array]] = {"rope": _inexact_positions}
+# Operations that multiply by cached rows, and how their first operand is rounded to meet the cache.
+_CACHE_OPERANDS: dict[str, Callable[[SimulatedArithmetic, Array], Array]] = {"kq": _query, "kqv": _probabilities}
+
+
+def is_matrix_product(node: Node) -> bool:
+    """Does it multiply all tokens by one matrix, whatever the axes of its input?"""
+    return node.op == "linear"
+
+
+def product_rows(node: Node, x: Array) -> Array:
+    """The first operand of a product as rows that the weight's rows multiply: one a token, or one a head or expert."""
+    return x.reshape(len(x), -1) if is_matrix_product(node) else x
+
+
+_GATES: dict[str, int] = {"glu_split": 2}  # operations that read gate and up as one row: parts of that row
+
+
+def gate_width(node: Node, x: Array) -> int:
+    """How many of the features of an activation's first operand are the gate; the gate comes first."""
+    return int(x.shape[-1]) // _GATES.get(node.op, 1)
 
 
 def is_gelu(node: Node) -> bool:
     """Is it a GELU, alone or as a gate?"""
-    return node.op in ("act", "glu", "glu_split") and node.attr("act") == "gelu_tanh"
+    return node.has(Trait.ACTIVATION) and node.all_attrs().get("act") == "gelu_tanh"
 
 
-def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
-    """Error of a sum, over the root of its terms' squares' sum; weights in the storage type count as well."""
-    n = _terms(graph, node, n_keys)
+def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
+    """Error of a sum, relative to the root of the sum of its squared terms; rounded weights count as well."""
+    n, product = _terms(graph, node, n_keys), node.has(Trait.PRODUCT)
     size = math.sqrt(n) * UNIT["f32"]
-    if (a.storage != "f32" and node.op in MATRIX) or halved(a, file, node):
+    if (a.storage != "f32" and product) or halved(a, file, node):
         size += a.unit if a.storage != "f32" else UNIT["f16"]
-    half = node.op in MATRIX and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
-    if half or (a.f16_cache and node.op in ("kq", "kqv")):  # ggml adds halves in 32 half-precision lanes on ARM
+    half = product and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
+    if half or (a.f16_cache and node.has(Trait.ATTENDS)):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))
     return size
 
 
-def halved(a: Arithmetic, file: GGUFFile, node: Node) -> bool:
-    """Does it lose digits of this node's weights?"""
+def halved(a: SimulatedArithmetic, file: GGUFFile, node: Node) -> bool:
+    """Does the arithmetic lose digits of this node's weights by keeping them in half precision?"""
     return a.f16_weights and any(file.tensors[name].type.name != "F16" for name in node.weights)
 
 
 def summed(
-    a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
+    a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
 ) -> Array:
     """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
-    if node.op not in SUMS and halved(a, file, node):
-        if node.op == "embed":
+    if not node.has(Trait.SUMS) and halved(a, file, node):
+        if node.has(Trait.TABLE) and not node.has(Trait.ELEMENTWISE):  # it copies rows of the rounded table
             return round_to(y, "f16")
         y = np.asarray(y * (1 + UNIT["f16"] * _noise(node, 5, y.shape)), y.dtype)
-    if a.gelu_table and is_gelu(node):  # the table's value, or its product, is off by up to half a unit: all of it is
-        # allowed, and away from the exact value, because one large value of a row may outweigh the others, and chance
-        # could have spared it
+    if a.gelu_table and is_gelu(node):
+        # The table's value is off by up to half a unit. All of it is allowed, and away from the exact value: one large
+        # value of a row may outweigh the others, and a random draw could have spared it.
         away = np.where(np.abs(y) < np.abs(exact), -1, 1)
         return np.asarray(y * (1 + UNIT["f16"] * away), y.dtype)
     if deviation is not None:
         return np.asarray(y + deviation * _noise(node, 7, y.shape), y.dtype)
-    if node.op == "rms_norm":
+    if node.has(Trait.NORM):
         return np.asarray(y * (1 + math.sqrt(_terms(graph, node, 0)) * UNIT["f32"]), y.dtype)
-    if node.op in _NONLINEAR:
+    if node.has(Trait.TRANSCENDENTAL):
         return np.asarray(y * (1 + _EXP * UNIT["f32"] * _noise(node, 6, y.shape)), y.dtype)
     return y
 
 
-def stored(a: Arithmetic, node: Node, y: Array) -> Array:
+def stored(a: SimulatedArithmetic, node: Node, y: Array) -> Array:
     """The result as it is kept."""
     if y.dtype.kind != "f":
         return y
-    if a.q8_cache and node.op == "cache":
+    state = node.has(Trait.STATE)
+    if a.q8_cache and state:
         return _cached(y)
-    return round_to(y, "f16" if a.f16_cache and node.op == "cache" else a.storage)
+    return round_to(y, "f16" if a.f16_cache and state else a.storage)
 
 
 def _cached(x: Array) -> Array:
-    """A row of the cache in eight bits; heads that are no multiple of a block stay in halves, as ggml demands."""
+    """A row of an eight-bit cache. Heads whose width is no multiple of a block stay in half precision, as in ggml."""
     return round_to(x, "f16") if x.shape[-1] % 32 else q8_0(x)
 
 
+def _row_width(graph: Graph, node: Node, n_keys: int) -> int:
+    return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
+
+
+def _input_width(graph: Graph, node: Node, n_keys: int) -> int:
+    return int(graph.shapes[node.inputs[0]][-1])
+
+
+def _chosen(graph: Graph, node: Node, n_keys: int) -> int:
+    return int(graph.shapes[node.inputs[0]][1])
+
+
+def _keys(graph: Graph, node: Node, n_keys: int) -> int:
+    return n_keys
+
+
+# How many terms a value of each operation sums; products sum over the columns of their weight, all others sum two.
+_TERMS: dict[str, Callable[[Graph, Node, int], int]] = {
+    "rms_norm": _row_width,
+    "layer_norm": _input_width,
+    "kq": _input_width,
+    "kqv": _keys,
+    "pool": _keys,
+    "row_sum": _chosen,
+    "expert_sum": _chosen,
+}
+
+
 def _terms(graph: Graph, node: Node, n_keys: int) -> int:
-    """How many products a value of this node sums."""
-    if node.op in MATRIX:
+    """How many terms a value of this node sums."""
+    if node.has(Trait.PRODUCT):
         return graph.weights[node.weights[0]][-1]
-    if node.op == "rms_norm":
-        return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
-    if node.op in ("kq", "layer_norm"):
-        return int(graph.shapes[node.inputs[0]][-1])
-    if node.op in ("expert_sum", "row_sum"):
-        return int(graph.shapes[node.inputs[0]][1])
-    return n_keys if node.op in ("kqv", "pool") else 2
+    count = _TERMS.get(node.op)
+    return 2 if count is None else count(graph, node, n_keys)
 
 
 def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
-    """LayerNorm as a sum: the squares of w x / sigma, of w mean / sigma and of the bias, which may cancel."""
+    """The squared terms of a LayerNorm as a sum: w x / sigma, w mean / sigma and the bias, which may cancel."""
     heads = x.reshape(x.shape[0], node.attr("n_head"), -1) if node.attr("n_head") and x.ndim == 2 else x
     mean = heads.mean(-1, keepdims=True)
     gain = w * w / (np.square(heads - mean).mean(-1, keepdims=True) + node.attr("eps"))

@@ -1,43 +1,31 @@
-"""The verdict on every observed node: same, noise explained by an arithmetic, or wrong; and whose fault it is.
+"""Measuring one observed node: how far its values are from the definition's, against the noise that is allowed there.
 
-A node is judged twice. Against the definition's own run: how far is the value from the truth? And *on its own
-inputs*: the definition of this node (or of the smallest segment between observed nodes) is applied to the stranger's
-values. A node that disagrees with that is at fault itself; one that agrees only passes on what it was given.
+A node is measured twice. *Carried*: against the definition's own run from the tokens. *Local*: against the definition
+of this node (or of the smallest segment between observed nodes) applied to the dump's own values. A node that disagrees
+with the second is at fault itself; a node that agrees with it only passes on what it was given.
 
-A deviation is excused when it stays below STEP times the noise of an arithmetic (`noise`), both as rms and at every
-single value of a token's row. Where the noise is that of a long run, whose samples spread more, it is RUN times the rms
-and PEAK times the largest. The arithmetic is inferred once for the whole dump, from what its nodes have in common, so
-that one sloppy node cannot buy itself a lenient judge.
+A deviation is excused while it stays below STEP times the noise of an arithmetic (`noise`), both as rms and at every
+single value of a token's row. The noise of a long run spreads more, so there RUN times the rms and PEAK times the
+largest value are allowed. A ratio above 1 is too much. `inferred` chooses the arithmetic, `verdict` decides.
+
+`examine` gathers a `JudgedNode`, `measure_evidence` turns it into `Evidence`. Touch this module to change how a
+deviation is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.reference import interpret
-from assay.engines.reference.weights import Weights
 from assay.graph import Node
-from assay.models import Model
-from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
+from assay.verify.dumps.observation import STATISTICS, Observation, measure
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.noise import (
-    Level,
-    NoiseRuns,
-    apart,
-    by_rows,
-    cache_path,
-    load_levels,
-    part_key,
-    save_levels,
-    unseen,
-)
-from assay.verify.judge.routing import CHOICES, Route, allowed, disorder, ranking, routes
-from assay.verify.judge.shared_pass import Last, Together, evaluate_all, sweep
+from assay.verify.judge.noise import Level, apart, by_rows, part_key
+from assay.verify.judge.routing import allowed, disorder
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]
@@ -48,23 +36,79 @@ _LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one observed node shows. Ratios are deviation over what is allowed, per arithmetic: above 1 is too much."""
+    """The measurements of one observed node. Ratios are deviation over allowed deviation, for each arithmetic."""
 
     name: str
     nmse: float
     cosine: float
-    worst: float  # largest absolute deviation
-    where: tuple[int, ...]  # its index in the node's tensor
+    worst: float  # Largest absolute deviation.
+    where: tuple[int, ...]  # Its index in the node's tensor.
     found: float
     expected: float
-    carried: Array  # ratios against the definition's run
-    local: Array  # ratios against the recomputation from the dump's own values
+    carried: Array  # Ratios against the definition's run.
+    local: Array  # Ratios against the recomputation from the dump's own values.
     own_nmse: float
-    top1: bool | None  # logits: is the best token the same, in every observed row
-    whole: bool  # the whole tensor was observed
-    segment: tuple[str, ...]  # the nodes recomputed together, first to last
-    noise_carried: Level  # what `carried` and `local` were measured against
+    top1: bool | None  # Of logits: the best token is the same in every observed row.
+    whole: bool  # The whole tensor was observed.
+    segment: tuple[str, ...]  # The nodes recomputed together, first to last.
+    noise_carried: Level  # The noise that `carried` and `local` were measured against.
     noise_local: Level
+
+
+@dataclass(frozen=True)
+class RouterScores:
+    """The scores that a choice of experts was made from, and how far each arithmetic's noise may move them."""
+
+    truth: Array  # the definition's
+    own: Array  # from the dump's own values
+    allowed_carried: Array  # [arithmetic, token]
+    allowed_local: Array
+
+    @staticmethod
+    def of(truth: Array, own: Array, carried: Level, local: Level) -> RouterScores:
+        return RouterScores(truth, own, allowed(truth, carried.rms), allowed(own, local.rms))
+
+
+@dataclass(frozen=True)
+class JudgedNode:
+    """One observed node with everything that its evidence is measured from."""
+
+    node: Node
+    observations: tuple[Observation, ...]
+    segment: tuple[str, ...]  # The nodes recomputed together, first to last.
+    truth: Array  # The definition's value in its own run.
+    own: Array  # The definition's value from the dump's own inputs.
+    carried: Level  # Noise of the whole run.
+    local: Level  # Noise of this step.
+    axis: int  # The axis that counts tokens.
+    head_width: int
+    hidden: Array | None  # values that no reader uses
+    scores: RouterScores | None  # of a choice of experts
+    is_output: bool  # its values are logits
+
+    @property
+    def whole(self) -> bool:
+        """Was the whole tensor observed?"""
+        return any(o.kind == "values" and o.rows is None for o in self.observations)
+
+    def deviation(self, obs: Observation, value: Array) -> tuple[Array, Array]:
+        return deviation(obs, value, self.axis, self.head_width, self.hidden)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One observation of a node against the definition."""
+
+    obs: Observation
+    error: Array
+    expected: Array
+    own_error: Array
+    carried: Array
+    local: Array
+
+    @property
+    def target(self) -> Array:
+        return self.expected + self.error
 
 
 def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: Array | None) -> tuple[Array, Array]:
@@ -81,7 +125,7 @@ def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: 
 def ratios(
     obs: Observation, error: Array, expected: Array, value: Array, axis: int, level: Level, factor: float
 ) -> Array:
-    """Deviation over allowed deviation, for each arithmetic."""
+    """Deviation over allowed deviation, for each arithmetic. `factor` is STEP or RUN."""
     rms, top = level.rms, level.top
     start, stop = obs.rows or (0, rms.shape[1])
     if obs.kind == "values":
@@ -127,162 +171,77 @@ def _peaks(error: Array, size: Array, top: Array, factor: float) -> Array:
     return np.array([found[key] for key in keys])
 
 
-class OwnInputs:
-    """Visitor: the definition's run, and the recomputation of every observed node from the dump's own values."""
-
-    def __init__(
-        self, model: Model, dump: Dump, carried: Callable[[str], Level], local: Callable[[str], Level]
-    ) -> None:
-        self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
-        given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = unseen(model, given)
-        self.head_width = model.hparams.n_embd_head
-        self.truth: dict[str, Array] = dict(given)
-        self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
-        self.path: dict[str, tuple[str, ...]] = {}  # unobserved nodes that a value was derived through
-        self.last = Last(model.graph)
-        self.evidence: list[Evidence] = []
-        self.scores: dict[str, tuple[str, Array, Array]] = {}  # of the routers: the node, the definition's, theirs
-        self.routes: list[Route] = []  # tokens that got, or may have got, other experts
-
-    def visit(self, node: Node, weights: Weights) -> None:
-        true_in = [self.truth[i] for i in node.inputs]
-        their_in = [self.theirs[i] for i in node.inputs]
-        truth, own = evaluate_all(node, [_wide(true_in), _wide(their_in)], weights)
-        self.truth[node.name] = truth
-        if node.op == "argsort":
-            self.scores[node.name] = node.inputs[0], true_in[0], their_in[0]
-        segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
-        observations = tuple(
-            replace(o, data=o.array()) if o.kind == "values" else o for o in self.dump.by_name.get(node.name, ())
-        )
-        if not observations:
-            self.theirs[node.name], self.path[node.name] = own, segment
-        else:
-            found = self._judge(node, observations, truth, own, segment)
-            self.evidence.append(found)
-            self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
-            if not found.whole:
-                self.path[node.name] = segment
-        if node.op == "topk":
-            score, right, _ = self.scores[ranking(self.graph, node).name]
-            seen = bool(observations) or not np.array_equal(np.sort(truth), np.sort(self.theirs[node.name]))
-            rms = self.carried(score).rms
-            self.routes += routes(node.name, right, truth, self.theirs[node.name], rms, seen)
-        self.last.forget(node, self.truth, self.theirs, self.path)
-
-    def _judge(
-        self,
-        node: Node,
-        observations: tuple[Observation, ...],
-        truth: Array,
-        own: Array,
-        segment: tuple[str, ...],
-    ) -> Evidence:
-        axis = token_axis(self.graph, node.name)
-        hide = self.hidden if node.op == "kq" else None
-        far, near = self.carried(node.name), self.local(node.name)
-        step = STEP if len(segment) <= SHORT else RUN
-        carried = local = np.zeros(len(ARITHMETICS))
-        squares = base = dot = theirs2 = own_squares = 0.0
-        worst, where, found, wanted = -1.0, tuple[int, ...](), 0.0, 0.0
-        top1: bool | None = None
-        for obs in observations:
-            error, expected = deviation(obs, truth, axis, self.head_width, hide)
-            own_error, own_expected = deviation(obs, own, axis, self.head_width, hide)
-            if node.op in CHOICES and obs.kind == "values" and obs.rows is None:
-                score, right, theirs = self.scores[ranking(self.graph, node).name]
-                far_off, own_off = disorder(right, obs.array()), disorder(theirs, obs.array())
-                carried = np.maximum(carried, (far_off / allowed(right, self.carried(score).rms)).max(axis=1))
-                local = np.maximum(local, (own_off / allowed(theirs, self.local(score).rms)).max(axis=1))
-            elif truth.dtype.kind != "f":  # indices: equal or not
-                carried = np.maximum(carried, np.inf if own_error.any() else 0)
-                local = carried
-            else:
-                carried = np.maximum(carried, ratios(obs, error, expected, truth, axis, far, RUN))
-                local = np.maximum(local, ratios(obs, own_error, own_expected, own, axis, near, step))
-            squares, base = squares + float(np.sum(error**2)), base + float(np.sum(expected**2))
-            target = expected + error
-            dot, theirs2 = dot + float(np.sum(expected * target)), theirs2 + float(np.sum(target**2))
-            own_squares += float(np.sum(own_error**2))
-            at = int(np.abs(error).argmax())
-            if abs(error.flat[at]) > worst:
-                worst, found, wanted = float(abs(error.flat[at])), float(target.flat[at]), float(expected.flat[at])
-                where = tuple(int(i) for i in np.unravel_index(at, error.shape))
-                if obs.kind == "values" and obs.rows:
-                    where = tuple(w + (obs.rows[0] if i == axis else 0) for i, w in enumerate(where))
-            if node.name == self.graph.output and obs.kind == "values":
-                top1 = bool((target.argmax(-1) == expected.argmax(-1)).all())
-            if node.name == self.graph.output and obs.kind == "top" and obs.data:
-                row = obs.row if obs.row is not None else len(truth) - 1
-                top1 = int(truth[row].argmax()) == max(obs.data, key=lambda pair: pair[1])[0] % truth.shape[1]
-        return Evidence(
-            name=node.name,
-            nmse=squares / (base + _TINY),
-            cosine=dot / (np.sqrt(base * theirs2) + _TINY) if theirs2 or base else 1.0,
-            worst=worst,
-            where=where,
-            found=found,
-            expected=wanted,
-            carried=carried,
-            local=local,
-            own_nmse=own_squares / (base + _TINY),
-            top1=top1,
-            whole=any(obs.kind == "values" and obs.rows is None for obs in observations),
-            segment=segment,
-            noise_carried=self.carried(node.name),
-            noise_local=self.local(node.name),
-        )
+def measure_evidence(judged: JudgedNode) -> Evidence:
+    """The measurements of a node, over all its observations."""
+    compared = [_compare(judged, obs) for obs in judged.observations]
+    carried = local = np.zeros(len(ARITHMETICS))
+    squares = base = dot = theirs2 = own_squares = 0.0
+    for one in compared:
+        carried, local = np.maximum(carried, one.carried), np.maximum(local, one.local)
+        target = one.target
+        squares, base = squares + float(np.sum(one.error**2)), base + float(np.sum(one.expected**2))
+        dot, theirs2 = dot + float(np.sum(one.expected * target)), theirs2 + float(np.sum(target**2))
+        own_squares += float(np.sum(one.own_error**2))
+    worst, where, found, expected = _worst(compared, judged.axis)
+    return Evidence(
+        name=judged.node.name,
+        nmse=squares / (base + _TINY),
+        cosine=dot / (np.sqrt(base * theirs2) + _TINY) if theirs2 or base else 1.0,
+        worst=worst,
+        where=where,
+        found=found,
+        expected=expected,
+        carried=carried,
+        local=local,
+        own_nmse=own_squares / (base + _TINY),
+        top1=_same_best_token(judged, compared) if judged.is_output else None,
+        whole=judged.whole,
+        segment=judged.segment,
+        noise_carried=judged.carried,
+        noise_local=judged.local,
+    )
 
 
-def _wide(values: list[Array]) -> list[Array]:
-    return [v.astype(np.float64, copy=False) if v.dtype.kind == "f" else v for v in values]
+def _compare(judged: JudgedNode, obs: Observation) -> _Compared:
+    error, expected = judged.deviation(obs, judged.truth)
+    own_error, own_expected = judged.deviation(obs, judged.own)
+    scores = judged.scores
+    if scores is not None and obs.kind == "values" and obs.rows is None:
+        chosen = obs.array()
+        carried = (disorder(scores.truth, chosen) / scores.allowed_carried).max(axis=1)
+        local = (disorder(scores.own, chosen) / scores.allowed_local).max(axis=1)
+    elif judged.truth.dtype.kind != "f":  # indices: equal or not
+        carried = local = np.full(len(ARITHMETICS), np.inf if own_error.any() else 0.0)
+    else:
+        step = STEP if len(judged.segment) <= SHORT else RUN
+        carried = ratios(obs, error, expected, judged.truth, judged.axis, judged.carried, RUN)
+        local = ratios(obs, own_error, own_expected, judged.own, judged.axis, judged.local, step)
+    return _Compared(obs, error, expected, own_error, carried, local)
 
 
-def examine(
-    model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
-) -> tuple[list[Evidence], list[Route]]:
-    """Everything the dump shows, node by node in the graph's order; and the tokens routed otherwise."""
-    path = cache_path(model, dump.tokens, dump.positions)
-    levels = load_levels(path, model) if cache else None
-
-    one_step = NoiseRuns(model, dump.tokens, dump.positions, dump)
-    # A step from what was merely printed begins at the tokens, too.
-    printed = not any(o.kind == "values" or model.graph[o.name].op == "group_mask" for o in dump.observations)
-    whole_run = None if levels or printed else NoiseRuns(model, dump.tokens, dump.positions)
-
-    def carried(name: str) -> Level:
-        if levels:
-            return levels[name]
-        return whole_run.levels[name] if whole_run else replace(one_step.levels[name], parts={})
-
-    own = OwnInputs(model, dump, carried, one_step.levels.__getitem__)
-    with np.errstate(over="ignore", invalid="ignore"):  # a stranger's values may be too large for some arithmetic
-        noise = Together([run.visit for run in (whole_run, one_step) if run])
-        sweep(model, [noise, own], progress)
-    if cache and not levels:
-        save_levels(path, (whole_run or one_step).levels)
-    return own.evidence, own.routes
+def _worst(compared: Sequence[_Compared], axis: int) -> tuple[float, tuple[int, ...], float, float]:
+    """The largest deviation, its index in the node's tensor, and the two values there."""
+    worst, where, found, expected = -1.0, tuple[int, ...](), 0.0, 0.0
+    for one in compared:
+        at = int(np.abs(one.error).argmax())
+        size = float(abs(one.error.flat[at]))
+        if size > worst:
+            worst, found, expected = size, float(one.target.flat[at]), float(one.expected.flat[at])
+            where = tuple(int(i) for i in np.unravel_index(at, one.error.shape))
+            if one.obs.kind == "values" and one.obs.rows:
+                where = tuple(w + (one.obs.rows[0] if i == axis else 0) for i, w in enumerate(where))
+    return worst, where, found, expected
 
 
-def recompute(model: Model, dump: Dump, name: str, without: Collection[str] = ()) -> Array:
-    """The definition's value of a node from the dump's own values; those of `without` are recomputed first."""
-    env = inputs_of(dump.tokens, dump.positions)
-    for other in dump.by_name:
-        if other != name and other not in without and (value := dump.values(other)) is not None:
-            env[other] = _wide([value])[0]
-    return interpret(model.graph, Weights(model.file, np.float32, budget=0), env, [name])[name]
-
-
-def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> Array:
-    """Ratios for a node recomputed as if its faulty inputs were right; their steps' noise counts as well."""
-    axis, hide = token_axis(model.graph, e.name), None
-    if model.graph[e.name].op == "kq":
-        given = inputs_of(dump.tokens, dump.positions)
-        hide = unseen(model, given)
-    value = recompute(model, dump, e.name, faulty)
-    worst = np.zeros(len(ARITHMETICS))
-    for obs in dump.by_name[e.name]:
-        error, expected = deviation(obs, value, axis, model.hparams.n_embd_head, hide)
-        worst = np.maximum(worst, ratios(obs, error, expected, value, axis, e.noise_carried, RUN))
-    return worst
+def _same_best_token(judged: JudgedNode, compared: Sequence[_Compared]) -> bool | None:
+    """Do the observed logits choose the definition's token? None where the observations do not show it."""
+    same: bool | None = None
+    for one in compared:
+        if one.obs.kind == "values":
+            same = bool((one.target.argmax(-1) == one.expected.argmax(-1)).all())
+        elif one.obs.kind == "top" and one.obs.data:
+            truth = judged.truth
+            row = one.obs.row if one.obs.row is not None else len(truth) - 1
+            best = max(one.obs.data, key=lambda pair: pair[1])[0]
+            same = int(truth[row].argmax()) == best % truth.shape[1]
+    return same

@@ -1,14 +1,16 @@
-"""The noise floor: what each legitimate arithmetic does to every node of this model on these tokens.
+"""The noise floor: how far each legitimate arithmetic moves every node of this model on these tokens.
 
 Two figures per node, arithmetic and token row, each as rms and as largest deviation:
-  carried   the deviation of a whole run in that arithmetic: what separates its value from the definition's. Simulated
-            once per model and tokens, and remembered on disk.
+  carried   the deviation of a whole run in that arithmetic from the definition's run. Simulated once per model and
+            tokens, and kept on disk.
   local     the deviation of one step: the node (or the smallest segment between observed nodes) computed in that
-            arithmetic and exactly, both from the stranger's own values. It is far smaller than the carried noise, so
-            a fault that carried noise would hide stands out.
-Both come from running the definition with roundings (`arithmetic`). A simulation is one draw, and where a few large
-activations decide a sum it may be a lucky one; so no figure is less than what the standard deviations of the roundings
-give, which for sums of products are known value by value.
+            arithmetic and exactly, both from the dump's own values. It is far smaller than the carried noise, so a
+            fault that carried noise would hide stands out.
+Both come from running the definition with roundings (`arithmetic`). A simulation is one random draw. Where a few large
+activations decide a sum, the draw may be lucky. So no figure is less than the standard deviation of the roundings,
+which is known value by value for sums of products.
+
+Touch this module to change how noise is simulated, and raise VERSION then: it is part of the key on disk.
 """
 
 from __future__ import annotations
@@ -24,41 +26,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
-from assay.graph import Node
+from assay.graph import Node, Trait
 from assay.models import Model
 from assay.system.files import recall, remember
 from assay.system.home import home
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
+from assay.verify.dumps.observation import Observation, measure, patch, token_axis
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
-    MATRIX,
-    SUMS,
     WITH_MINIMUM,
-    Arithmetic,
+    SimulatedArithmetic,
     block_minima,
     halved,
     is_gelu,
+    is_matrix_product,
     norm_terms,
     operand,
+    product_rows,
     q8_1_slip,
     rounding_variance,
     stored,
     summation,
     summed,
 )
-from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
+from assay.verify.judge.routing import (
+    allowed,
+    allowed_groups,
+    masks_groups,
+    other_choice,
+    other_groups,
+    ranking,
+    ranks,
+)
+from assay.verify.judge.run_inputs import RunInputs
 from assay.verify.judge.shared_pass import Asking, Lanes, Last
 
 Array = NDArray[Any]
 VERSION = 9  # of the noise model; part of the cache key
-_TOGETHER = 1 << 17  # values of a node up to which all arithmetics are held against the definition in one array
+_TOGETHER = 1 << 17  # values of a node up to which all arithmetics are compared with the definition in one array
 
 
 @dataclass(frozen=True)
 class Level:
-    """Noise of one node, [arithmetic, token row], absolute; and of what was observed of it, where that was a part."""
+    """Noise of one node, [arithmetic, token row], absolute; and noise of the observations that show a part of it."""
 
     rms: Array
     top: Array
@@ -70,15 +80,10 @@ def part_key(obs: Observation) -> tuple[Any, ...]:
 
 
 def apart(a: Array, b: Array) -> Array:
-    """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
+    """a - b, and 0 where both are the same infinity: masked scores and masked experts."""
     with np.errstate(invalid="ignore"):
         found = np.asarray(a - b)
     return found if np.isfinite(b).all() else np.where(a == b, 0, found)
-
-
-def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
-    """Which scores nobody looks at, [T, S]."""
-    return attn_mask(given["inp_pos"], given["inp_kpos"], causal=model.hparams.layers[0].causal)
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -89,35 +94,29 @@ def by_rows(value: Array, axis: int) -> Array:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of each value of a sum: the sum of its terms' squares, the error of summing over its root for each arithmetic,
-    and the variance by quantising a matrix's operand."""
+    """The error model of a node that sums terms, value by value."""
 
-    squares: Array
-    sizes: Sequence[float]
-    operands: Array | None
+    squares: Array  # the sum of the squared terms
+    sizes: Sequence[float]  # for each arithmetic: the error of the sum, relative to the root of `squares`
+    operands: Array | None  # variance by quantising the operand of a product
 
 
 class NoiseRuns:
-    """The definition beside one run per arithmetic, all in float32: its visits go `Together` with others.
+    """Visitor: the definition's run and one run per arithmetic, all in float32, evaluated `Together` with others.
 
-    With a dump, its values replace the node's in every run: what is measured is the noise of one step from there.
-    Without, it is that of the whole run.
+    With `observed`, the dump's values replace the node's in every run, and the noise of one step is measured. Without
+    it, the noise of the whole run is.
     """
 
-    def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int], dump: Dump | None = None) -> None:
-        self.graph, self.file = model.graph, model.file
-        self.observed = dump.by_name if dump else {}
-        self.head_width = model.hparams.n_embd_head
-        given = inputs_of(tokens, positions)
-        self.exact: dict[str, Array] = dict(given)
-        self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.hidden = unseen(model, given)
-        self.n_tokens = len(tokens)
+    def __init__(self, inputs: RunInputs, observed: Mapping[str, Sequence[Observation]] | None = None) -> None:
+        self.inputs, self.graph, self.file = inputs, inputs.model.graph, inputs.model.file
+        self.observed = observed or {}
+        self.exact: dict[str, Array] = dict(inputs.given)
+        self.runs: list[dict[str, Array]] = [dict(inputs.given) for _ in ARITHMETICS]
         self.scores: dict[str, tuple[Array, Level]] = {}  # of the routers, by the node that sorts them
-        self.rerouted: dict[
-            int, dict[str, Array]
-        ] = {}  # by arithmetic: the run in which every open choice fell otherwise
-        self.last = Last(model.graph)
+        # By arithmetic: the run in which every choice that its noise leaves open fell the other way.
+        self.rerouted: dict[int, dict[str, Array]] = {}
+        self.last = Last(self.graph)
         self.levels: dict[str, Level] = {}
 
     def visit(self, node: Node, weights: Weights) -> Asking:
@@ -129,9 +128,10 @@ class NoiseRuns:
         lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
         exact, *values = (_narrow(v) for v in (yield lanes, False))
         values, others = values[: n - 1], dict(zip(self.rerouted, values[n - 1 :], strict=True))
-        if node.op in CHOICES:  # as the definition chooses; the other choice is a run of its own
+        choice, groups = node.has(Trait.INDICES), masks_groups(node)
+        if choice:  # as the definition chooses; the other choice is a run of its own
             values = [exact] * len(values)
-        elif node.op == "group_mask":
+        elif groups:
             values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
             others |= self._regroup(node, exact)
         values = self._slip(node, values, weights)
@@ -140,18 +140,19 @@ class NoiseRuns:
         values = self._summed(node, values, exact, root, sums)
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
-        if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
+        state = node.has(Trait.STATE)
+        if not whole or state:  # else rounding the result is allowed for where it is judged
             kept = [
-                (id(v), a.storage, node.op == "cache" and (a.f16_cache, a.q8_cache))
+                (id(v), a.storage, state and (a.f16_cache, a.q8_cache))
                 for a, v in zip(ARITHMETICS, values, strict=True)
             ]
             values = _once(kept, [partial(stored, a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)])
         self.levels[node.name] = self._level(
-            node, exact, values, observed, self._spread(node, sums), {} if node.op == "group_mask" else others
+            node, exact, values, observed, self._spread(node, sums), {} if groups else others
         )
         axis = token_axis(self.graph, node.name)
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
-        if node.op in CHOICES:
+        if choice:
             others |= self._reroute(node, exact, others, whole)
         for run, value in (*zip(self.runs, values, strict=True), *((self.rerouted[i], v) for i, v in others.items())):
             run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
@@ -160,7 +161,7 @@ class NoiseRuns:
     def _summed(
         self, node: Node, values: Sequence[Array], exact: Array, root: Array | None, sums: _Sums | None
     ) -> list[Array]:
-        """The results before they are stored; what two arithmetics do alike stays one array."""
+        """The results before they are stored; arithmetics that give equal results share one array."""
         gelu = is_gelu(node)
         alike, todo = [], []
         for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True)):
@@ -170,7 +171,9 @@ class NoiseRuns:
             todo.append(partial(self._sum, a, node, v, exact, deviation))
         return _once(alike, todo)
 
-    def _sum(self, a: Arithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None) -> Array:
+    def _sum(
+        self, a: SimulatedArithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None
+    ) -> Array:
         return summed(a, self.file, self.graph, node, v, exact, None if deviation is None else deviation())
 
     def _regroup(self, node: Node, masked: Array) -> dict[int, Array]:
@@ -186,8 +189,8 @@ class NoiseRuns:
         return found
 
     def _reroute(self, node: Node, chosen: Array, others: Mapping[int, Array], known: bool) -> dict[int, Array]:
-        """For each arithmetic whose noise leaves a choice of experts open: the other one. None where it is `known`."""
-        if node.op == "argsort":
+        """For each arithmetic whose noise leaves a choice open: the other choice; none where it is `known`."""
+        if ranks(node):
             score = node.inputs[0]
             self.scores[node.name] = self.exact[score], self.levels[score]
             return {}
@@ -202,36 +205,34 @@ class NoiseRuns:
         return found
 
     def _sums(self, node: Node, weights: Weights) -> Generator[tuple[Lanes, bool], list[Array], _Sums | None]:
-        """What is known of a node that sums."""
-        if node.op not in SUMS:
+        """The squared terms of a node that sums; None for other nodes."""
+        if not node.has(Trait.SUMS):
             return None
         operands: Array | None = None
         inputs = [self.exact[name] for name in node.inputs]
-        if node.op in MATRIX:
-            x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
+        if node.has(Trait.PRODUCT):
+            x = product_rows(node, inputs[0])
             rounded = rounding_variance(self.file, node.weights[0], x)
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
             squares, *more = yield lanes, True
             operands = more[0] if more else None
-        elif node.op == "layer_norm":
+        elif node.has(Trait.NORM):
             squares = norm_terms(
                 node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
             )
-        elif node.op in ("bias", "add_row", "expert_bias"):
+        elif node.weights:  # a weight is added to the first input
             squares = (yield [[inputs[0] ** 2, *inputs[1:]]], True)[0]
-        elif node.op == "pool":
-            squares = (yield [[inputs[0] ** 2 / len(inputs[0])]], False)[0]
         else:
-            squares = (yield [[x * x for x in inputs]], False)[0]
-        sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
+            squares = (yield [_SQUARED.get(node.op, _squared)(inputs)], False)[0]
+        sizes = [summation(a, self.file, self.graph, node, len(self.inputs.tokens)) for a in ARITHMETICS]
         return _Sums(squares, sizes, operands)
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
-        """For each arithmetic the rms and the largest error that rows of such sums show."""
+        """For each arithmetic the rms and the largest error that is expected in a row of such sums."""
         if sums is None:
             return None
         axis = token_axis(self.graph, node.name)
-        squares = by_rows(self._shown(node, sums.squares.copy()) if node.op == "kq" else sums.squares, axis)
+        squares = by_rows(self._shown(node, sums.squares), axis)
         usual, largest = _expected(squares)
         quantised: dict[float, tuple[Array, Array]] = {}
         for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
@@ -245,7 +246,7 @@ class NoiseRuns:
 
     def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
-        if node.op != "linear" or self.file.tensors[node.weights[0]].type.name not in WITH_MINIMUM:
+        if not is_matrix_product(node) or self.file.tensors[node.weights[0]].type.name not in WITH_MINIMUM:
             return values
         if not isinstance(weights[node.weights[0]], np.ndarray):
             return values
@@ -259,8 +260,9 @@ class NoiseRuns:
             out.append(partial(np.add, value, seen[id(x)]) if a.q8 else partial(np.asarray, value))
         return _once(alike, out)
 
-    def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        rounded = a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache)
+    def _operand(self, a: SimulatedArithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
+        product = node.has(Trait.PRODUCT)
+        rounded = a.q8 if product else (a.f16_cache, a.q8_cache)
         key = (a.storage, i, id(x), rounded, a.gelu_table and is_gelu(node))
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
@@ -275,9 +277,9 @@ class NoiseRuns:
         spreads: tuple[Array, Array] | None,
         others: Mapping[int, Array],
     ) -> Level:
-        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky.
+        """Noise of each row, and at least the average of rows of this size, because one row may have been lucky.
 
-        `others` are the values of runs with other experts: what they change belongs to the rows they change alone.
+        `others` are the values of runs with other experts. They count only in the rows that they change.
         """
         axis = token_axis(self.graph, node.name)
         rows = by_rows(exact.astype(np.float32, copy=False), axis)
@@ -288,11 +290,12 @@ class NoiseRuns:
         unique = {id(v): v for v in values}
         lane = [list(unique).index(id(v)) for v in values]
         apiece = list(unique.values())
+        hidden = self.inputs.hidden_at(node)
         step = len(apiece) if exact.size <= _TOGETHER else 1
         for i in range(0, len(apiece), step):
             difference = apart(np.stack([v.astype(np.float32, copy=False) for v in apiece[i : i + step]]), exact)
-            if node.op == "kq":
-                difference[:, :, self.hidden] = 0
+            if hidden is not None:
+                difference[:, :, hidden] = 0
             difference = np.moveaxis(difference, 1 + axis, 1).reshape(len(difference), len(rows), -1)
             rms.append(np.sqrt(np.mean(difference * difference, axis=2)))
             top.append(np.abs(difference, out=difference).max(axis=2))
@@ -316,12 +319,28 @@ class NoiseRuns:
         return Level(ones, peaks, parts)
 
     def _seen_as(self, obs: Observation, value: Array, axis: int) -> Array:
-        return measure(obs, value, axis, self.head_width).astype(np.float64)
+        return measure(obs, value, axis, self.inputs.head_width).astype(np.float64)
 
-    def _shown(self, node: Node, difference: Array) -> Array:
-        if node.op == "kq":
-            difference[:, self.hidden] = 0
-        return difference
+    def _shown(self, node: Node, values: Array) -> Array:
+        """The values without those that the mask hides."""
+        hidden = self.inputs.hidden_at(node)
+        if hidden is None:
+            return values
+        shown = values.copy()
+        shown[:, hidden] = 0
+        return shown
+
+
+def _squared(inputs: Sequence[Array]) -> list[Array]:
+    return [x * x for x in inputs]
+
+
+def _squared_mean(inputs: Sequence[Array]) -> list[Array]:
+    return [inputs[0] ** 2 / len(inputs[0])]
+
+
+# Operations whose squared terms are not the operation on squared inputs, and the inputs that give them.
+_SQUARED: dict[str, Callable[[Sequence[Array]], list[Array]]] = {"pool": _squared_mean}
 
 
 def _expected(variance: Array) -> tuple[Array, Array]:
@@ -347,10 +366,10 @@ def _narrow(value: Array) -> Array:
     return value.astype(np.float32, copy=False) if value.dtype.kind == "f" else value
 
 
-def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
+def cache_path(inputs: RunInputs) -> Path:
     """Where the carried noise for these tokens is kept."""
-    key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return home() / "noise" / model.file.sha256 / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+    key = f"{VERSION}|{ARITHMETICS}|{list(inputs.tokens)}|{list(inputs.positions)}"
+    return home() / "noise" / inputs.model.file.sha256 / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:

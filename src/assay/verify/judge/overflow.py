@@ -1,42 +1,44 @@
 """Which operation made the first NaN or infinity of a run, and how.
 
-The definition is run on the engine's own values from the last finite node on. What it finds there tells the kinds
-apart: numbers beyond what half precision holds, squares and exponentials of them, zeros that are divided by, rows in
-which every key is masked. Where nothing is large, memory was never written.
+The definition is run on the engine's own values from the last finite node on. Its values there tell the causes apart:
+numbers beyond the range of half precision, their squares and exponentials, a division by zero, a row in which every key
+is masked. Where no value is large, the engine read memory that it never wrote.
+
+`_PROOFS` holds the causes that the numbers prove and `_GUESSES` those that they allow, one row an operation. Add a row
+for an operation that can overflow in its own way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
-from assay.graph import Node
+from assay.graph import Node, Trait
 from assay.models import Model
-from assay.verify.dumps.finite import NotFinite
-from assay.verify.dumps.observation import Dump, inputs_of
+from assay.verify.dumps.observation import Dump, NotFinite, inputs_of
 
 Array = NDArray[Any]
 HALF = 65504.0  # the largest half
 _EXP32, _EXP16 = 88.72, 11.09  # exp of more is infinite in float32, in half
-_SOFTMAX = ("attn_softmax", "softmax")
 
 
 @dataclass(frozen=True)
-class Broken:
+class NonFiniteOrigin:
     """The first value that is not finite, with the operation that made it and what to do."""
 
     found: NotFinite
     node: str  # the node whose operation made it
-    between: tuple[str, ...]  # nodes that nobody dumped, of which it is one; empty where its inputs were dumped
+    between: tuple[str, ...]  # nodes without a dump, one of which made it; empty where its inputs were dumped
     why: str
     fix: str
-    fault: str = ""  # of the catalogue, where it is one
-    sure: bool = True  # told by numbers, not by elimination
+    fault: str = ""  # id in the catalogue, where it is a known fault
+    sure: bool = True  # the numbers prove it
 
     @property
     def words(self) -> str:
@@ -56,14 +58,41 @@ class Broken:
         }  # fmt: skip
 
 
-def explain(model: Model, dump: Dump, found: NotFinite) -> Broken:
-    """Name the operation; `dump` holds what was computed before it."""
+class Why(NamedTuple):
+    """How a value stopped being finite."""
+
+    why: str
+    fix: str
+    fault: str = ""  # id in the catalogue, where it is a known fault
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A node that may have made the first NaN or infinity, with the definition's values around it."""
+
+    model: Model
+    node: Node
+    inputs: list[Array]
+    value: Array
+    found: NotFinite
+
+    @property
+    def x(self) -> Array:
+        """The first input, where it is a float."""
+        return self.inputs[0] if self.inputs and self.inputs[0].dtype.kind == "f" else np.zeros(1)
+
+
+Rule = Callable[[_Suspect], Why | None]
+
+
+def explain(model: Model, dump: Dump, found: NotFinite) -> NonFiniteOrigin:
+    """Name the operation that made the first value which is not finite; `dump` holds the values before it."""
     graph = model.graph
     known: dict[str, Array] = inputs_of(dump.tokens, dump.positions)
     for name in dump.by_name:
         if (value := dump.values(name)) is not None:
             known[name] = value.astype(np.float64) if value.dtype.kind == "f" else value
-    seen = known.keys() | dump.by_name.keys()  # of a few printed values it is known, too, that they were finite
+    seen = known.keys() | dump.by_name.keys()  # nodes with a few printed values were finite as well
     inside = graph.ancestors([found.node], seen) - seen | {found.node}
     segment = [node for node in graph if node.name in inside]
     names = {i for node in segment for i in node.inputs} | inside
@@ -71,102 +100,149 @@ def explain(model: Model, dump: Dump, found: NotFinite) -> Broken:
     with np.errstate(all="ignore"):
         values = known | interpret(graph, weights, known, names - known.keys())
     between = tuple(node.name for node in segment) if len(segment) > 1 else ()
-    for rule in (_told, _likely):
-        for node in segment:
-            told = rule(model, node, [values[i] for i in node.inputs], values[node.name], found)
-            if told is not None:
-                return Broken(found, node.name, between, *told, sure=rule is _told)
-    return Broken(found, found.node, between, *_guess(graph[found.node], values[found.node]), sure=False)
+    suspects = [_Suspect(model, n, [values[i] for i in n.inputs], values[n.name], found) for n in segment]
+    for sure, rule in ((True, _proven), (False, _possible)):
+        for suspect in suspects:
+            why = rule(suspect)
+            if why is not None:
+                return NonFiniteOrigin(found, suspect.node.name, between, *why, sure=sure)
+    why = _remaining(graph[found.node], values[found.node])
+    return NonFiniteOrigin(found, found.node, between, *why, sure=False)
 
 
-def _told(model: Model, node: Node, inputs: list[Array], value: Array, found: NotFinite) -> tuple[str, str, str] | None:
-    """Why, the fix, and the fault of the catalogue; None where the numbers show nothing."""
-    x = inputs[0] if inputs and inputs[0].dtype.kind == "f" else np.zeros(1)
-    largest = _largest(value)
-    if node.op in _SOFTMAX:
-        return _softmax(node, x, found)
-    if node.op in ("rms_norm", "layer_norm"):
-        dead = np.flatnonzero(~x.reshape(len(x), -1).any(axis=1))
-        if len(dead):
-            return (
-                f"0/0 in a norm: row {int(dead[0])} of {node.inputs[0]} is all zeros, and no eps is added",
-                f"divide by sqrt(mean(x^2) + eps); this file's eps is {node.attr('eps'):g}", "eps-place",
-            )  # fmt: skip
-        if _largest(x) ** 2 > HALF:
-            return (
-                f"overflow in half precision: {node.inputs[0]} reaches {_largest(x):.5g}, its square "
-                f"{_largest(x) ** 2:.5g}, and a half ends at 65504",
-                "square and sum in float32", "f16-act-overflow",
-            )  # fmt: skip
-    if node.op in ("glu", "act", "glu_split", "sigmoid") and _largest(x) > _EXP32 and found.what == "NaN":
-        return (
-            f"exp overflow: the gate reaches {_largest(x):.4g}, exp of it is infinite in float32, and Inf/Inf is NaN",
-            "write silu as x / (1 + exp(-x))", "",
-        )  # fmt: skip
-    if node.op == "div" and not np.all(inputs[1]):
-        return "0/0: a sum that is divided by is zero", "clamp the sum to a small positive number first", ""
-    if largest > HALF:
-        where = "scores" if node.op == "kq" else "values"
-        return (
-            f"overflow in half precision: the definition's {where} reach {largest:.5g} here, and a half ends at 65504",
-            "keep this result in float32 or bfloat16" + ("; scale q before the product" if node.op == "kq" else ""),
-            "f16-kq-overflow" if node.op == "kq" else "f16-act-overflow",
-        )  # fmt: skip
-    return None
+def _proven(suspect: _Suspect) -> Why | None:
+    """The cause that the numbers prove; None where they show nothing."""
+    rule = _PROOFS.get(suspect.node.op)
+    why = rule(suspect) if rule is not None else None
+    if why is not None or suspect.node.has(Trait.SOFTMAX):  # probabilities are never large
+        return why
+    return _beyond_half(suspect)
 
 
-def _likely(
-    model: Model, node: Node, inputs: list[Array], value: Array, found: NotFinite
-) -> tuple[str, str, str] | None:
-    """The same, where the numbers allow it and do not prove it."""
-    if node.op in _SOFTMAX and found.what == "NaN":
-        return (
-            "a row of -Inf in a softmax, most likely: its scores are too small for exp to overflow, but a row in which "
-            "every key is masked gives -Inf - (-Inf)",
-            "let each row see at least its own key: look at the mask of padding, window and cache offset", "",
-        )  # fmt: skip
-    if node.op == "linear":
-        weight = model.file.decode(node.weights[0])
-        sums = float((np.abs(weight, out=weight) @ np.abs(inputs[0]).max(axis=0).astype(weight.dtype)).max())
-        if sums > HALF:
-            return (
-                f"perhaps an overflow in half precision: the result reaches only {_largest(value):.4g}, but its "
-                f"products can add up to {sums:.5g} on the way, and a half ends at 65504",
-                "accumulate in float32", "f16-act-overflow",
-            )  # fmt: skip
-    return None
+def _possible(suspect: _Suspect) -> Why | None:
+    """The cause that the numbers allow and do not prove."""
+    rule = _GUESSES.get(suspect.node.op)
+    return rule(suspect) if rule is not None else None
 
 
-def _softmax(node: Node, x: Array, found: NotFinite) -> tuple[str, str, str] | None:
-    top = float(np.max(x)) * float(node.all_attrs().get("scale", 1.0))
-    if found.masked is not None:
-        return (
-            f"a row of -Inf in a softmax: every key of row {found.masked} is masked, and -Inf - (-Inf) is NaN",
-            "let each row see at least its own key, or write zeros for a row that sees none", "",
-        )  # fmt: skip
+def _masked_or_steep(s: _Suspect) -> Why | None:
+    top = float(np.max(s.x)) * float(s.node.all_attrs().get("scale", 1.0))
+    if s.found.masked is not None:
+        return Why(
+            f"a row of -Inf in a softmax: every key of row {s.found.masked} is masked, and -Inf - (-Inf) is NaN",
+            "let each row see at least its own key, or write zeros for a row that sees none",
+        )
     for limit, kind in ((_EXP32, "float32"), (_EXP16, "half precision")):
         if top > limit:
-            return (
+            return Why(
                 f"exp overflow: scores reach {top:.4g}, exp of more than {limit:g} is infinite in {kind}, "
                 "and Inf/Inf is NaN",
-                "subtract the row's maximum before exp", "softmax-no-max",
-            )  # fmt: skip
+                "subtract the row's maximum before exp",
+                "softmax-no-max",
+            )
     return None
 
 
-def _guess(node: Node, value: Array) -> tuple[str, str, str]:
-    if node.op == "embed":
-        return (
+def _norm(s: _Suspect) -> Why | None:
+    dead = np.flatnonzero(~s.x.reshape(len(s.x), -1).any(axis=1))
+    largest = _largest(s.x)
+    if len(dead):
+        return Why(
+            f"0/0 in a norm: row {int(dead[0])} of {s.node.inputs[0]} is all zeros, and no eps is added",
+            f"divide by sqrt(mean(x^2) + eps); this file's eps is {s.node.attr('eps'):g}",
+            "eps-place",
+        )
+    if largest**2 > HALF:
+        return Why(
+            f"overflow in half precision: {s.node.inputs[0]} reaches {largest:.5g}, its square {largest**2:.5g}, "
+            "and a half ends at 65504",
+            "square and sum in float32",
+            "f16-act-overflow",
+        )
+    return None
+
+
+def _gate(s: _Suspect) -> Why | None:
+    largest = _largest(s.x)
+    if largest <= _EXP32 or s.found.what != "NaN":
+        return None
+    return Why(
+        f"exp overflow: the gate reaches {largest:.4g}, exp of it is infinite in float32, and Inf/Inf is NaN",
+        "write silu as x / (1 + exp(-x))",
+    )
+
+
+def _division(s: _Suspect) -> Why | None:
+    if np.all(s.inputs[1]):
+        return None
+    return Why("0/0: a sum that is divided by is zero", "clamp the sum to a small positive number first")
+
+
+def _beyond_half(s: _Suspect) -> Why | None:
+    largest, scores = _largest(s.value), s.node.has(Trait.KEYS)
+    if largest <= HALF:
+        return None
+    return Why(
+        f"overflow in half precision: the definition's {'scores' if scores else 'values'} reach {largest:.5g} here, "
+        "and a half ends at 65504",
+        "keep this result in float32 or bfloat16" + ("; scale q before the product" if scores else ""),
+        "f16-kq-overflow" if scores else "f16-act-overflow",
+    )
+
+
+def _masked_row(s: _Suspect) -> Why | None:
+    if s.found.what != "NaN":
+        return None
+    return Why(
+        "a row of -Inf in a softmax, most likely: its scores are too small for exp to overflow, but a row in which "
+        "every key is masked gives -Inf - (-Inf)",
+        "let each row see at least its own key: look at the mask of padding, window and cache offset",
+    )
+
+
+def _partial_sums(s: _Suspect) -> Why | None:
+    weight = np.abs(s.model.file.decode(s.node.weights[0]))  # not in place: a float32 tensor is a view of the file
+    rows = np.abs(s.inputs[0].reshape(len(s.inputs[0]), -1))
+    sums = float((weight @ rows.max(axis=0).astype(weight.dtype)).max())
+    if sums <= HALF:
+        return None
+    return Why(
+        f"perhaps an overflow in half precision: the result reaches only {_largest(s.value):.4g}, but its products can "
+        f"add up to {sums:.5g} before they cancel, and a half ends at 65504",
+        "accumulate in float32",
+        "f16-act-overflow",
+    )
+
+
+_PROOFS: Mapping[str, Rule] = {
+    "attn_softmax": _masked_or_steep,
+    "softmax": _masked_or_steep,
+    "rms_norm": _norm,
+    "layer_norm": _norm,
+    "act": _gate,
+    "glu": _gate,
+    "glu_split": _gate,
+    "sigmoid": _gate,
+    "div": _division,
+}
+_GUESSES: Mapping[str, Rule] = {"attn_softmax": _masked_row, "softmax": _masked_row, "linear": _partial_sums}
+
+
+def _remaining(node: Node, value: Array) -> Why:
+    """The causes that remain where no operation explains the value: misread weights, or unwritten memory."""
+    if node.has(Trait.TABLE) and not node.has(Trait.PRODUCT | Trait.ELEMENTWISE):
+        return Why(
             f"the decoded weights are not finite, although the definition decodes {node.weights[0]} to at most "
             f"{_largest(value):.4g}",
             "look at how the blocks' scales are read (half, not bfloat16; little-endian) and where the data begin",
             "f16-as-bf16",
-        )  # fmt: skip
-    return (
+        )
+    return Why(
         f"nothing is large here: from the engine's own inputs the definition gives at most {_largest(value):.4g}; so "
         "memory that was never written was read, or an accumulator did not start at zero",
-        "zero the buffer, and check the bounds of the loop that fills it", "uninit",
-    )  # fmt: skip
+        "zero the buffer, and check the bounds of the loop that fills it",
+        "uninit",
+    )
 
 
 def _largest(x: Array) -> float:

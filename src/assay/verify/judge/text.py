@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from assay.models import Model
 from assay.system.counting import counted
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.judge.overflow import Broken
+from assay.verify.judge.overflow import NonFiniteOrigin
 
 
 def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
@@ -16,7 +16,7 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     counts = {v: sum(n.verdict == v for n in diff.nodes) for v in ("same", "noise", "wrong")}
     lines = []
     if diff.broken is not None:
-        lines += broken_lines(diff.broken, len(diff.nodes))
+        lines += non_finite_lines(diff.broken, len(diff.nodes))
     if first is None and diff.broken is not None:
         lines.append(f"  before it, {len(diff.nodes)} judged: {_before(diff)}")
     elif first is None:
@@ -51,14 +51,14 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     return "\n".join(lines)
 
 
-def broken_lines(broken: Broken, judged: int) -> list[str]:
+def non_finite_lines(broken: NonFiniteOrigin, judged: int) -> list[str]:
     """The first value that is not finite: what, where, how it came about, what to do."""
     lines = [f"wrong: {broken.words}"]
     if broken.between:
         lines.append(
-            f"  nobody dumped {_some(broken.between[:-1], 5)}: it is one of these {len(broken.between)} operations"
+            f"  not dumped: {_some(broken.between[:-1], 5)}; it is one of these {len(broken.between)} operations"
         )
-    fault = f" (docs/faults.md#{broken.fault})" if broken.fault else ""
+    fault = f" (docs/reference/faults.md#{broken.fault})" if broken.fault else ""
     lines.append(f"  {'fix' if broken.sure else 'best guess'}: {broken.fix}{fault}")
     rest = broken.found.left - 1
     if rest:

@@ -1,4 +1,4 @@
-"""Planting: rotation, latent attention, scores."""
+"""Edits of rotation, latent attention and scores."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from assay.engines.reference.functions import (
     softcap,
     softmax,
 )
-from assay.graph import Node, join
+from assay.graph import Node, Trait, join
 from assay.models.hparams import Layer
 from assay.verify.faults.families.edits import another, at, attributes, is_local, row, skipped
 from assay.verify.faults.fault import Array, Change, Context, layer, plant, role, sibling, standard
-from assay.verify.faults.rotary import turned
+from assay.verify.faults.rotary import is_rotation, turned
 
 # -- rotation ------------------------------------------------------------------------------------------------------
 
 
-@plant("rope-longrope-set", "the factors of the other length")
+@plant(
+    "rope-longrope-set", "the factors of the other length", op="rope", weighted=True,
+    when=lambda c, node: "rope_factors_" in node.weights[0],
+)  # fmt: skip
 def other_factors(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "rope" or not node.weights or "rope_factors_" not in node.weights[0]:
-        return None
     a, b = ("long", "short") if "long" in node.weights[0] else ("short", "long")
     return Change(replace(node, weights=(node.weights[0].replace(a, b),)))
 
@@ -47,7 +48,7 @@ def _rope_of(kind: bool, *keys: str) -> Callable[[Context, Node], dict[str, Any]
         if one is None or is_local(one) == kind:
             return None
         found = another(c, node, lambda r: is_local(r) == kind and r.rope is not None, role(node))
-        if found is None or found.op != "rope" or found.attr("n_rot") != node.attr("n_rot"):
+        if found is None or found.all_attrs().get("n_rot") != node.attr("n_rot"):
             return None
         return {key: found.attr(key) for key in keys}
 
@@ -67,7 +68,7 @@ def _also_turned(c: Context, node: Node) -> Change | None:
     """Queries and keys of a layer without rotation turned as those of another layer are."""
     one = row(c, node)
     key = another(c, node, lambda r: r.rope is not None, "Kcur")
-    if node.op != "kq" or one is None or one.rope is not None or key is None or key.op != "rope":
+    if one is None or one.rope is not None or key is None or not is_rotation(key):
         return None
     if not any(r.rope for r in c.hp.layers):
         return None
@@ -79,38 +80,40 @@ def _also_turned(c: Context, node: Node) -> Change | None:
     return Change(replace(node, inputs=(*node.inputs, "inp_pos", "inp_kpos"), weights=key.weights), run)
 
 
-at("rope-nope-layer", "the layers without rotation turned as well", lambda n: n.op == "kq", _also_turned)
+at("rope-nope-layer", "the layers without rotation turned as well", _also_turned, op="kq")
 
 
-@plant("rope-nope-layer", "layers without rotation counted from 0")
+@plant("rope-nope-layer", "layers without rotation counted from 0", op=("rope", "kq"))
 def from_zero(c: Context, node: Node, p: float) -> Change | None:
     nope = [i for i, one in enumerate(c.hp.layers) if one.rope is None]
     if not nope or len(nope) == len(c.hp.layers):
         return None
-    if node.op == "rope" and role(node) in ("Qcur", "Kcur") and ((layer(node) or 0) + 3) % 4 == 3:
-        return Change(node, lambda x, pos, *f: x.reshape(len(x), node.attr("n_head"), -1))
-    return _also_turned(c, node) if node.op == "kq" else None
+    if node.has(Trait.ATTENDS):
+        return _also_turned(c, node)
+    if role(node) not in ("Qcur", "Kcur") or ((layer(node) or 0) + 3) % 4 != 3:
+        return None
+    return Change(node, lambda x, pos, *f: x.reshape(len(x), node.attr("n_head"), -1))
 
 
 # -- latent attention ----------------------------------------------------------------------------------------------
 
 
-@plant("mla-rope-first", "the first values of each head turned")
+@plant("mla-rope-first", "the first values of each head turned", op=("rope", "slice"))
 def first_values(c: Context, node: Node, p: float) -> Change | None:
-    if node.op == "rope" and node.attr("offset"):
-        return Change(node.with_attrs(offset=0))
+    if node.has(Trait.POSITIONAL):
+        return Change(node.with_attrs(offset=0)) if node.attr("offset") else None
     nope, turns = sibling(c, node, "q_nope"), sibling(c, node, "q_pe_proj")
-    if node.op != "slice" or nope is None or turns is None or role(node) not in ("q_nope", "q_pe_proj"):
+    if nope is None or turns is None or role(node) not in ("q_nope", "q_pe_proj"):
         return None
     r = turns.attr("stop") - turns.attr("start")
     whole = turns.attr("stop")
     return Change(node.with_attrs(start=r, stop=whole) if role(node) == "q_nope" else node.with_attrs(start=0, stop=r))
 
 
-@plant("mla-norm-width", "one rms over the latent and the rotated part")
+@plant("mla-norm-width", "one rms over the latent and the rotated part", op="rms_norm", roles="kv_cmpr")
 def latent_norm(c: Context, node: Node, p: float) -> Change | None:
     both = sibling(c, node, "kv_cmpr_pe")
-    if role(node) != "kv_cmpr" or node.op != "rms_norm" or both is None:
+    if both is None:
         return None
     eps = node.attr("eps")
 
@@ -169,7 +172,7 @@ def _cap_first(c: Context, node: Node) -> Change | None:
     return Change(node, lambda x: softcap(x / one.scale, cap=cap) * one.scale)
 
 
-at("attn-softcap", "capped before the query's scale", lambda n: role(n) == "kq_scaled_2", _cap_first)
+at("attn-softcap", "capped before the query's scale", _cap_first, roles="kq_scaled_2")
 
 
 def _inverted(c: Context, node: Node) -> dict[str, Any] | None:
@@ -195,13 +198,11 @@ attributes(
     lambda c, n: {"causal": True} if not n.attr("causal") else None,
 )
 
+at("sink-missing", "no sink", lambda c, n: Change(replace(n, weights=())), op="attn_softmax", weighted=True)
 at(
-    "sink-missing", "no sink", lambda n: n.op == "attn_softmax" and bool(n.weights),
-    lambda c, n: Change(replace(n, weights=())),
-)  # fmt: skip
-at(
-    "sink-missing", "the sink scaled as the scores are", lambda n: n.op == "attn_softmax" and bool(n.weights),
+    "sink-missing", "the sink scaled as the scores are",
     lambda c, n: Change(n, lambda x, pos, kpos, s: standard(n)(x, pos, kpos, s * n.attr("scale"))),
+    op="attn_softmax", weighted=True,
 )  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def _alibi(label: str, slopes: Callable[[int, float], Array]) -> None:
 
         return Change(node, run)
 
-    at("alibi-slopes", label, lambda n: n.op == "attn_softmax", edit)
+    at("alibi-slopes", label, edit, op="attn_softmax")
 
 
 _alibi("no bias by distance", lambda h, b: np.zeros(h))
@@ -231,13 +232,15 @@ attributes(
 )
 
 
-@plant("kv-shared-layer", "keys and values of the layer before the right one")
+_CACHES = {"kq": "cache_k", "kqv": "cache_v"}
+
+
+@plant("kv-shared-layer", "keys and values of the layer before the right one", op=_CACHES)
 def wrong_source(c: Context, node: Node, p: float) -> Change | None:
-    name = {"kq": "cache_k", "kqv": "cache_v"}.get(node.op, "")
-    source = c.model.graph.by_name.get(node.inputs[1]) if name else None
-    if source is None or source.op != "cache" or layer(source) in (None, layer(node)):
+    source = c.model.graph.by_name.get(node.inputs[1])
+    if source is None or not source.has(Trait.STATE) or layer(source) in (None, layer(node)):
         return None
-    shapes = c.model.graph.shapes
+    name, shapes = _CACHES[node.op], c.model.graph.shapes
     for i in range((layer(node) or 0) - 1, -1, -1):
         other = join(name, i)
         if other != source.name and other in c.model.graph and shapes[other] == shapes[source.name]:

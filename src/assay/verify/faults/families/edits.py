@@ -7,23 +7,22 @@ from typing import Any
 
 from assay.graph import Node, join
 from assay.models.hparams import Layer
-from assay.verify.faults.fault import Change, Context, layer, plant, role
+from assay.verify.faults.fault import Change, Context, layer, plant
 
 
-def at(fault: str, label: str, applies: Callable[[Node], bool], edit: Callable[[Context, Node], Change | None]) -> None:
-    """The edit at every node of which `applies` is true."""
-
-    @plant(fault, label)
-    def planted(c: Context, node: Node, p: float) -> Change | None:
-        return edit(c, node) if applies(node) else None
+def at(fault: str, label: str, edit: Callable[[Context, Node], Change | None], **where: Any) -> None:
+    """The edit at every node that `where` selects (`plant`)."""
+    plant(fault, label, **where)(lambda c, node, p: edit(c, node))
 
 
-def skipped(fault: str, label: str, *roles: str, op: str = "") -> None:
+def passed_through(c: Context, node: Node) -> Change:
+    """The step left out: its first operand is its result."""
+    return Change(node, lambda x, *rest: x)
+
+
+def skipped(fault: str, label: str, *roles: str, op: str | tuple[str, ...] = ()) -> None:
     """A step left out: its first operand passes through."""
-    at(
-        fault, label, lambda n: role(n) in roles and (not op or n.op == op),
-        lambda c, n: Change(n, lambda x, *rest: x),
-    )  # fmt: skip
+    at(fault, label, passed_through, op=op, roles=roles)
 
 
 def attributes(fault: str, label: str, op: str, attrs: Callable[[Context, Node], dict[str, Any] | None]) -> None:
@@ -35,7 +34,7 @@ def attributes(fault: str, label: str, op: str, attrs: Callable[[Context, Node],
             return None
         return Change(node.with_attrs(**new))
 
-    at(fault, label, lambda n: n.op == op, edit)
+    at(fault, label, edit, op=op)
 
 
 def row(c: Context, node: Node) -> Layer | None:

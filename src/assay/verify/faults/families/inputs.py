@@ -1,8 +1,7 @@
-"""Planting: embedding, norms, and the projections to q, k and v."""
+"""Edits of embedding, norms, and the projections to q, k and v."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,10 @@ from assay.engines.reference.functions import (
     linear,
     rms_norm,
 )
-from assay.graph import Node
-from assay.verify.faults.families.edits import another, at, attributes, row, skipped
+from assay.graph import Node, Trait
+from assay.verify.faults.families.edits import another, at, attributes, passed_through, row, skipped
 from assay.verify.faults.fault import Array, Change, Context, plant, role, sibling, standard
+from assay.verify.faults.rotary import is_rotation
 
 # -- embedding -----------------------------------------------------------------------------------------------------
 
@@ -32,8 +32,8 @@ def _bf16(x: float) -> float:
 
 def _positions(label: str, shift: int) -> None:
     at(
-        "pos-embd-offset", label, lambda n: role(n) == "pos_embd",
-        lambda c, n: Change(n, lambda pos, W: np.asarray(W[np.clip(pos + shift, 0, W.shape[0] - 1)])),
+        "pos-embd-offset", label,
+        lambda c, n: Change(n, lambda pos, W: np.asarray(W[np.clip(pos + shift, 0, W.shape[0] - 1)])), roles="pos_embd",
     )  # fmt: skip
 
 
@@ -56,40 +56,47 @@ def _uncentred(c: Context, node: Node) -> Change:
     return Change(node, lambda x, w, *b: sum(b, rms_norm(x, w, **attrs)))
 
 
-at("norm-rms-for-layernorm", "the mean not subtracted", lambda n: n.op == "layer_norm", _uncentred)
+at("norm-rms-for-layernorm", "the mean not subtracted", _uncentred, op="layer_norm")
 at(
-    "norm-bias-missing", "no bias in the norm", lambda n: n.op == "layer_norm" and len(n.weights) == 2,
-    lambda c, n: Change(replace(n, weights=n.weights[:1])),
+    "norm-bias-missing", "no bias in the norm", lambda c, n: Change(replace(n, weights=n.weights[:1])),
+    op="layer_norm", when=lambda c, n: len(n.weights) == 2,
 )  # fmt: skip
 at(
-    "norm-plus1-missing", "times w - 1", lambda n: n.op == "rms_norm" and bool(n.weights),
-    lambda c, n: Change(n, lambda x, w: standard(n)(x, w - 1)),
+    "norm-plus1-missing", "times w - 1", lambda c, n: Change(n, lambda x, w: standard(n)(x, w - 1)),
+    op="rms_norm", weighted=True,
 )  # fmt: skip
 at(
-    "norm-plus1-double", "times 1 + w, q and k too", lambda n: n.op == "rms_norm" and bool(n.weights),
-    lambda c, n: Change(n, lambda x, w: standard(n)(x, w + 1)),
+    "norm-plus1-double", "times 1 + w, q and k too", lambda c, n: Change(n, lambda x, w: standard(n)(x, w + 1)),
+    op="rms_norm", weighted=True,
 )  # fmt: skip
 
 
-@plant("norm-position", "norms before the parts instead of after")
+_POST_NORMS = ("attn_post_norm", "ffn_post_norm")
+_READS_THE_STREAM = {  # products that read the residual stream, and the norm that follows their part of the layer
+    "Qcur_proj": "attn_post_norm",
+    "Kcur_proj": "attn_post_norm",
+    "Vcur": "attn_post_norm",
+    "ffn_up": "ffn_post_norm",
+    "ffn_gate": "ffn_post_norm",
+}
+
+
+@plant("norm-position", "norms before the parts instead of after", roles=(*_POST_NORMS, *_READS_THE_STREAM))
 def before(c: Context, node: Node, p: float) -> Change | None:
-    """Where the file norms each part's result: the part reads the normed stream and gives its result as it is."""
-    if role(node) in ("attn_post_norm", "ffn_post_norm"):
-        return Change(node, lambda x, *w: x)
-    post = "ffn_post_norm" if role(node) in ("ffn_up", "ffn_gate") else "attn_post_norm"
-    norm = sibling(c, node, post)
-    if node.op != "linear" or norm is None or sibling(c, node, "attn_norm") is not None:
-        return None
-    if role(node) not in ("Qcur_proj", "Kcur_proj", "Vcur", "ffn_up", "ffn_gate"):
+    """In a model that norms each part's result: the part reads the normed stream, and its result is not normed."""
+    if role(node) in _POST_NORMS:
+        return passed_through(c, node)
+    norm = sibling(c, node, _READS_THE_STREAM[role(node)])
+    if not node.has(Trait.PRODUCT) or norm is None or sibling(c, node, "attn_norm") is not None:
         return None
     own = standard(norm)
     return Change(replace(node, weights=(*node.weights, *norm.weights)), lambda x, W, *w: linear(own(x, *w), W))
 
 
-@plant("norm-position", "the sum added after the norm: x + norm(f(x)) for norm(x + f(x))")
+@plant("norm-position", "the sum added after the norm: x + norm(f(x)) for norm(x + f(x))", op="layer_norm")
 def after_norm(c: Context, node: Node, p: float) -> Change | None:
-    source = c.model.graph.by_name.get(node.inputs[0]) if node.inputs else None
-    if node.op != "layer_norm" or source is None or source.op != "add" or role(source) not in ("attn_res", "ffn_res"):
+    source = c.model.graph.by_name.get(node.inputs[0])
+    if source is None or role(source) not in ("attn_res", "ffn_res"):
         return None
     own = standard(node)
     return Change(replace(node, inputs=source.inputs), lambda part, x, *w: own(part, *w) + x)
@@ -98,45 +105,46 @@ def after_norm(c: Context, node: Node, p: float) -> Change | None:
 # -- q, k, v -------------------------------------------------------------------------------------------------------
 
 NORMED = ("Qcur_normed", "Kcur_normed")
+BIASES = ("bias", "expert_bias")
 
 
-def _is_bias(*roles: str) -> Callable[[Node], bool]:
-    return lambda n: n.op in ("bias", "expert_bias") and (not roles or role(n) in roles)
+_FFN_BIASES = ("ffn_up_b", "ffn_gate_b", "ffn_out")
+_ROUTER_BIASES = ("ffn_moe_probs", "ffn_moe_logits_biased")
 
 
-at("qkv-bias-missing", "no bias on the fused product", _is_bias("wqkv_b"), lambda c, n: Change(n, lambda x, b: x))
-at("bias-missing", "no bias after attention", _is_bias("attn_out"), lambda c, n: Change(n, lambda x, b: x))
-at(
-    "bias-missing", "no bias in the feed-forward",
-    lambda n: _is_bias("ffn_up_b", "ffn_gate_b", "ffn_out")(n) or n.op == "expert_bias",
-    lambda c, n: Change(n, lambda x, *rest: x),
-)  # fmt: skip
-at(
-    "bias-missing", "no bias on the router", lambda n: _is_bias("ffn_moe_probs", "ffn_moe_logits_biased")(n),
-    lambda c, n: Change(n, lambda x, b: x),
-)  # fmt: skip
+def _in_the_feed_forward(c: Context, node: Node) -> bool:
+    """Every bias of experts, and those of a dense feed-forward."""
+    return node.has(Trait.TABLE) or role(node) in _FFN_BIASES
+
+
+skipped("qkv-bias-missing", "no bias on the fused product", "wqkv_b", op=BIASES)
+skipped("bias-missing", "no bias after attention", "attn_out", op=BIASES)
+at("bias-missing", "no bias in the feed-forward", passed_through, op=BIASES, when=_in_the_feed_forward)
+skipped("bias-missing", "no bias on the router", *_ROUTER_BIASES, op=BIASES)
 skipped("clamp-missing", "q, k and v not clamped", "wqkv_clamped", op="clamp")
 skipped("qknorm-missing", "no norm of q and k", *NORMED)
 
 
-@plant("qknorm-missing", "q and k normed in the layers without rotation as well")
+@plant(
+    "qknorm-missing", "q and k normed in the layers without rotation as well", op=("pos_scale", "cache"),
+    when=lambda c, node: not node.has(Trait.STATE) or role(node) == "cache_k",
+)  # fmt: skip
 def normed_everywhere(c: Context, node: Node, p: float) -> Change | None:
     one = row(c, node)
     source = another(c, node, lambda r: r.rope is not None, "Qcur_normed")
-    if one is None or one.rope is not None or source is None or source.weights or source.op != "rms_norm":
+    if one is None or one.rope is not None or source is None or source.weights or not source.has(Trait.NORM):
         return None
-    eps, own = source.attr("eps"), standard(node) if node.op != "cache" else None
-    if node.op == "pos_scale" and own is not None:
-        return Change(node, lambda x, pos: own(rms_norm(x, eps=eps, n_head=one.n_head), pos))
-    if role(node) != "cache_k" or node.op != "cache":
-        return None
-    return Change(node, lambda x: rms_norm(x.reshape(len(x), one.n_head_kv, -1), eps=eps, n_head=0))
+    eps = source.attr("eps")
+    if node.has(Trait.STATE):
+        return Change(node, lambda x: rms_norm(x.reshape(len(x), one.n_head_kv, -1), eps=eps, n_head=0))
+    own = standard(node)
+    return Change(node, lambda x, pos: own(rms_norm(x, eps=eps, n_head=one.n_head), pos))
 
 
 def _whole_width(c: Context, node: Node) -> Change | None:
     """One rms over all heads, where each has its own; or one for each head, where there is one for all."""
     one = row(c, node)
-    if one is None or node.op != "rms_norm" or not node.weights:
+    if one is None:
         return None
     n_head = one.n_head if role(node).startswith("Q") else one.n_head_kv
     eps, heads = node.attr("eps"), node.attr("n_head")
@@ -152,23 +160,24 @@ def _whole_width(c: Context, node: Node) -> Change | None:
     return Change(node, run)
 
 
-at("qknorm-across-heads", "one rms over all heads, or the reverse", lambda n: role(n) in NORMED, _whole_width)
+at(
+    "qknorm-across-heads", "one rms over all heads, or the reverse", _whole_width,
+    op="rms_norm", roles=NORMED, weighted=True,
+)  # fmt: skip
 
 
 def _norm_and_turn(c: Context, node: Node) -> Change | None:
-    """The second of norm and rotation computes both, in the other order, from what the first was given."""
-    source = c.model.graph.by_name.get(node.inputs[0]) if node.inputs else None
-    pair = {"rope", "rms_norm", "layer_norm"}
-    if source is None or node.op not in pair or source.op not in pair or node.op == source.op:
-        return None
-    if "rope" not in (node.op, source.op):
+    """The second node of norm and rotation computes both in the other order, from the input of the first."""
+    source = c.model.graph.by_name.get(node.inputs[0])
+    turns = node.has(Trait.POSITIONAL)
+    if source is None or not (source.has(Trait.NORM) if turns else is_rotation(source)):
         return None
     first, second, n = standard(node), standard(source), len(source.weights)
-    n_head = node.attr("n_head") if node.op == "rope" else source.attr("n_head")
+    n_head = (node if turns else source).attr("n_head")
 
     def run(x: Array, pos: Array, *w: Array) -> Array:
         mine, theirs = w[n:], w[:n]
-        if node.op == "rope":
+        if turns:
             y = first(x, pos, *mine).reshape(len(x), -1)
             return np.asarray(second(y, *theirs).reshape(len(x), n_head, -1))
         return np.asarray(second(first(x, *mine), pos, *theirs).reshape(len(x), n_head, -1))
@@ -177,4 +186,7 @@ def _norm_and_turn(c: Context, node: Node) -> Change | None:
     return Change(replace(node, inputs=inputs, weights=(*source.weights, *node.weights)), run)
 
 
-at("qknorm-order", "norm and rotation exchanged", lambda n: role(n) in (*NORMED, "Qcur", "Kcur"), _norm_and_turn)
+at(
+    "qknorm-order", "norm and rotation exchanged", _norm_and_turn,
+    op=("rope", "rms_norm", "layer_norm"), roles=(*NORMED, "Qcur", "Kcur"),
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""The compilation context: the graph, its plan, the weights, the shape of a step, the device. All passes read it; no
+pass changes it.
+
+Touch this module when a pass needs another fact about the whole compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.shapes import CacheLayout, Shape
+from assay.engines.plan.fuse import Plan
+from assay.engines.plan.values import row_width
+from assay.graph import Graph, Node, Trait
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The device that a program is compiled for."""
+
+    processors: int  # multiprocessors
+    shared: int  # most bytes of shared memory of a block of threads
+
+
+@dataclass(frozen=True)
+class FoldedAttention:
+    """Nodes that attention computes itself where every sequence has one token: cache writes and RoPE of q and k. In a
+    walk, also the norms of their heads before RoPE, and a factor of q after it."""
+
+    names: frozenset[str]  # the nodes that need no step of their own
+    q: str  # the nodes that attention reads
+    k: str
+    v: str
+    rope: Node | None = None
+    norms: tuple[Node, Node] | None = None  # of q and of k
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class FoldedNorm:
+    """A norm that is a step of a walk, with the add of its input and the add of its result."""
+
+    norm: Node
+    before: Node | None = None
+    behind: Node | None = None
+
+    @property
+    def names(self) -> set[str]:
+        return {n.name for n in (self.norm, self.before, self.behind) if n}
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Nodes that the step of another node computes (folding.py)."""
+
+    norms: Mapping[str, str] = field(default_factory=dict)  # The norm before a group of linears, by the first linear.
+    attention: Mapping[str, FoldedAttention] = field(default_factory=dict)  # By kqv.
+    walk_norms: Mapping[str, tuple[FoldedNorm, ...]] = field(default_factory=dict)  # By the first norm of a step.
+    slices: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # In a walk, by the product's last node.
+    gatings: Mapping[str, Node] = field(default_factory=dict)  # Activations that the quantising step computes.
+
+    @property
+    def skipped(self) -> set[str]:
+        """The nodes that need no step of their own."""
+        found = {*self.norms.values(), *self.gatings}
+        found |= {n.name for nodes in self.slices.values() for n in nodes}
+        found |= {name for norms in self.walk_norms.values() for n in norms for name in n.names}
+        return found.union(*(f.names for f in self.attention.values()))
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """One compilation: a graph, for one shape of a step."""
+
+    graph: Graph
+    tensors: Tensors
+    cache: CacheLayout
+    shape: Shape
+    keep: frozenset[str]
+    limits: Limits
+    cuts: tuple[tuple[int, int], ...]  # ways to cut query rows into tiles (shapes.py, tile_cuts)
+    plan: Plan
+    walk: bool = False  # whether products and attention become steps of a walk
+    folds: Folds = field(default_factory=Folds)
+
+    def domain(self, name: str) -> str:
+        """The rows of a value. Where every token is an output, output rows are token rows."""
+        domain = self.plan.domains[name]
+        return "tokens" if domain == "outputs" and self.shape.one else domain
+
+    def rows(self, domain: str) -> int:
+        return self.shape.rows(domain)
+
+    def width(self, name: str) -> int:
+        return row_width(self.graph, name)
+
+    def wanted(self, node: Node) -> bool:
+        """False if only outputs need the node and the step has none."""
+        return self.domain(node.name) != "outputs" or self.shape.outputs > 0
+
+    @cached_property
+    def product_formats(self) -> frozenset[str]:
+        """The weight formats of all products of the graph."""
+        return frozenset(self.tensors.layout(n.weights[0]).name for n in self.graph if n.op == "linear")
+
+    def read_as(self, form: str, name: str, domain: str = "") -> bool:
+        """Whether every reader multiplies the value in this form, in this domain, and nothing else reads it."""
+        readers = [self.graph[reader] for reader in self.graph.users.get(name, ())]
+        if len(readers) == 1 and readers[0].has(Trait.RESHAPES):
+            return readers[0].name not in self.keep and self.read_as(form, readers[0].name, domain)
+        return all(
+            n.op == "linear"
+            and self.tensors.format(n.weights[0]) == form
+            and self.domain(n.name) == (domain or self.domain(n.name))
+            for n in readers
+        )

@@ -1,0 +1,178 @@
+"""Lower row-by-row steps: the arguments and the grid of each launch (native/cuda/steps.cu, rows.cu, best.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from assay.engines.cuda import structs
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.kernel_enums import HALVED, MAP_OPS, POOLINGS
+from assay.engines.cuda.resolver import Resolver
+from assay.engines.cuda.steps import (
+    BestLogits,
+    CacheRead,
+    CacheWrite,
+    Embed,
+    FillRopeTable,
+    HalveRows,
+    Map,
+    NormRows,
+    PoolRows,
+    QuantiseRows,
+    Rope,
+    ScaleByPosition,
+    SortRow,
+    TakeOutputRows,
+    padded_rows,
+)
+
+
+def _step_args(r: Resolver, **fields: Any) -> Any:
+    return structs.StepArgs(rows=r.rows(), cache=r.cache(), **fields)
+
+
+def _blocks(elements: int, most: int) -> tuple[int, int, int]:
+    """A grid of blocks of 256 elements."""
+    return max(1, min(-(-elements // 256), most)), 1, 1
+
+
+def _embed(r: Resolver, w: Embed) -> Launch:
+    args = _step_args(r, table=w.table.struct(), out=r.at(w.out), which=r.table(w.index), width=w.width)
+    return Launch("embed", (r.context.shape.tokens, 1, 1), 256, args)
+
+
+def _take_output_rows(r: Resolver, w: TakeOutputRows) -> Launch:
+    args = _step_args(r, x=r.at(w.x), out=r.at(w.out), which=r.table("outputs"), width=w.width)
+    return Launch("take_rows", (r.context.shape.outputs, 1, 1), 256, args)
+
+
+def _fill_rope_table(r: Resolver, w: FillRopeTable) -> Launch:
+    args = _step_args(
+        r,
+        out=r.at(w.out),
+        frequencies=r.context.tensors.constant(np.array(w.rope.frequencies, np.float64)),
+        which=r.table(w.positions),
+        n=w.rows,
+        n_rot=w.rope.n_rot,
+        magnitude=w.rope.magnitude,
+    )
+    return Launch("rope_table", _blocks(w.rows * w.rope.n_rot, 1024), 128, args)
+
+
+def _rope(r: Resolver, w: Rope) -> Launch:
+    values = r.at(w.x), r.at(w.table), r.at(w.out)
+    args = structs.RopeArgs(*values, w.rows, w.width, w.heads, w.n_rot, int(w.neox), w.offset)
+    return Launch("rope", _blocks(w.rows * w.width, 4096), 256, args)
+
+
+def _cache_write(r: Resolver, w: CacheWrite) -> Launch:
+    args = _step_args(r, pool=w.pool.struct(), x=r.at(w.x))
+    return Launch("cache_write", (r.context.shape.tokens, 1, 1), 256, args)
+
+
+def _cache_read(r: Resolver, w: CacheRead) -> Launch:
+    args = _step_args(r, pool=w.pool.struct(), out=r.at(w.out), which=r.table("keys"), width=w.width)
+    return Launch("cache_read", (r.context.shape.keys, 1, 1), 256, args)
+
+
+def _scale_by_position(r: Resolver, w: ScaleByPosition) -> Launch:
+    args = structs.PositionArgs(r.at(w.x), r.at(w.out), r.table(w.positions), w.beta, w.unit, w.offset, w.width)
+    return Launch("pos_scale", (w.rows, 1, 1), 256, args)
+
+
+def _pool_rows(r: Resolver, w: PoolRows) -> Launch:
+    kind = POOLINGS[w.kind]
+    args = _step_args(r, x=r.at(w.x), out=r.at(w.out), which=r.table("chunks"), width=w.width, kind=kind)
+    return Launch("pool_rows", (r.context.shape.chunks, 1, 1), 256, args)
+
+
+def _map(r: Resolver, w: Map) -> Launch:
+    args = structs.MapArgs(
+        x=r.at(w.x),
+        y=r.weights(w.vector) + 4 * w.vector_row * w.y_width if w.vector else r.at(w.y),
+        z=r.weights(w.table),
+        out=r.at(w.out),
+        rows=w.rows,
+        width=w.width,
+        x_width=w.x_width,
+        y_width=w.y_width,
+        op=MAP_OPS[w.op],
+        integer=w.integer,
+        z_rows=w.table_rows,
+        parts=w.parts,
+        number=w.number,
+        second=w.second,
+    )
+    return Launch("map", _blocks(w.rows * w.width, 4096), 256, args)
+
+
+def _norm_rows(r: Resolver, w: NormRows) -> Launch:
+    weights, bias = (*map(r.weights, w.weights), 0, 0)[:2]
+    each = w.width // w.parts
+    args = structs.RowArgs(
+        x=r.at(w.x),
+        w=weights,
+        b=bias,
+        out=r.at(w.out),
+        width=w.width,
+        parts=w.parts,
+        eps=w.eps,
+        w_step=each if w.own_weights else 0,
+    )
+    return Launch(w.kernel, (w.rows * w.parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
+
+
+def _sort_row(r: Resolver, w: SortRow) -> Launch:
+    args = structs.RowArgs(x=r.at(w.x), out=r.at(w.out), width=w.width, parts=w.groups, w_step=w.used)
+    return Launch(w.kernel, (w.rows, 1, 1), structs.KERNELS[w.kernel][1], args)
+
+
+def _quantise_rows(r: Resolver, w: QuantiseRows) -> Launch:
+    args = structs.RowArgs(
+        x=r.at(w.x),
+        w=r.weights(w.norm.weights[0]) if w.norm else 0,
+        acts=r.acts(w.out),
+        width=w.columns,
+        parts=w.rows,
+        eps=float(w.norm.attr("eps")) if w.norm else 0.0,
+    )
+    if w.norm:
+        return Launch("quantise_rows", (w.copies, 1, 1), min(1024, w.out.stride // 8), args, 16 + 4 * w.columns)
+    return Launch("quantise_rows", (w.copies, -(-w.out.stride // 2048), 1), 256, args)
+
+
+def _halve_rows(r: Resolver, w: HalveRows) -> Launch:
+    weights, eps = (r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))) if w.norm else (0, 0.0)
+    sizes, kind = (w.columns, w.stride, padded_rows(w.rows)), int(HALVED[w.out.layout.value])
+    args = structs.HalveArgs(r.at(w.x), weights, r.at(w.out), *sizes, eps, kind)
+    return Launch("halve_rows", (w.rows, 1, 1), min(512, w.stride // 8), args, 48 + 4 * w.columns)
+
+
+def _best_logits(r: Resolver, w: BestLogits) -> Launch:
+    """Of a single best value, the kernel also writes the tables of the next step."""
+    tables = [r.table(t) if w.k == 1 else 0 for t in ("tokens", "positions", "slots", "left")]
+    args = structs.BestArgs(r.at(w.x), r.at(w.lists), r.at(w.out), *tables, w.width, w.n_lists, w.k)
+    if w.merge:
+        return Launch("best_of_lists", (w.rows, 1, 1), 32, args, 4 * w.n_lists)
+    return Launch("best_lists", (-(-w.n_lists // 8), w.rows, 1), 256, args)
+
+
+ROWS: Mapping[type, Callable[[Resolver, Any], Launch]] = {
+    Embed: _embed,
+    TakeOutputRows: _take_output_rows,
+    FillRopeTable: _fill_rope_table,
+    Rope: _rope,
+    CacheWrite: _cache_write,
+    CacheRead: _cache_read,
+    ScaleByPosition: _scale_by_position,
+    PoolRows: _pool_rows,
+    Map: _map,
+    NormRows: _norm_rows,
+    SortRow: _sort_row,
+    QuantiseRows: _quantise_rows,
+    HalveRows: _halve_rows,
+    BestLogits: _best_logits,
+}

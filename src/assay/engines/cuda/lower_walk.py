@@ -1,0 +1,225 @@
+"""Lower a walk: the table of its steps (native/cuda/walk.h, WalkStep) and the launch of its megakernel.
+
+Each step record becomes one WalkStep. Then the steps are linked: where each begins among the blocks of threads, and how
+far producer warps prefetch into the ring buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.engines.cuda import structs
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.kernel_enums import ACTS, Gating, Prologue, StepFlag, StepKind
+from assay.engines.cuda.layout import Format
+from assay.engines.cuda.lower_attention import attention_args
+from assay.engines.cuda.resolver import Resolver
+from assay.engines.cuda.schedule_products import ROW_COPIES
+from assay.engines.cuda.steps import (
+    BatchProduct,
+    BatchQuantise,
+    KernelStep,
+    Layout,
+    Part,
+    Value,
+    WalkAttend,
+    WalkNorms,
+    WalkProduct,
+    WalkQuantise,
+)
+from assay.engines.cuda.walk import WARPS, WalkRun, fixed_shared, kernel_formats, piece_bytes, ring
+from assay.graph import Node
+
+PREFETCHED = 52 << 10  # Bytes that the producer warp of a multiprocessor has requested at a time.
+PREFETCHED_BY_TWO = 44 << 10  # The same with two producer warps.
+TWO_PRODUCERS_FROM = 1.0  # Two producer warps, if products have more pieces than this for each slot, on average.
+
+
+def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch:
+    """The launch of a walk; `steps` are those of its run."""
+    tokens = r.context.shape.tokens
+    table = [_LOWERINGS[type(step.work)](r, step.work) for step in steps]
+    slots, slot_bytes = ring(r.context, run.needs)
+    formats = kernel_formats(run.needs.formats, run.needs.extended)
+    two = _two_producers(r, run, formats, table, slots)
+    _link(r, table, formats, slots, slot_bytes, two)
+    array = (structs.WalkStep * len(table))(*table)
+    at = r.context.tensors.constant(np.frombuffer(bytes(array), np.uint8))
+    args = structs.WalkArgs(at, r.table("slots"), len(table), slots, slot_bytes, tokens)
+    shared = slots * (slot_bytes + 16) + fixed_shared(tokens) + run.needs.shared
+    kind = ("few",) * (tokens > 1) + ("more",) * run.needs.extended + ("two",) * two
+    name = "_".join(("walk", *kind, *(form.name for form in formats)))
+    threads = 32 * (WARPS + 1 + (two or tokens > 1))
+    return Launch(name, (r.context.limits.processors, 1, 1), threads, args, shared, together=True)
+
+
+def _two_producers(r: Resolver, run: WalkRun, formats: Sequence[Format], table: Sequence[Any], slots: int) -> bool:
+    """Whether two warps prefetch: one token, and products that the ring buffers do not hold whole."""
+    if run.needs.extended or r.context.shape.tokens > 1 or slots < 2 * WARPS + 12:
+        return False
+    products = [step.args.product for step in table if step.kind == StepKind.PRODUCT]
+    pieces = sum(p.groups * int(p.parts[0].w.group_bytes) for p in products) / piece_bytes(formats[0])
+    large = pieces > TWO_PRODUCERS_FROM * slots * len(products) * r.context.limits.processors
+    return bool(large and tuple(form.name for form in formats) in structs.TWO_WALKS)
+
+
+def _link(r: Resolver, table: Sequence[Any], formats: Sequence[Format], slots: int, slot_bytes: int, two: bool) -> None:
+    """Set what depends on the steps before and on the ring buffer. Until here a step's `first` holds how many blocks of
+    threads it occupies beyond full rounds, and `ahead` the bytes of a piece."""
+    first = 0
+    for step in table:
+        piece, turn = step.ahead, WARPS
+        step.first, first = first, (first + step.first) % r.context.limits.processors
+        if step.kind == StepKind.PRODUCT:
+            args, last = step.args.product, formats[-1] if len(formats) > 1 else None
+            seconds = [p.first_group for p in args.parts[: args.n_parts] if last and p.w.format == last.number]
+            step.second = (*seconds, args.groups)[0]
+            if seconds:
+                step.fresh &= ~StepFlag.TWO_LANES
+            if seconds and last and last.tile_bytes > slot_bytes:
+                step.fresh |= StepFlag.SPLIT_TILE
+                piece, turn = piece // 2, 2 * WARPS
+        # A consumer warp derives the slot of its next piece from its turn: the piece that holds the slot now must have
+        # arrived, or the warp would wait twice.
+        split = step.fresh & StepFlag.SPLIT_TILE and (two or r.context.shape.tokens > 1)
+        most = slots - 4 if split else slots - turn - 4
+        step.ahead = max(4, min(most, PREFETCHED // piece if piece else 0))
+        if two:  # `ahead` is odd, so that each producer warp waits on the other's slots
+            step.ahead = min((most - 1) // 2, PREFETCHED_BY_TWO // piece if piece else 5) - 1 | 1
+
+
+def _walk_step(r: Resolver, kind: StepKind, flags: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
+    step = structs.WalkStep(kind, flags, *of_heads, args=args)
+    for name, value in (("in", x), ("out", out)):
+        if value:
+            copies = r.placement.copies.get(value, 1)
+            setattr(step, f"{name}_copies", copies)
+            setattr(step, f"{name}_bytes", r.size(value) // copies)
+    return step
+
+
+def _awaited(r: Resolver, x: Sequence[Value | None], residuals: Sequence[Value | None] = ()) -> int:
+    """Flags for inputs that an earlier step of the walk writes, so that their readers spin."""
+    flags = StepFlag.AWAIT_X * any(map(r.inside, x)) | StepFlag.AWAIT_RESIDUAL * any(map(r.inside, residuals))
+    return int(flags)
+
+
+def _product_args(r: Resolver, parts: Sequence[Part], x: Value) -> tuple[Any, int]:
+    """Arguments that products of one token and of several share, and the groups of rows of all parts."""
+    matrix, processors = parts[0].matrix, r.context.limits.processors
+    array, groups = r.parts(parts, lambda m: m.groups)
+    args = structs.ProductArgs(
+        parts=array,
+        x=r.at(x),
+        n_parts=len(parts),
+        groups=groups,
+        tokens=r.context.shape.tokens,
+        columns=matrix.columns,
+    )
+    args.share, args.extra = divmod(groups, processors)
+    args.shift = matrix.group.bit_length() - 1
+    return args, groups
+
+
+def _product(r: Resolver, w: WalkProduct) -> Any:
+    matrix, processors = w.parts[0].matrix, r.context.limits.processors
+    args, groups = _product_args(r, w.parts, w.x)
+    args.x_stride, args.rows_of_x = matrix.columns, ROW_COPIES
+    args.prologue = Prologue.NORMED_ROWS if w.norm else Prologue.PLAIN_ROWS
+    if w.norm:
+        args.norm, args.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
+    tiles = matrix.tiles * -(-groups // processors)
+    if len(w.parts) == 1 and WARPS % matrix.tiles == 0 and tiles <= 2 * WARPS:
+        args.stages = WARPS // matrix.tiles  # groups between the first tile of a warp and its second
+    flags = _awaited(r, [w.x], [p.residual for p in w.parts]) + StepFlag.AS_CODES * (w.x.layout == Layout.CODES)
+    flags += StepFlag.TWO_LANES * (2 * tiles <= WARPS and not matrix.format.floats)
+    step = _walk_step(r, StepKind.PRODUCT, int(flags), w.x, w.parts[0].out, structs.StepUnion(product=args))
+    step.ahead, step.first = piece_bytes(matrix.format), groups % processors
+    return step
+
+
+def _batch_product(r: Resolver, w: BatchProduct) -> Any:
+    args, groups = _product_args(r, w.parts, w.x)
+    args.stages, args.slots = w.units, w.groups
+    flags = _awaited(r, [w.x], [p.residual for p in w.parts])
+    step = _walk_step(r, StepKind.PRODUCT, flags, w.x, w.parts[0].out, structs.StepUnion(product=args))
+    step.ahead, step.first = w.piece, groups % r.context.limits.processors
+    return step
+
+
+def _quantise_args(r: Resolver, w: WalkQuantise | BatchQuantise) -> Any:
+    args = structs.ProductArgs(x=r.at(w.x), columns=w.matrix.columns)
+    args.parts[0].out, args.parts[0].w = r.at(w.out), w.matrix.struct()
+    if w.gating:
+        args.parts[0].paired, args.parts[0].act = _gating(w.gating), ACTS[str(w.gating.attr("act"))]
+    return args
+
+
+def _gating(node: Node) -> Gating:
+    return Gating.ALONE if node.op == "act" else Gating.SPLIT
+
+
+def _quantise(r: Resolver, w: WalkQuantise) -> Any:
+    args = structs.StepUnion(product=_quantise_args(r, w))
+    return _walk_step(r, StepKind.QUANTISE, _awaited(r, [w.x]), w.x, w.out, args)
+
+
+def _batch_quantise(r: Resolver, w: BatchQuantise) -> Any:
+    tokens, processors = r.context.shape.tokens, r.context.limits.processors
+    args = _quantise_args(r, w)
+    args.tokens = tokens
+    if w.norm:
+        args.norm, args.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
+    flags = _awaited(r, [w.x]) + StepFlag.COUNTED * w.counted
+    step = _walk_step(r, StepKind.QUANTISE, int(flags), w.x, w.out, structs.StepUnion(product=args))
+    rows = min(tokens, processors)
+    step.first = rows * min(processors // rows, w.matrix.units) if w.norm else tokens * w.matrix.units
+    return step
+
+
+def _norms(r: Resolver, w: WalkNorms) -> Any:
+    args = structs.NormArgs(n_parts=len(w.parts), tokens=r.context.shape.tokens, tasks=w.tasks)
+    for i, p in enumerate(w.parts):
+        weights, bias = (*map(r.weights, p.norm.weights), 0)[:2]
+        args.parts[i] = structs.Norm(
+            x=r.at(p.x), w=weights, b=bias, residual=r.at(p.residual), out=r.at(p.out), more=r.at(p.addend),
+            sum=r.at(p.total), columns=p.width, first=p.first_task, centred=p.norm.op == "layer_norm",
+            eps=float(p.norm.attr("eps")),
+        )  # fmt: skip
+    flags = _awaited(r, [v for p in w.parts for v in (p.x, p.addend)], [p.residual for p in w.parts])
+    first = w.parts[0]
+    step = _walk_step(r, StepKind.NORM, flags, first.x, first.out, structs.StepUnion(norm=args))
+    step.first = w.tasks
+    return step
+
+
+def _attend(r: Resolver, w: WalkAttend) -> Any:
+    fields, processors = w.fields, r.context.limits.processors
+    k_heads, dim, group = fields.keys.heads, fields.keys.dim, fields.heads // fields.keys.heads
+    args = structs.WalkAttention(attention_args(r, fields, w.values, group, arrived=r.base.counters))
+    args.factor = w.factor
+    if w.norms:
+        args.q_norm, args.k_norm = (r.weights(n.weights[0]) for n in w.norms)
+        args.eps = float(w.norms[0].attr("eps"))
+    flags = _awaited(r, [w.q, w.k, w.v]) + StepFlag.AS_CODES * (w.out.layout == Layout.CODES)
+    head_blocks = fields.heads * r.context.shape.tokens // w.heads_at_once
+    of_heads = w.heads_at_once, head_blocks, dim.bit_length() - 1, -(-65536 // group)
+    kind = StepKind.FOLD if w.fold else StepKind.ATTEND
+    step = _walk_step(r, kind, int(flags), w.q, w.out, structs.StepUnion(attention=args), *of_heads)
+    step.second, step.per_row = -(-(1 << 24) // head_blocks), -(-65536 // k_heads)
+    if not w.fold:
+        step.ahead, step.first = w.piece, min(head_blocks * fields.max_blocks, processors)
+    return step
+
+
+_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
+    WalkProduct: _product,
+    WalkQuantise: _quantise,
+    BatchProduct: _batch_product,
+    BatchQuantise: _batch_quantise,
+    WalkNorms: _norms,
+    WalkAttend: _attend,
+}

@@ -1,0 +1,84 @@
+"""Schedule products of several matrices: each pair (token, choice) has the matrix of an expert, or of a head.
+
+Pairs are multiplied one by one or, where many pairs have the same matrix, sorted by matrix and multiplied in tiles.
+"""
+
+from __future__ import annotations
+
+from assay.engines.cuda.layout import UNIT, Matrix
+from assay.engines.cuda.schedule_products import quantise
+from assay.engines.cuda.step_list import StepList
+from assay.engines.cuda.steps import (
+    ExpertProduct,
+    Layout,
+    Part,
+    Quantised,
+    QuantisePairs,
+    SortedProduct,
+    SortPairs,
+    TileChoice,
+    Value,
+    quantised,
+)
+from assay.engines.cuda.tiles import expert_tile
+from assay.graph import Node
+
+
+def expert_product(steps: StepList, node: Node) -> None:
+    """A matrix for each chosen expert, or for each head: heads lie side by side in a row, and matrix h takes head h."""
+    c = steps.context
+    domain = c.domain(node.name)
+    x, choices = (*(steps.value_of(name, domain) for name in node.inputs), None)[:2]
+    assert x
+    matrix = c.tensors.matrix(node.weights[0])
+    part = Part(matrix, node.name, out=steps.new(node.name))
+    per_token = c.width(node.inputs[1]) if choices else matrix.count
+    pairs = c.rows(domain) * per_token
+    pairs_per_row = per_token if choices and c.width(node.inputs[0]) == matrix.columns else 1
+    tile = expert_tile(pairs, matrix, c.limits)
+    if tile:
+        _sorted_product(steps, x, choices, part, pairs, pairs_per_row, tile)
+        return
+    acts = None if matrix.format.floats else quantise(steps, x, pairs // pairs_per_row, None, matrix)
+    reads = [*(acts.values if acts else (x,)), choices]
+    steps.add(node.name, ExpertProduct(part, x, acts, choices, pairs, pairs_per_row), reads, [part.out])
+
+
+def _sorted_product(
+    steps: StepList, x: Value, choices: Value | None, part: Part, pairs: int, pairs_per_row: int, tile: TileChoice
+) -> None:
+    matrix = part.matrix
+    tiles = (pairs + min(pairs, matrix.count) * (tile.tokens - 1)) // tile.tokens  # the most that there can be
+    order, matrices = _sort(steps, choices, pairs, matrix.count, tile.tokens, tiles)
+    acts = _quantise_pairs(steps, x, order, matrix, tiles * tile.tokens, pairs_per_row)
+    work = SortedProduct(part, acts, order, matrices, pairs, tiles, tile)
+    steps.add(part.name, work, [*acts.values, order, matrices], [part.out])
+
+
+def _sort(
+    steps: StepList, choices: Value | None, pairs: int, count: int, tokens: int, tiles: int
+) -> tuple[Value, Value]:
+    """The pair of each slot and the matrix of each tile, once for all products with the same choices."""
+
+    def make() -> tuple[Value, Value]:
+        # Resident, because bench/gpu.py runs a launch again on its own: it may touch only what these lists say.
+        order, matrices = (Value(4 * n, Layout.SCRATCH, resident=True) for n in (tiles * tokens, tiles))
+        work = SortPairs(choices, order, matrices, pairs, count, tokens, tiles)
+        steps.add("", work, [choices], [order, matrices])
+        return order, matrices
+
+    return steps.once(("sorted pairs", choices, pairs, count, tokens), make)
+
+
+def _quantise_pairs(
+    steps: StepList, x: Value, order: Value, matrix: Matrix, slots: int, pairs_per_row: int
+) -> Quantised:
+    """The quantised row of each slot, once for all products of x."""
+
+    def make() -> Quantised:
+        acts = quantised(slots, matrix.units * UNIT, slots)
+        work = QuantisePairs(x, order, acts, matrix.columns, pairs_per_row)
+        steps.add("", work, [x, order], acts.values)
+        return acts
+
+    return steps.once(("quantised pairs", x, matrix.columns, slots, order), make)

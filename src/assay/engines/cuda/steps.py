@@ -1,0 +1,542 @@
+"""The records that the passes of the compiler hand to each other: values in device memory, and steps that use them.
+
+schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch. A step has its
+`work` (a record of one kernel family) and the values that it reads and writes. Everything here is plain data. Touch
+this module when a kernel family needs another fact from the schedule pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from assay.engines.cuda.layout import Matrix
+from assay.engines.cuda.shapes import PoolView
+from assay.engines.plan.values import AttentionMask, RopeTable
+from assay.graph import Node
+
+
+class Layout(Enum):
+    """How the numbers of a value lie in memory."""
+
+    F32 = "f32"  # Rows of float32.
+    HALF = "half"  # Padded rows of f16, in the column order of gemm_tensor.cu.
+    F16 = "f16"  # Padded rows of f16, in the column order of gemm_halves.cu.
+    BF16 = "bf16"  # Padded rows of bf16, in the same order.
+    CODES = "codes"  # int8 codes with their scales, which one step of a walk writes for its products.
+    SCRATCH = "scratch"  # Known to one kernel family only: partial sums, lists, parts of quantised rows.
+
+
+HALVES = (Layout.HALF, Layout.F16, Layout.BF16)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Memory of a program. Two values are never equal: each has its own bytes while it is live."""
+
+    size: int
+    layout: Layout = Layout.F32
+    resident: bool = False  # keeps its memory from the first launch to the last
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rows of int8 codes, their scales with sums, and sums of half blocks (activations.h, Acts)."""
+
+    codes: Value
+    scales: Value
+    sums: Value
+    stride: int  # columns of a row, padded to whole units
+    padded_rows: int = 0  # rows of whole tiles of tokens; 0: row by row
+
+    @property
+    def values(self) -> tuple[Value, Value, Value]:
+        return self.codes, self.scales, self.sums
+
+
+def quantised(rows: int, stride: int, padded_rows: int = 0) -> Quantised:
+    """New memory for quantised rows."""
+    codes, scales, sums = (Value(rows * stride // divisor, Layout.SCRATCH) for divisor in (1, 4, 8))
+    return Quantised(codes, scales, sums, stride, padded_rows)
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of activations that memory is reserved for: whole tiles of tokens."""
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
+
+
+@dataclass(frozen=True)
+class WalkNeeds:
+    """Requirements of a step on the megakernel that executes it."""
+
+    formats: frozenset[str] = frozenset()  # of its weights; empty: every megakernel has this step
+    shared: int = 0  # bytes of shared memory beside the ring buffer
+    piece: int = 0  # bytes of one prefetched piece of the cache; of weights, a piece is a tile
+    extended: bool = False  # only the megakernels of walk_more.cu have this step
+
+
+# -- rows (steps.cu, rows.cu, best.cu) -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Embed:
+    table: Matrix
+    index: str  # the step's table that chooses the rows
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True)
+class TakeOutputRows:
+    """The rows of the output tokens."""
+
+    x: Value
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True)
+class FillRopeTable:
+    rope: RopeTable
+    positions: str  # the step's table of positions
+    rows: int
+    out: Value
+
+
+@dataclass(frozen=True)
+class Rope:
+    x: Value
+    table: Value
+    out: Value
+    rows: int
+    width: int
+    heads: int
+    n_rot: int
+    neox: bool
+    offset: int
+
+
+@dataclass(frozen=True)
+class CacheWrite:
+    x: Value
+    pool: PoolView
+
+
+@dataclass(frozen=True)
+class CacheRead:
+    pool: PoolView
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True)
+class ScaleByPosition:
+    x: Value
+    out: Value
+    positions: str  # the step's table of positions
+    rows: int
+    width: int
+    beta: float
+    unit: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class PoolRows:
+    """One row for each sequence."""
+
+    x: Value
+    out: Value
+    width: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Map:
+    """An elementwise operation of rows: of x, and of y or of a vector of weights (rows.cu, MapOp)."""
+
+    op: str
+    x: Value
+    y: Value
+    out: Value
+    rows: int
+    width: int
+    x_width: int
+    y_width: int
+    vector: str = ""  # weights in the place of y
+    vector_row: int = 0
+    table: str = ""  # weights of which y chooses a row
+    table_rows: int = 0
+    integer: int = 0
+    parts: int = 1
+    number: float = 0.0
+    second: float = 0.0
+
+
+@dataclass(frozen=True)
+class NormRows:
+    kernel: str
+    x: Value
+    out: Value
+    weights: tuple[str, ...]
+    rows: int
+    width: int
+    parts: int  # heads of a row, each normed on its own
+    own_weights: bool  # every part has weights of its own
+    eps: float
+
+
+@dataclass(frozen=True)
+class SortRow:
+    """softmax, argsort and group_mask: one block of threads a row."""
+
+    kernel: str
+    x: Value
+    out: Value
+    rows: int
+    width: int
+    groups: int
+    used: int
+
+
+@dataclass(frozen=True)
+class QuantiseRows:
+    x: Value
+    out: Quantised
+    rows: int
+    columns: int
+    copies: int  # rows written; of a single row, copies that blocks of threads share out
+    norm: Node | None
+
+
+@dataclass(frozen=True)
+class HalveRows:
+    """Rows as 16-bit floats, normed first where there is a norm."""
+
+    x: Value
+    out: Value
+    rows: int
+    columns: int
+    stride: int
+    norm: Node | None
+
+
+@dataclass(frozen=True)
+class BestLogits:
+    """The k largest values of each row: lists of parts of the row first, then the best of the lists."""
+
+    x: Value
+    lists: Value
+    out: Value
+    rows: int
+    width: int
+    n_lists: int
+    k: int
+    merge: bool  # the second of the two launches
+
+
+# -- products (product.h) --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A matrix of a product, where its result goes, and what the kernel adds to it."""
+
+    matrix: Matrix
+    name: str
+    bias: str = ""
+    residual: Value | None = None
+    act: int = 0
+    kept: tuple[Value | None, ...] = (None, None)  # gate and up, where a trace keeps them
+    out: Value | None = None
+    first: int = 0  # first value of the bias
+
+
+def part_reads(parts: tuple[Part, ...]) -> tuple[Value | None, ...]:
+    return tuple(p.residual for p in parts)
+
+
+def part_writes(parts: tuple[Part, ...]) -> tuple[Value | None, ...]:
+    return tuple(v for p in parts for v in (p.out, *p.kept))
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """A product of one row, or of a few rows with float weights. `kernel` is empty for product_floats."""
+
+    kernel: str
+    parts: tuple[Part, ...]
+    x: Value
+    acts: Quantised | None
+    norm: Node | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class TileChoice:
+    """A kernel that computes tiles of rows (of the matrix) times tokens, and how it is launched."""
+
+    kernel: str
+    rows: int
+    tokens: int
+    threads: int
+    stages: int  # stages of the pipeline; of kernels for up to 16 tokens, the bytes of one
+    shared: int
+
+
+@dataclass(frozen=True)
+class FloatTiles:
+    """Float weights by the tiles of gemm_floats.cu."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    rows: int
+    tile: TileChoice
+
+
+@dataclass(frozen=True)
+class TileProduct:
+    """A product of many rows on tensor cores: quantised rows, or rows of 16-bit floats."""
+
+    parts: tuple[Part, ...]
+    x: Quantised | Value
+    rows: int
+    tile: TileChoice
+    factors: bool  # gemm_tensor.cu reads factors of the weights in the place of scales.
+    chains: int  # Chains of units, each summed on its own.
+    split: bool  # Each chain has blocks of threads of its own.
+    partial: Value | None
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """Pair by pair: each (token, choice) has the matrix of an expert, or of a head."""
+
+    part: Part
+    x: Value
+    acts: Quantised | None
+    choices: Value | None  # None: every row takes all matrices in turn
+    pairs: int
+    pairs_per_row: int  # pairs that share a row of x
+
+
+@dataclass(frozen=True)
+class SortPairs:
+    """The pair of each slot and the matrix of each tile, grouped by matrix."""
+
+    choices: Value | None
+    order: Value
+    matrices: Value
+    pairs: int
+    count: int
+    tokens: int
+    tiles: int
+
+
+@dataclass(frozen=True)
+class QuantisePairs:
+    """The quantised row of each slot."""
+
+    x: Value
+    order: Value
+    out: Quantised
+    columns: int
+    pairs_per_row: int
+
+
+@dataclass(frozen=True)
+class SortedProduct:
+    """Tiles of pairs that have the same matrix."""
+
+    part: Part
+    acts: Quantised
+    order: Value
+    matrices: Value
+    pairs: int
+    tiles: int
+    tile: TileChoice
+
+
+# -- attention (attention.h) -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionFields:
+    """Arguments that all attention kernels share."""
+
+    keys: PoolView
+    values: PoolView
+    mask: AttentionMask
+    heads: int
+    rows: int
+    max_blocks: int  # blocks of 256 keys of the longest sequence
+    rope: RopeTable | None = None  # where the kernel rotates q and k itself
+    neox: bool = False
+
+
+@dataclass(frozen=True)
+class AttendRow:
+    """Attention of one token a sequence. With k and v, the kernel writes the cache itself."""
+
+    kernel: str
+    fields: AttentionFields
+    q: Value
+    k: Value | None
+    v: Value | None
+    rope: Value | None
+    out: Value
+    partial: Value | None
+    splits: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    acts: Quantised | None = None  # attend_short quantises its result as well
+
+    @property
+    def values(self) -> tuple[Value | None, ...]:
+        return self.q, self.k, self.v, self.rope, self.out, self.partial
+
+
+@dataclass(frozen=True)
+class AttendTiles:
+    """Attention of many tokens a sequence, by tiles of query rows."""
+
+    kernel: str
+    fields: AttentionFields
+    q: Value
+    out: Value
+    scores: Value | None
+    state: Value | None  # maximum and sum of each row's softmax, where scores are kept
+    domain: str
+    cut: int  # bytes before the tiles of this kernel in the step's table
+    on_tensor_cores: bool
+    grid: tuple[int, int, int]
+    shared: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One operation on the scores of all pairs of query and key (scores.cu)."""
+
+    op: int
+    x: Value | None
+    y: Value | None
+    out: Value
+    heads: int
+    mask: AttentionMask | None = None
+    kv_heads: int = 0
+    dim: int = 0
+
+
+# -- steps of a walk (walk.h) ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WalkProduct:
+    """A product of one token."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    norm: Node | None
+
+
+@dataclass(frozen=True)
+class WalkQuantise:
+    """A row quantised once for all blocks of threads; gated or activated first, where `gating` is such a node."""
+
+    matrix: Matrix  # whose input it is
+    x: Value
+    out: Value
+    gating: Node | None
+
+
+@dataclass(frozen=True)
+class BatchProduct:
+    """A product of two to eight tokens."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    units: int  # Units of x in shared memory at a time.
+    groups: int  # Groups of rows that a block of threads computes at a time.
+    piece: int  # Bytes of a prefetched piece; they decide how many pieces are requested ahead.
+
+
+@dataclass(frozen=True)
+class BatchQuantise:
+    """Two to eight rows quantised for all blocks of threads; gated or normed first."""
+
+    matrix: Matrix
+    x: Value
+    out: Value
+    norm: Node | None
+    gating: Node | None
+    counted: bool  # readers wait for a count of rows, because they read x in parts
+
+
+@dataclass(frozen=True)
+class NormPart:
+    """A norm with the add before it and the add behind it."""
+
+    norm: Node
+    x: Value
+    addend: Value | None
+    residual: Value | None
+    total: Value | None  # x plus the addend, which others read as well
+    out: Value
+    width: int
+    first_task: int
+
+
+@dataclass(frozen=True)
+class WalkNorms:
+    """One norm, or two that are independent."""
+
+    parts: tuple[NormPart, ...]
+    tasks: int
+
+
+@dataclass(frozen=True)
+class WalkAttend:
+    """Attention over blocks of 256 keys, or the fold of the blocks' partial results."""
+
+    fields: AttentionFields
+    q: Value
+    k: Value
+    v: Value
+    rope: Value | None
+    out: Value
+    partial: Value | None
+    norms: tuple[Node, Node] | None  # of the heads of q and of k
+    factor: float  # of q, once it is rotated
+    heads_at_once: int
+    piece: int
+    fold: bool
+
+    @property
+    def values(self) -> tuple[Value | None, ...]:
+        return self.q, self.k, self.v, self.rope, self.out, self.partial
+
+
+RowWork = (
+    Embed | TakeOutputRows | FillRopeTable | Rope | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map | NormRows
+    | SortRow | QuantiseRows | HalveRows | BestLogits
+)  # fmt: skip
+ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
+AttentionWork = AttendRow | AttendTiles | Scores
+WalkWork = WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
+Work = RowWork | ProductWork | AttentionWork | WalkWork
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One launch, or one step of a walk: then `walk` says what it needs of the megakernel."""
+
+    node: str  # the node it computes, or the first of several
+    work: Work
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    walk: WalkNeeds | None = None
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return self.reads + self.writes

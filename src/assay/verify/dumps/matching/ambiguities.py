@@ -1,0 +1,152 @@
+"""What words leave open, settled by the values: which of several nodes a phrase means, and which token's row is shown.
+
+People print "layer 3: [...]" and do not say of which token. One answer is sought for the whole log, because a print
+statement does the same in every layer: the reading that brings the values nearest to the definition's. A faulty engine
+is near to nothing in most layers, but what it computed before the fault decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.graph import split
+from assay.models import Model
+from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
+
+Array = NDArray[Any]
+Rows = tuple[int, int] | None
+_CLOSEST = 1e-7  # distances below this are the same: an exact match of a few digits proves no more
+_NEAR = 0.15  # of a row's rms: further off is no evidence for a node
+_ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
+
+
+def settle(
+    observations: Sequence[Observation],
+    model: Model,
+    n: int,
+    truth: Callable[[Collection[str]], dict[str, Array]],
+) -> tuple[list[Observation], list[str]]:
+    """Partial observations with one name and one row each, and what was assumed."""
+    counted = [_from_the_end(o, n) for o in observations]
+    if not any(_open(o, n) for o in counted):
+        return counted, []
+    graph, width = model.graph, model.hparams.n_embd_head
+    values = truth({name for o in counted if _open(o, n) for name in (o.name, *o.others)})
+
+    def distance(obs: Observation, rows: Rows) -> float:
+        value, axis = values[obs.name], token_axis(graph, obs.name)
+        expected = measure(replace(obs, rows=rows), value, axis, width)
+        if len(expected) != len(obs.target()):
+            return math.inf
+        scale = float(np.sqrt(np.mean(np.square(rows_of(value, axis, rows), dtype=np.float64)))) + 1e-30
+        error = float(np.mean(np.abs(obs.target() - expected))) / scale
+        return max(error, _CLOSEST) if math.isfinite(error) else math.inf
+
+    found, notes = [], list[str]()
+    open_ = [o for o in counted if _open(o, n)]
+    votes = _vote(open_, n, distance)
+    chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
+    for obs in counted:
+        if not _open(obs, n):
+            found.append(obs)
+            continue
+        label, rows = _voted(obs, n, votes)
+        i = chosen.get(_phrase(obs), 0)
+        name = (obs.name, *obs.others)[i]
+        found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
+        if _ROW_WORDS.get(label):
+            notes.append(f"{name}: read as {_ROW_WORDS[label]}")
+        if i:
+            notes.append(f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s")
+    return found, notes
+
+
+def _from_the_end(obs: Observation, n: int) -> Observation:
+    """Rows counted from the last one, as (-1, 0), counted from the first."""
+    if obs.rows is None or obs.rows[0] >= 0 or obs.kind == "values":
+        return obs
+    start = max(obs.rows[0] + n, 0)
+    return replace(obs, rows=(start, start + 1))
+
+
+def _open(obs: Observation, n: int) -> bool:
+    return obs.kind != "values" and (bool(obs.others) or (obs.rows is None and obs.shape is None and n > 1))
+
+
+def _class(obs: Observation) -> str:
+    """Lists and statistics are often of different rows."""
+    return "statistic" if obs.kind in STATISTICS else "top" if obs.kind == "top" else "list"
+
+
+def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
+    if obs.rows is not None or obs.shape is not None or n == 1:
+        return [("fixed", obs.rows)]
+    found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
+    if obs.perhaps is not None and -n <= obs.perhaps < n:
+        found.append(("said", (obs.perhaps % n, obs.perhaps % n + 1)))
+    return found
+
+
+def _vote(
+    observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]
+) -> dict[str, str]:
+    """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances."""
+    totals: dict[str, dict[str, float]] = {}
+    counts: dict[str, int] = {}
+    for obs in observations:
+        options = _rows(obs, n)
+        if options[0][0] == "fixed":
+            continue
+        counts[_class(obs)] = counts.get(_class(obs), 0) + 1
+        for label, rows in options:
+            best = min(distance(replace(obs, name=name), rows) for name in (obs.name, *obs.others))
+            totals.setdefault(_class(obs), {}).setdefault(label, 0.0)
+            totals[_class(obs)][label] += math.log(min(best, 1e3))
+        if len(options) < 4 and "said" in totals.get(_class(obs), {}):
+            totals[_class(obs)]["said"] += math.log(1e3)
+    order = {"all": 0, "first": 1, "last": 2, "said": 3}
+    votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+    for kind, sums in totals.items():  # what the text told, unless the values tell clearly otherwise
+        margin = math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)  # one may be near by chance
+        far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # nothing is near: the values tell nothing
+        if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
+            votes[kind] = "said" if "said" in sums else votes[kind]
+    return votes
+
+
+def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
+    """The rows of an observation, and in which words they were voted for."""
+    wanted = (votes.get(_class(obs)), "fixed")
+    return next((option for option in _rows(obs, n) if option[0] in wanted), ("all", obs.rows))
+
+
+def _phrase(obs: Observation) -> tuple[str, ...]:
+    """What one print statement writes in every layer."""
+    return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+
+
+def _choose(
+    observations: Sequence[Observation],
+    rows: Callable[[Observation], Rows],
+    distance: Callable[[Observation, Rows], float],
+) -> dict[tuple[str, ...], int]:
+    """For every phrase that may mean several nodes, which: the likeliest, unless another is near and nearer by far."""
+    totals: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
+    lists = {_phrase(o) for o in observations if o.kind not in STATISTICS}
+    for obs in observations:
+        if not obs.others or (obs.kind in STATISTICS and _phrase(obs) in lists):  # a list tells more
+            continue
+        far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
+        have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))
+        totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)], list(map(min, near, far))
+    return {
+        phrase: next((i for i, total in enumerate(sums) if total <= min(sums) + math.log(3) and fits[i]), 0)
+        for phrase, (sums, near) in totals.items()
+        for fits in [[d < math.log(_NEAR) for d in near]]
+    }
