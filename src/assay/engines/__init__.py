@@ -2,7 +2,8 @@
 
 `reference` is the definition in float64, `cpu` the native SIMD engine, `cuda` the engine for NVIDIA GPUs. `contract.py`
 says what an engine must do; `plan/` has the steps that both compilers share. A new engine is a module that fulfils the
-contract and a row in the table below. An engine's module is imported only when the engine is asked for.
+contract and a row in the table below, or the entry point `assay.engines` of another package. An engine's module is
+imported only when the engine is asked for.
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ def default_kv_type(name: str, precision: str | None) -> str:
 
 
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
-    """An engine bound to a model. An option that is None is left to the engine; an option it lacks is an error."""
-    row = _row(name)
+    """An engine bound to a model. For an option of None the engine uses its default; an option it lacks is an error."""
+    make = ENGINES.get(name) or _row(name).make
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return row.make(model, **given)
+        return make(model, **given)
     except TypeError as error:
         unknown = [key for key in given if f"argument '{key}'" in str(error)]
         if not unknown:

@@ -1,6 +1,6 @@
 """Prometheus metrics of the schedulers.
 
-Every value is finite: counters and histograms have finite observations, and gauges are set on every step.
+Every value is finite: counters and histograms of finite observations, gauges that are set on every step.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
         self.tokens = counter("generated_tokens", "Tokens generated")
-        self.finished = counter("sequences", "Sequences ended, by reason", "reason")
+        self.finished = counter("sequences", "Sequences ended, by how", "reason")
         self.drafted = counter("guessed_tokens", "Drafted tokens that were verified (speculative decoding)")
         self.accepted = counter("guessed_right_tokens", "Drafted tokens that were accepted")
-        self.preemptions = counter("preemptions", "Sequences that were preempted and computed again")
+        self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
         self.steps = counter("steps", "Steps of the engine")
         self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
         self.engine_seconds = counter("engine_seconds", "Seconds in the engine")
-        self.sampling_seconds = counter("sampling_seconds", "Seconds drawing tokens and decoding their text")
+        self.sampling_seconds = counter("sampling_seconds", "Seconds drawing tokens and making text of them")
         self.running = gauge("running", "Sequences running")
         self.waiting = gauge("waiting", "Sequences waiting")
         self.pages_available = gauge("pages_available", "Cache pages free or idle")
-        self.pages = gauge("pages", "Cache pages in total")
+        self.pages = gauge("pages", "Cache pages in all")
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token")
         self.between_tokens = Histograms(
             "assay_time_between_tokens_seconds", "Between two tokens of a sequence", registry

@@ -48,8 +48,8 @@ class ServedModel(Opened):
         """Load the model and return its backend."""
         loop = asyncio.get_running_loop()
 
-        def post(updates: Updates) -> None:
-            loop.call_soon_threadsafe(deliver, updates)
+        def post(news: Updates) -> None:
+            loop.call_soon_threadsafe(deliver, news)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 

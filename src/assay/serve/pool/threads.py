@@ -22,7 +22,7 @@ WAITING = 64  # queue depth per kind
 
 
 class Threads:
-    """The thread pools of one server."""
+    """The pools of one server."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -47,10 +47,10 @@ class Threads:
                 self._waiting[kind] -= 1
             else:  # the client is gone, but the work still runs
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: self._work_ended(loop, kind))
+                future.add_done_callback(lambda _: self._left(loop, kind))
 
-    def _work_ended(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
-        def decrement() -> None:
+    def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+        def one_less() -> None:
             self._waiting[kind] -= 1
 
         with suppress(RuntimeError):  # the server has shut down

@@ -68,7 +68,7 @@ class Reader:
         self._worker = worker
         self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
-        self._arrived = asyncio.Event()
+        self._news = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
         self.ends: list[str | None] = [None] * len(jobs)  # finish reason of each sequence, in the runtime's names
@@ -76,17 +76,17 @@ class Reader:
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
-        self._arrived.set()
+        self._news.set()
         if len(self._queue) == self._limit:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
-        """Yield (index of the sequence, update) until all have finished; the first error is raised."""
+        """(sequence, update) until every sequence has finished; the first error is raised."""
         while self._open:
             if not self._queue:
                 await self._pause()
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._news.wait()
+            self._news.clear()
             while self._queue:
                 index, update = self._queue.popleft()
                 if update.error:

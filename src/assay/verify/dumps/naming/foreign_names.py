@@ -1,7 +1,7 @@
 """Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's, llama2.c's. Plain words: `phrases.py`.
 
 llama.cpp's names are ours (read off its commit b21e4de), except where it gives several values one name: there the
-operation decides. All other names are in the table below, tried from top to bottom; `docs/reference/names.md` prints it.
+operation decides. All other names are in the table below, tried from top to bottom; docs/reference/names.md prints it.
 `{n}` in a node stands for the layer, `{n-1}` for the one before.
 """
 
