@@ -93,7 +93,7 @@ def test_two_parts_and_a_missing_one(tmp_path: Path) -> None:
     convert(source, tmp_path / "parts.gguf")
     assert (tmp_path / "parts.gguf").read_bytes() == whole.read_bytes()
     (source / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(AssayError, match="fetch the whole model"):
+    with pytest.raises(AssayError, match="download the whole model"):
         convert(source, tmp_path / "parts.gguf")
     index["weight_map"]["c"] = "../outside.safetensors"
     (source / "model.safetensors.index.json").write_text(json.dumps(index))

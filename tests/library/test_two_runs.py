@@ -114,10 +114,10 @@ def test_watch_a_file_that_is_written(path: Path, values: Path, tmp_path: Path) 
         (["watch", "MODEL"], "no command given"),
         (["watch", "MODEL", "--once", "--", "/no/such/engine"], "no such program"),
         (["watch", "MODEL", "--once", "--", "echo", "hello"], "no line that speaks of a node"),
-        (["watch", "MODEL", "--once", "--", "echo", "layer 0: [1.5, 2.5, 3.5]"], "which tokens it fed"),
+        (["watch", "MODEL", "--once", "--", "echo", "layer 0: [1.5, 2.5, 3.5]"], "has no token ids"),
         (["bisect", "x", "x"], "A and B are the same"),
         (["bisect", "/no/such/a", "/no/such/b"], "no such program"),
-        (["bisect", "http://localhost:1", "x"], "a server is compared with a server"),
+        (["bisect", "http://localhost:1", "x"], "servers are compared with each other"),
         (["bisect", "'", "x"], "neither a file nor a command"),
     ],
 )

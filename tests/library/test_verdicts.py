@@ -61,7 +61,7 @@ def test_two_sets_of_values_without_a_model(right: dict[str, Any], wrong: dict[s
     assert assay.diff(right, dict(right))
     found = assay.diff(right, wrong)
     assert found.first_wrong == "ffn_out-0"
-    with pytest.raises(assay.AssayError, match="no page of this verdict"):
+    with pytest.raises(assay.AssayError, match="this verdict has no page"):
         found.save_html("nowhere.html")
 
 
