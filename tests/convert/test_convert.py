@@ -108,7 +108,7 @@ def test_two_parts_and_a_missing_one(tmp_path: Path) -> None:
         ({"vocab_size": 299}, "vocab_size is wrong"),
         ({"num_attention_heads": 7}, "heads"),
         ({"hidden_size": "wide"}, "expected a number"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised already"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "already quantised"),
     ],
 )
 def test_refused(change: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,4 +281,4 @@ def test_command_says_that_quality_suffers(model: Path, tmp_path: Path, capsys: 
     assert main(["quantize", once, twice, "--type", "Q4_0"]) == 2
     capsys.readouterr()
     assert main(["quantize", once, twice, "--type", "Q4_0", "--allow-requantize"]) == 0
-    assert "quantised already; quality suffers" in capsys.readouterr().err
+    assert "already quantised; quantising again loses quality" in capsys.readouterr().err
