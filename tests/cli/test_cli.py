@@ -108,7 +108,7 @@ def test_the_table_is_the_design() -> None:
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
         (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
         (["run", "--lora", "a.gguf", "-p", "x"], "--lora: no such option; adapters are not read"),
-        (["quantize", "a.gguf", "b.gguf"], "name a TYPE such as Q4_K_M"),
+        (["quantize", "a.gguf", "b.gguf"], "give either a TYPE such as Q4_K_M"),
         (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
         (["tokenize", "-m", "smollm2"], "no text after the model"),
         (["run", "smolm2", "x"], "smolm2: no such file; did you mean smollm2?"),

@@ -74,7 +74,7 @@ def test_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id: 320 is no token of the vocabulary"),
         ({"tokenizer.ggml.bos_token_id": "1"}, "tokenizer.ggml.bos_token_id: '1' is no token"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": None}, "tokenizer.ggml.pre: missing"),
-        ({"tokenizer.ggml.model": None}, "tokenizer: the file has none"),
+        ({"tokenizer.ggml.model": None}, "tokenizer: missing"),
         ({"tokenizer.ggml.scores": [0.5]}, "tokenizer.ggml.scores: 1 entries for 320 tokens"),
         ({"tokenizer.ggml.tokens": ["a"]}, "token_embd.weight: 320 rows for 1 tokens"),
         ({"tokenizer.ggml.tokens": 7}, "tokenizer.ggml.tokens: is no array"),

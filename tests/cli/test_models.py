@@ -64,7 +64,7 @@ def test_only_what_assay_fetched_is_deleted(here: Assay, stores: Path) -> None:
 def test_nothing_here_says_what_to_do(here: Assay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ASSAY_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.setenv(name, str(tmp_path))
-    assert here("list").stdout == "no model is here yet; `assay pull smollm2` fetches one\n"
+    assert here("list").stdout == "no models on this machine; `assay pull smollm2` downloads one\n"
 
 
 def test_show_is_one_screen(here: Assay, model: Path, base_model: Path) -> None:

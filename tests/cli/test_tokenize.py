@@ -85,7 +85,7 @@ def test_system_message_and_template_file(vocab: str, tmp_path: Path, capsys: py
         (("{vocab}", "a", "--check", "abc"), "neither token ids"),
         (("{vocab}", "--ids", "1,x"), "expected token ids"),
         (("{vocab}", "--ids", "1,99999"), "outside the vocabulary"),
-        (("{vocab}", "--ids", "1", "--check", "1"), "does not go with"),
+        (("{vocab}", "--ids", "1", "--check", "1"), "leave out --check and --chat"),
         (("{vocab}", "a\udcff"), "not valid UTF-8"),
         (("{vocab}/nowhere.gguf", "a"), "nowhere.gguf"),
     ],

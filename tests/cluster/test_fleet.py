@@ -174,8 +174,8 @@ def test_a_fleet_that_cannot_start_says_why(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--host", "0.0.0.0"], "give --api-key-file, or say --insecure-cluster"),
-        (["--audit", "0.5"], "say --replicas 2 or more"),
+        (["--host", "0.0.0.0"], "give --api-key-file or --insecure-cluster"),
+        (["--audit", "0.5"], "give --replicas 2 or more"),
         (["--cluster", "local:2", "--replicas", "3"], "and so does --replicas"),
         (["--cluster", "local:none"], "expected local:N"),
     ],

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_without_ray_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
-    with pytest.raises(AssayError, match=r"ray is not installed; pip install .*, or say --cluster local"):
+    with pytest.raises(AssayError, match=r"ray is not installed; pip install .*, or use --cluster local"):
         join(None)
 
 

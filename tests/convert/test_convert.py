@@ -93,7 +93,7 @@ def test_two_parts_and_a_missing_one(tmp_path: Path) -> None:
     convert(source, tmp_path / "parts.gguf")
     assert (tmp_path / "parts.gguf").read_bytes() == whole.read_bytes()
     (source / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(AssayError, match="fetch the whole model"):
+    with pytest.raises(AssayError, match="download the whole model"):
         convert(source, tmp_path / "parts.gguf")
     index["weight_map"]["c"] = "../outside.safetensors"
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -108,7 +108,7 @@ def test_two_parts_and_a_missing_one(tmp_path: Path) -> None:
         ({"vocab_size": 299}, "vocab_size is wrong"),
         ({"num_attention_heads": 7}, "heads"),
         ({"hidden_size": "wide"}, "expected a number"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised already"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "already quantised"),
     ],
 )
 def test_refused(change: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

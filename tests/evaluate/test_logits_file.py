@@ -99,7 +99,7 @@ def test_rows_are_read_as_they_are_written(tmp_path_factory: pytest.TempPathFact
 def test_a_damaged_file_is_refused(files: tuple[Path, Path], tmp_path: Path, size: int) -> None:
     path = tmp_path / "base.kld"
     path.write_bytes((b"_logits_" + struct.pack("<Iii", N_CTX, 320, 2) + bytes(200))[:size])
-    with pytest.raises(AssayError, match="not whole"):
+    with pytest.raises(AssayError, match="incomplete"):
         LogitsFile(path)
 
 

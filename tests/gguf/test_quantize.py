@@ -185,7 +185,7 @@ def test_the_input_is_never_the_output(model: Path, tmp_path: Path) -> None:
     before = model.read_bytes()
     with open_file(model) as file:
         for out in (model, tmp_path / "link.gguf", tmp_path / "hard.gguf"):
-            with pytest.raises(AssayError, match="is the input itself"):
+            with pytest.raises(AssayError, match="is the input file"):
                 quantize(file, out, MIXES["Q8_0"])
     assert model.read_bytes() == before
 
@@ -256,10 +256,10 @@ def test_command_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pyt
     [
         (["OUT", "--type", "Q9_9"], "Q9_9: no such quantisation; known are F32"),
         (["--type", "Q8_0"], "OUT: no output file named"),
-        (["OUT"], "name a TYPE such as Q4_K_M"),
+        (["OUT"], "give either a TYPE such as Q4_K_M"),
         (["OUT/no/such/folder.gguf", "--type", "Q8_0"], "cannot be written"),
         (["FOLDER", "--type", "Q8_0"], "is a directory"),
-        (["IN", "--type", "Q8_0"], "is the input itself"),
+        (["IN", "--type", "Q8_0"], "is the input file"),
         (["OUT", "--type", "Q8_0", "-t", "0"], "at least 1"),
     ],
 )
@@ -281,4 +281,4 @@ def test_command_says_that_quality_suffers(model: Path, tmp_path: Path, capsys: 
     assert main(["quantize", once, twice, "--type", "Q4_0"]) == 2
     capsys.readouterr()
     assert main(["quantize", once, twice, "--type", "Q4_0", "--allow-requantize"]) == 0
-    assert "quantised already; quality suffers" in capsys.readouterr().err
+    assert "already quantised; quantising again loses quality" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_a_cut_stream_goes_on(model: assay.LanguageModel) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "repetition_penalty": 1.2, "max_new_tokens": 20, "seed": 9}
     whole = model.generate("hello", **options)
     assert model.generate("hello", resume=whole.ids[:7], **options).ids == whole.ids[7:]
-    with pytest.raises(assay.AssayError, match="resume: goes with one prompt"):
+    with pytest.raises(assay.AssayError, match="resume: needs one prompt"):
         model.generate(["a", "b"], resume=[1])
 
 
@@ -104,7 +104,7 @@ def test_other_peoples_names(model: assay.LanguageModel) -> None:
     [
         ({"temprature": 1}, r"temprature: no such setting; is temperature meant\?"),
         ({"temperature": 1, "temp": 2}, "temp is given too"),
-        ({"max_tokens": 1, "max_new_tokens": 2}, "say different lengths"),
+        ({"max_tokens": 1, "max_new_tokens": 2}, "give different lengths"),
         ({"max_tokens": -2}, "max_tokens: must be a whole number"),
         ({"max_tokens": True}, "max_tokens: must be a whole number"),
         ({"top_k": 1.5}, "top_k: must be a whole number"),

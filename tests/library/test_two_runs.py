@@ -114,10 +114,10 @@ def test_watch_a_file_that_is_written(path: Path, values: Path, tmp_path: Path) 
         (["watch", "MODEL"], "no command given"),
         (["watch", "MODEL", "--once", "--", "/no/such/engine"], "no such program"),
         (["watch", "MODEL", "--once", "--", "echo", "hello"], "no line that names a node"),
-        (["watch", "MODEL", "--once", "--", "echo", "layer 0: [1.5, 2.5, 3.5]"], "which tokens it fed"),
+        (["watch", "MODEL", "--once", "--", "echo", "layer 0: [1.5, 2.5, 3.5]"], "has no token ids"),
         (["bisect", "x", "x"], "A and B are the same"),
         (["bisect", "/no/such/a", "/no/such/b"], "no such program"),
-        (["bisect", "http://localhost:1", "x"], "a server is compared with a server"),
+        (["bisect", "http://localhost:1", "x"], "servers are compared with each other"),
         (["bisect", "'", "x"], "neither a file nor a command"),
     ],
 )
@@ -152,7 +152,7 @@ def test_bisect_dumps(path: Path, values: Path, tmp_path: Path, capsys: pytest.C
     other = spoilt(values, tmp_path / "b.npz", "ffn_norm-1", slice(2, 4))
     assert main(["bisect", str(values), str(other), "-m", str(path)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("they part at ffn_norm-1, on tokens 2, 3 of 6") and "A is right, B is wrong" in out
+    assert out.startswith("they differ first at ffn_norm-1, on tokens 2, 3 of 6") and "A is right, B is wrong" in out
     assert main(["bisect", str(values), str(other), "--json"]) == 1
     told: Any = json.loads(capsys.readouterr().out)
     assert told["first"] == "ffn_norm-1" and told["tokens"] == [2, 3] and told["right"] is None
@@ -169,7 +169,7 @@ def test_bisect_commands(path: Path, values: Path, tmp_path: Path) -> None:
     assert found.right.startswith("B is right, A is wrong")
     alone = bisect(sides[0], sides[1])  # without a model nobody knows which row a line printed
     assert alone.first is not None and alone.first.name == found.first.name and alone.first.tokens == ()
-    assert repr(alone).startswith("they part at l_out-0 (nmse")
+    assert repr(alone).startswith("they differ first at l_out-0 (nmse")
 
 
 def test_bisect_servers(path: Path) -> None:

@@ -61,7 +61,7 @@ def test_two_sets_of_values_without_a_model(right: dict[str, Any], wrong: dict[s
     assert assay.diff(right, dict(right))
     found = assay.diff(right, wrong)
     assert found.first_wrong == "ffn_out-0"
-    with pytest.raises(assay.AssayError, match="no page of this verdict"):
+    with pytest.raises(assay.AssayError, match="this verdict has no page"):
         found.save_html("nowhere.html")
 
 
@@ -81,7 +81,7 @@ def test_two_files_of_a_model(path: Path, tmp_path: Path) -> None:
     assert isinstance(found, assay.TwoFiles)
     assert "KL divergence" in repr(found)
     assert found.to_dict()["logits"]["n_tokens"] > 100
-    assert found and repr(found).startswith("yes, they may differ that much: every tensor is apart by about")
+    assert found and repr(found).startswith("yes, their types explain the difference: every tensor differs by about")
 
 
 def test_files_that_differ_more_than_their_types(
@@ -92,9 +92,9 @@ def test_files_that_differ_more_than_their_types(
 
     other, page = tiny.make(tmp_path / "q4.gguf", type="Q4_0"), tmp_path / "pair.html"
     assert main(["diff", str(path), str(other), "--html", str(page)]) == 0
-    assert "yes, they may differ" in capsys.readouterr().out
+    assert "yes, their types explain" in capsys.readouterr().out
     text = page.read_text()
-    assert "yes, they may differ that much" in text and "blk.0.attn_q.weight" in text and "{{" not in text
+    assert "yes, their types explain the difference" in text and "blk.0.attn_q.weight" in text and "{{" not in text
     spoilt = tmp_path / "spoilt.gguf"
     data = bytearray(other.read_bytes())
     tensor = assay.load(other).opened.file.tensors["blk.0.ffn_up.weight"]

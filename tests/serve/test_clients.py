@@ -77,7 +77,7 @@ def test_openai_responses(openai_client: Any, server: Server) -> None:
         model="tiny", instructions="be brief", input=ASK, temperature=0, max_output_tokens=4
     )
     assert told.output_text == expected(server, messages=messages)
-    with pytest.raises(Exception, match="nothing is stored"):
+    with pytest.raises(Exception, match="not stored"):
         openai_client.responses.create(model="tiny", input="x", previous_response_id=made.id)
 
 

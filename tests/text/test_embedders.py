@@ -307,7 +307,7 @@ def test_mistakes_with_wordpiece_are_named(bert: Tokenizer) -> None:
         findings = explain(bert, right, ids, text=text)
         assert [finding.fault for finding in findings] == faults
     assert "SEP 3 '[SEP]' is missing" in explain(bert, right, right[:-1], text=text)[0].message
-    assert "kept in its case" in explain(bert, right, plain, text=text)[0].message
+    assert "not lower-cased" in explain(bert, right, plain, text=text)[0].message
 
 
 def test_mistakes_with_a_unigram_vocabulary_are_named(t5: Tokenizer) -> None:

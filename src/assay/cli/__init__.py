@@ -117,7 +117,7 @@ def no_such_verb(verb: str) -> str:
     if meant in verbs():
         return f"{verb}: no such verb; did you mean `assay {meant}`?"
     if verb.startswith("-") or " " in verb or verb.endswith(".gguf"):
-        return f"{verb:.60}: is no verb; did you mean `assay run` before it?"
+        return f"{verb:.60}: not a verb; did you mean `assay run` before it?"
     return f"{verb}: no such verb; there are {', '.join(verbs())}"
 
 

@@ -62,7 +62,7 @@ def run_batch(args: argparse.Namespace) -> int:
             if sys.stderr.isatty():
                 print(f"\r\033[K{done} lines", end="", file=sys.stderr, flush=True)
     seconds = time.monotonic() - start
-    kept = f", {skipped} were there" if skipped else ""
+    kept = f", {skipped} already answered" if skipped else ""
     print(f"{done} answers{kept}, {failed} failed; {tokens} tokens, {tokens / seconds:.1f}/s", file=sys.stderr)
     if to_file:
         summary = {"path": args.output, "lines": done, "skipped": skipped, "failed": failed, "tokens": tokens}

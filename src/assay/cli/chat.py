@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assay.cli import common
-from assay.cli.conversations import bring, changed, keep, kept, recalled
+from assay.cli.conversations import apply_setting, line_history, load_conversation, save_conversation, saved_names
 from assay.cli.progress import loading
 from assay.cli.prompting import speed_line
 from assay.cli.style import paint
@@ -100,7 +100,7 @@ class _Chat:
         self.turns: list[dict[str, object]] = []
 
     def talk(self) -> None:
-        with recalled() if self.tty else contextlib.nullcontext():
+        with line_history() if self.tty else contextlib.nullcontext():
             if self.tty:
                 self.note("/? lists the commands. " + NOTE)
             for text in self.inputs():
@@ -186,7 +186,7 @@ class _Chat:
         self.note("\n".join(f"{usage:<{width}}  {about}" for usage, about, _ in COMMANDS) + "\n" + NOTE)
 
     def on_set(self, rest: str) -> None:
-        found = changed(self.session, rest)
+        found = apply_setting(self.session, rest)
         if isinstance(found, bool):
             self.stats = found
             self.note(f"statistics {'on' if found else 'off'}")
@@ -211,13 +211,13 @@ class _Chat:
         self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
 
     def on_save(self, rest: str) -> None:
-        self.note(f"saved as {keep(rest, self.session.messages)}")
+        self.note(f"saved as {save_conversation(rest, self.session.messages)}")
 
     def on_load(self, rest: str) -> None:
         if not rest:
-            self.note(", ".join(kept()) or "no conversation is saved; use /save NAME")
+            self.note(", ".join(saved_names()) or "no conversation is saved; use /save NAME")
             return
-        self.session.messages = bring(rest)
+        self.session.messages = load_conversation(rest)
         self.note(f"{len(self.session.messages)} messages")
 
     def answer(self, ask: Callable[[], Iterator[Event]]) -> None:

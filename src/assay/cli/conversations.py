@@ -32,7 +32,7 @@ _OTHERS = {
 
 
 @contextlib.contextmanager
-def recalled() -> Iterator[None]:
+def line_history() -> Iterator[None]:
     """Line editing with the history of earlier sessions, if readline is available."""
     try:
         import readline
@@ -55,7 +55,7 @@ def recalled() -> Iterator[None]:
 # --- conversations
 
 
-def keep(name: str, messages: list[dict[str, str]]) -> Path:
+def save_conversation(name: str, messages: list[dict[str, str]]) -> Path:
     """Save a conversation and return its path."""
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ def keep(name: str, messages: list[dict[str, str]]) -> Path:
     return path
 
 
-def bring(name: str) -> list[dict[str, str]]:
+def load_conversation(name: str) -> list[dict[str, str]]:
     """Load a saved conversation, or a JSON file of messages in OpenAI's form."""
     path = _path(name)
     if not path.is_file():
-        there = ", ".join(kept())
+        there = ", ".join(saved_names())
         raise AssayError(
             f"{name}: no such conversation; {f'there are {there}' if there else 'no conversation is saved'}"
         )
@@ -82,7 +82,7 @@ def bring(name: str) -> list[dict[str, str]]:
     return good
 
 
-def kept() -> list[str]:
+def saved_names() -> list[str]:
     return sorted(path.stem for path in (home() / "chats").glob("*.json"))
 
 
@@ -98,7 +98,7 @@ def _path(name: str) -> Path:
 # --- settings
 
 
-def changed(session: Session, text: str) -> str | bool:
+def apply_setting(session: Session, text: str) -> str | bool:
     """Apply `/set TEXT` and describe the change. A bool switches the statistics, which the terminal handles."""
     words = text.removeprefix("parameter ").split()
     if not words:

@@ -11,7 +11,7 @@ from assay.cli.common import add_json_argument, add_model_argument, emit, model_
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
 
-HELP = "metadata, tensors, memory and health of a model file"
+HELP = "show metadata, tensors, memory needs and validity of a model file"
 EXAMPLE = "assay inspect model.gguf --tensors"
 
 _SHOWN = 6  # elements of an array

@@ -70,7 +70,7 @@ def _get(url: str, key: str | None) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=10) as reply:
             found = json.loads(reply.read(_LARGEST))
     except urllib.error.HTTPError as error:
-        why = {401: "wants a key; give it with --api-key", 404: "is no assay server, or an old one"}
+        why = {401: "needs a key; give it with --api-key", 404: "not an assay server, or an old one"}
         raise AssayError(f"{url}: {why.get(error.code, f'answered {error.code}')}") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", error)

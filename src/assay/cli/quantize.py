@@ -85,18 +85,18 @@ def run(args: argparse.Namespace) -> int:
             out = Path(args.output)
             again = sum(step.requantizes for step in steps)
             if again and args.allow_requantize:
-                say(f"{file.path.name}: {again} tensors are quantised already; quality suffers")
+                say(f"{file.path.name}: {again} tensors are already quantised; quantising again loses quality")
             done, total = 0, sum(t.nbytes for t in file.tensors.values())
             with progress() as tell:
 
-                def told(step: TensorStep) -> None:
+                def report_step(step: TensorStep) -> None:
                     nonlocal done
                     tell(f"quantising to {mix.name}", done, total)
                     done += step.bytes_before
 
                 steps = quantize(
                     file, out, mix, importance=importance, types=types, allow_requantize=args.allow_requantize,
-                    threads=args.threads, progress=told,
+                    threads=args.threads, progress=report_step,
                 )  # fmt: skip
             text = f"{out}: {summary(steps)}"
         text = "\n".join([text, *fallbacks(mix, steps)])
@@ -132,10 +132,10 @@ def _measured(
     found = measure(engine, pieces[: args.windows], importance, progress(f"tensors measured, {path.name}"))
     engine.close()
     choice = choose(found, args.budget)
-    said = f"{choice.bits_per_weight:.2f} bits a weight in matrices, expected KL {choice.cost:.4f} on {args.file}"
+    said = f"{choice.bits_per_weight:.2f} bits per weight in matrices, expected KL {choice.cost:.4f} on {args.file}"
     say(said)
     if args.html:
-        write(args.html, page(f"{path.name} at {args.budget:g} bits a weight", found, choice, [said]))
+        write(args.html, page(f"{path.name} at {args.budget:g} bits per weight", found, choice, [said]))
     most = Counter(kind.name for kind in choice.types.values()).most_common(1)[0][0]
     named = next((mix for mix in MIXES.values() if mix.base == most), MIXES["Q4_K_M"])
     return named, choice.types, importance
@@ -162,7 +162,7 @@ def fallbacks(mix: Mix, steps: list[TensorStep]) -> list[str]:
     made = [s for s in steps if mix.name not in FLOATS and is_quantizable(s.name, s.shape)]
     groups = Counter((s.after.name, s.shape[-1]) for s in made if s.shape[-1] % block)
     return [
-        f"{count} of {len(made)} tensors fell back to {name}: {row} is no multiple of {block}"
+        f"{count} of {len(made)} tensors fell back to {name}: {row} is not a multiple of {block}"
         for (name, row), count in groups.most_common()
     ]
 

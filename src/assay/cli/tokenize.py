@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         from assay.text import ChatTemplate, encode_chat
         from assay.text.compare import Chat
 
-        template = ChatTemplate.choose(file, tokenizer, args.template).given(template_arguments(args))
+        template = ChatTemplate.choose(file, tokenizer, args.template).with_variables(template_arguments(args))
         chat = Chat(template, _messages(args, text))
         ids = encode_chat(tokenizer, chat.template, chat.messages)
     else:
@@ -157,7 +157,7 @@ def _check(
 ) -> int:
     from assay.text.compare import explain
 
-    given = _given(args.check)
+    given = _check_ids(args.check)
     findings = explain(tokenizer, ids, given, text=text, chat=chat)
     result = {
         **_listing(tokenizer, ids),
@@ -181,7 +181,7 @@ def _verdict(ids: list[int], given: list[int], findings: list[TokenDifference]) 
     yield f"given     {' '.join(map(str, given))}"
 
 
-def _given(argument: str) -> list[int]:
+def _check_ids(argument: str) -> list[int]:
     """Ids from the argument, or from the file that it names."""
     try:
         return token_ids(argument)

@@ -452,7 +452,7 @@ class Fleet:
             if self._unplaced and self.up:  # a trial has ended, or a replica came up
                 self._place_waiting()
             for stream in [s for s in self._unplaced if now > s.job.deadline]:
-                message = f"no replica could take the request in time ({stream.generated} tokens generated)"
+                message = f"no replica was available before the deadline ({stream.generated} tokens generated)"
                 self._end(stream, Update(finish="error", error=DeadlinePassed(message)))
             if now - scale > 0.25:
                 scale = now

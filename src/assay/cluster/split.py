@@ -146,7 +146,7 @@ class SplitEngine(PagedEngine):
         self._epoch = 0
         self._numbers = 0
         self._work: dict[int, _Work] = {}
-        self._broken: str | None = "not wired yet"
+        self._broken: str | None = "not connected yet"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="assay-split", daemon=True)
         self._thread.start()

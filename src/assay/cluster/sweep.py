@@ -80,7 +80,7 @@ def folder(results: str | None) -> Path:
     return Path(results) if results else home() / "sweeps"
 
 
-def kept(where: Path, key: str) -> Any:
+def stored_result(where: Path, key: str) -> Any:
     """A stored result, or None."""
     found = recall(where / key[:2] / f"{key}.json")
     try:
@@ -94,7 +94,7 @@ def sweep(
 ) -> list[Any]:
     """The results, in the order of the tasks."""
     keys = [task.key for task in tasks]
-    results: list[Any] = [kept(where, key) for key in keys]
+    results: list[Any] = [stored_result(where, key) for key in keys]
     todo: queue.Queue[int] = queue.Queue()
     for i, result in enumerate(results):
         if result is None:

@@ -59,7 +59,9 @@ def divergence(base: Rows, rows: Rows) -> Doubles:
     Against stored log-probabilities the sum is that of llama-perplexity, which omits unlikely tokens.
     """
     if isinstance(base, ServerLogprobs) or isinstance(rows, ServerLogprobs):
-        return np.array([_grouped(p, q) for p, q in zip(_told(base, rows), _told(rows, base), strict=True)])
+        return np.array(
+            [_grouped(p, q) for p, q in zip(_known_logprobs(base, rows), _known_logprobs(rows, base), strict=True)]
+        )
     known = base.logp if isinstance(base, Stored) else base
     if isinstance(rows, Stored):
         raise AssayError("a file of log-probabilities can only be the base; give it with --kl")
@@ -90,7 +92,7 @@ def log_softmax(logits: NDArray[np.floating]) -> Doubles:
     return x
 
 
-def _told(rows: Rows, other: Rows) -> Iterator[tuple[Doubles, float]]:
+def _known_logprobs(rows: Rows, other: Rows) -> Iterator[tuple[Doubles, float]]:
     """For every row: the log-probabilities of the tokens that both have, and of all other tokens together."""
     known = rows.logp if isinstance(rows, Stored) else rows
     n = len(known.rows) if isinstance(known, ServerLogprobs) else len(known)

@@ -83,7 +83,7 @@ def scale_notes(file: GGUFFile) -> Iterator[str]:
         bad = bad_blocks(info.type, file.raw(name))
         if bad:
             what = "values are" if info.type.block_size == 1 else f"blocks of {info.type} have scales that are"
-            yield f"{name}: {bad} of {_blocks(info)} {what} NaN or infinite; every output they touch is lost"
+            yield f"{name}: {bad} of {_blocks(info)} {what} NaN or infinite; all outputs that use them are invalid"
 
 
 def _blocks(info: TensorInfo) -> int:
@@ -95,18 +95,18 @@ def tokenizer_notes(file: GGUFFile) -> Iterator[str]:
     metadata = file.metadata
     key = "tokenizer.ggml.tokens"
     if "tokenizer.ggml.model" not in metadata or key not in metadata:
-        yield "tokenizer: the file has none; it takes and gives token ids only"
+        yield "tokenizer: missing; the model can only be used with token ids"
         return
     n_vocab = metadata.length(key)
     if n_vocab is None:
-        yield f"{key}: is no array (found {metadata.describe(key)}); the text side cannot work"
+        yield f"{key}: is not an array (found {metadata.describe(key)}); text cannot be tokenized"
         return
     if "tokenizer.chat_template" not in metadata:
-        yield "tokenizer.chat_template: missing; chat needs a template from elsewhere, or raw prompts"
+        yield "tokenizer.chat_template: missing; chat needs --template or --raw"
     if file.get_str("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata:
-        yield "tokenizer.ggml.pre: missing; text is cut by GPT-2's rule, which may not be this model's"
+        yield "tokenizer.ggml.pre: missing; GPT-2's pre-tokenizer is used, which may be wrong for this model"
     if "tokenizer.ggml.eos_token_id" not in metadata:
-        yield "tokenizer.ggml.eos_token_id: missing; generation ends only at its limit"
+        yield "tokenizer.ggml.eos_token_id: missing; generation ends only at the token limit"
     for name in ("bos", "eos", "eot", "unknown", "padding"):
         yield from _id_notes(file, f"tokenizer.ggml.{name}_token_id", n_vocab)
     for name in ("scores", "token_type"):
@@ -122,4 +122,4 @@ def _id_notes(file: GGUFFile, key: str, n_vocab: int) -> Iterator[str]:
     if key in file.metadata:
         value = file.metadata[key]
         if not isinstance(value, int) or not 0 <= value < n_vocab:
-            yield f"{key}: {value!r:.60} is no token of the vocabulary (expected 0 to {n_vocab - 1})"
+            yield f"{key}: {value!r:.60} is not in the vocabulary (expected 0 to {n_vocab - 1})"

@@ -53,16 +53,16 @@ class TwoFiles:
         if odd:
             worst = odd[0]
             return (
-                f"no, they may not differ that much: {len(odd)} of {len(known)} tensors are further apart than "
-                f"{pairs.MAY:g} times what their types round away, {worst['name']} the most ({_times(worst):.3g} times "
+                f"no, their types do not explain the difference: {len(odd)} of {len(known)} tensors differ by more than "
+                f"{pairs.MAY:g} times the rounding of their types, {worst['name']} the most ({_times(worst):.3g} times "
                 f"for {' and '.join(worst['types'])}); other weights, or a damaged file"
             )
         if not known:
-            return "whether they may differ that much cannot be told: no encoder here writes their types"
+            return "cannot tell whether their types explain the difference: there is no encoder for these types"
         most = max(known, key=_times)
         rest = len(self.found["weights"]) - len(known)
         return (
-            "yes, they may differ that much: every tensor is apart by about what its types round away "
+            "yes, their types explain the difference: every tensor differs by about the rounding of its types "
             f"({most['name']} the most, {_times(most):.2g} times that for {' and '.join(most['types'])})"
             + (f"; {rest} tensors of types without an encoder here were not judged" if rest else "")
         )

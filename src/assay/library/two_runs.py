@@ -67,14 +67,14 @@ class Bisection:
     def _lines(self) -> list[str]:
         first, equal = self.first, sum(n.equal for n in self.nodes)
         if first is None:
-            lines = [f"they do not part: {_nodes(self.nodes)} agree, {equal} of them to the last digit"]
+            lines = [f"no difference: {_nodes(self.nodes)} agree, {equal} of them to the last digit"]
         else:
             at = self.nodes.index(first)
             before, after = self.nodes[:at], self.nodes[at + 1 :]
             agree = f"{_nodes(before)} before it agree, {sum(n.equal for n in before)} of them to the last digit"
             differ = f"of {_nodes(after)} after it {sum(n.parted for n in after)} differ"
             lines = [
-                f"they part at {first.name}{_tokens(first)} (nmse {first.nmse:.2e}, for example "
+                f"they differ first at {first.name}{_tokens(first)} (nmse {first.nmse:.2e}, for example "
                 f"{first.example[0]:.7g} and {first.example[1]:.7g})",
                 f"  A  {self.a}",
                 f"  B  {self.b}",
@@ -83,7 +83,7 @@ class Bisection:
         if self.right:
             lines.append(f"  {self.right}")
         else:
-            lines.append("  which of them is right the definition tells: give the model with -m MODEL")
+            lines.append("  give the model with -m MODEL to see which one is right")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -291,13 +291,16 @@ def _servers(a: str, b: str, on: Opened, prompt: str | None, say: Progress) -> B
             far = [max((abs(s.scores[t] - truth[t]) for t in s.scores), default=np.inf) for s in (x, y)]
             return Bisection(a, b, tuple(nodes), _nearer(far))
     return Bisection(
-        a, b, tuple(nodes), "both say the same; `assay diagnose MODEL --endpoint URL` tells whether it is right"
+        a,
+        b,
+        tuple(nodes),
+        "both give the same answers; `assay diagnose MODEL --endpoint URL` checks whether they are right",
     )
 
 
 def _nearer(far: Sequence[float]) -> str:
     good = [f <= _SERVERS_ALIKE for f in far]
-    told = f"largest distance of a log-probability from the definition's: A {far[0]:.3g}, B {far[1]:.3g}"
+    told = f"largest difference of a log-probability from the definition: A {far[0]:.3g}, B {far[1]:.3g}"
     if good[0] != good[1]:
         return f"{'AB'[good.index(True)]} is right, {'AB'[good.index(False)]} is wrong by the definition ({told})"
     return f"{'both are right' if good[0] else 'both are wrong'} by the definition ({told})"

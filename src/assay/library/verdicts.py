@@ -380,7 +380,7 @@ def _known_mistakes(on: Opened, check: Check) -> Check:
     name = f"{len(check.dump.tokens)} tokens, known mistakes"
     result = by_values.diagnose(on.model, check.dump)
     if result:
-        return Check(name, True, "none gives these values better")
+        return Check(name, True, "no known mistake fits these values better")
     said = answer.text(result, on.model)
     return Check(name, False, said.split("\n", 1)[0], answer=said)
 

@@ -80,7 +80,7 @@ class Opened:
             found: ChatTemplate | None = ChatTemplate.named(self.options.template, self.tokenizer)
         else:
             found = ChatTemplate.from_gguf(self.file, self.tokenizer)
-        return found.given(self.options.template_arguments) if found else None
+        return found.with_variables(self.options.template_arguments) if found else None
 
     @cached_property
     def grammars(self) -> Grammars:

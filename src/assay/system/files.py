@@ -44,7 +44,7 @@ class NewFile(io.FileIO):
         """`size`: bytes that will be needed; 0 if unknown."""
         self.path = Path(path)
         self._name: Path | None = None  # name of the unfinished file, if it has one
-        with told(self.path):
+        with errors_about(self.path):
             self._kind, self._mode = _target(self.path)
             super().__init__(self._open(), "r+b")
             try:
@@ -86,7 +86,7 @@ class NewFile(io.FileIO):
 
     def keep(self) -> None:
         """The file is complete: give it its name, or copy it to the device or pipe."""
-        with told(self.path):
+        with errors_about(self.path):
             try:
                 if self._kind == stat.S_IFREG:
                     self._publish()
@@ -129,7 +129,7 @@ class NewFile(io.FileIO):
             return
         self.discard()
         if isinstance(value, OSError):
-            with told(self.path):
+            with errors_about(self.path):
                 raise value
 
 
@@ -170,7 +170,7 @@ def _open_own(path: str, flags: int) -> int:
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder that replaces `path` if the block succeeds. The old folder is kept until then."""
-    with told(path):
+    with errors_about(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=".assay-", suffix=".part", dir=path.parent))
         old = unfinished / "old"
@@ -186,7 +186,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def told(path: str | os.PathLike[str]) -> Iterator[None]:
+def errors_about(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn system errors into one line about the file to be written."""
     try:
         yield

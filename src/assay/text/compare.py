@@ -21,18 +21,18 @@ _ALIGNED = 20_000  # ids; in longer lists only the first difference is explained
 # Normalisation steps that a tokenizer may omit, by kind of vocabulary: fields of Vocab, and their wording.
 _NORMALISATION = {
     "bert": {
-        "lowercase": ("lower-cased", "kept in its case"),
-        "strip_accents": ("freed of accents", "kept with its accents"),
+        "lowercase": ("lower-cased", "not lower-cased"),
+        "strip_accents": ("stripped of accents", "kept with its accents"),
     },
     "t5": {
-        "add_space_prefix": ("given a space in front", "taken without a space in front"),
-        "remove_extra_whitespaces": ("freed of extra spaces", "kept with all its spaces"),
+        "add_space_prefix": ("prefixed with a space", "not prefixed with a space"),
+        "remove_extra_whitespaces": ("stripped of extra spaces", "kept with all its spaces"),
     },
 }
 _CUT_RULE = {
     "llama": "merge the adjacent pair with the highest score first",
     "bert": "take the longest token that fits, from the left of each word",
-    "t5": "of all cuts take the one with the highest sum of scores",
+    "t5": "take the segmentation with the highest sum of scores",
 }
 _CUT_FAULT = {"llama": "spm-merge-order", "bert": "wordpiece-match", "t5": "unigram-path"}
 _ALIKE = 0.3  # share of equal characters below which two texts count as unrelated
@@ -140,7 +140,7 @@ class _Case:
         if not outside:
             return []
         token = self.given[outside[0]]
-        words = f"id {token} is not in this vocabulary of {n} tokens: the ids are another vocabulary's"
+        words = f"id {token} is not in this vocabulary of {n} tokens: the ids belong to another vocabulary"
         return [TokenDifference("vocab-type-mislabel", words, outside[0], (), (token,))]
 
     # --- BOS and EOS
@@ -177,7 +177,7 @@ class _Case:
             findings.append(TokenDifference("bos-missing", message, 0, (bos,), ()))
         self.expected, self.given, self.offset = rest, self.given[found:], found
         if eos is not None and self.given[-1:] == (eos,) != self.expected[-1:]:
-            words = f"EOS {self.name(eos)} stands at the end: the model will think the answer is over"
+            words = f"EOS {self.name(eos)} stands at the end: the model will take the answer as finished"
             findings.append(TokenDifference("eos-added", words, len(self.full_given) - 1, (), (eos,)))
             self.given = self.given[:-1]
         elif closing is not None and self.expected[-1:] == (closing,) != self.given[-1:]:
@@ -239,7 +239,7 @@ class _Case:
         head = next((i for i, (a, b) in enumerate(zip(e, g, strict=False)) if a != b), min(len(e), len(g)))
         if max(len(e), len(g)) - head > _ALIGNED:
             ours, theirs = e[head : head + 3], g[head : head + 3]
-            words = f"the ids part here: {self.names(theirs)} where {self.names(ours)} belongs"
+            words = f"the ids differ here: {self.names(theirs)} where {self.names(ours)} belongs"
             return [TokenDifference("text-differs", words, self.offset + head, ours, theirs)]
         if not e and not g:
             return []
@@ -272,7 +272,9 @@ class _Case:
             return tuple(ids) == self.given
 
         if gives(replace(pre, ignore_merges=not pre.ignore_merges)):
-            rule = "looks a whole word up before it merges" if pre.ignore_merges else "merges even what is a token"
+            rule = (
+                "looks up whole words before merging" if pre.ignore_merges else "merges words even if they are tokens"
+            )
             return "bpe-ignore-merges", f"these are exactly the ids of the other rule: this vocabulary {rule}"
         rows: dict[tuple[str, ...], str] = {}
         for name, row in PRETOKENIZERS.items():

@@ -31,13 +31,13 @@ _TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
 _RESCUED = ("refused", "undefined", "template")  # faults that rewritten messages may avoid
 _WHAT_HAPPENED = {
-    "refused": "does not take these messages",
+    "refused": "rejects these messages",
     "long": "its output is too long",
     "syntax": "is not valid Jinja",
-    "security": "tries what a template may not",
-    "undefined": "uses what it was not given",
+    "security": "does something that templates may not do",
+    "undefined": "uses an undefined variable",
     "memory": "takes too much memory",
-    "recursion": "never ends",
+    "recursion": "recurses without end",
     "template": "failed",
 }
 
@@ -99,7 +99,7 @@ class ChatTemplate:
         texts = {role: tokens[special[role]] for role in _TOKENS if role in special}
         return cls(source, name=name, tool_source=tool_source, **texts)
 
-    def given(self, variables: Mapping[str, Any] | None) -> ChatTemplate:
+    def with_variables(self, variables: Mapping[str, Any] | None) -> ChatTemplate:
         """The template with defaults for some of its variables."""
         _check_names(variables or {})
         other = copy(self)
@@ -165,9 +165,9 @@ class ChatTemplate:
         if fault == "time":
             return f"gave no result within {timeout:g} s"
         if fault == "busy":
-            return "found no process to run in; too many wait"
+            return "no rendering process was free; too many requests wait"
         if fault == "died":
-            return "brought its process down"
+            return "crashed the rendering process"
         return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
 
 

@@ -70,26 +70,26 @@ class Metrics:
         self.http = Counter("assay_http_responses", "Responses by route and status", ("route", "status"),
                             registry=registry)  # fmt: skip
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
-        self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache")
         self.tokens = counter("generated_tokens", "Tokens generated")
-        self.finished = counter("sequences", "Sequences ended, by how", "reason")
-        self.drafted = counter("guessed_tokens", "Drafted tokens that were verified (speculative decoding)")
-        self.accepted = counter("guessed_right_tokens", "Drafted tokens that were accepted")
-        self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
-        self.steps = counter("steps", "Steps of the engine")
-        self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
-        self.engine_seconds = counter("engine_seconds", "Seconds in the engine")
-        self.sampling_seconds = counter("sampling_seconds", "Seconds drawing tokens and making text of them")
+        self.finished = counter("sequences", "Finished sequences by finish reason", "reason")
+        self.drafted = counter("guessed_tokens", "Speculated tokens")
+        self.accepted = counter("guessed_right_tokens", "Speculated tokens that were accepted")
+        self.preemptions = counter("preemptions", "Preempted sequences, which were recomputed")
+        self.steps = counter("steps", "Engine steps")
+        self.step_tokens = counter("step_tokens", "Prompt and generated tokens computed")
+        self.engine_seconds = counter("engine_seconds", "Seconds in engine steps")
+        self.sampling_seconds = counter("sampling_seconds", "Seconds sampling and detokenizing")
         self.running = gauge("running", "Sequences running")
         self.waiting = gauge("waiting", "Sequences waiting")
-        self.pages_available = gauge("pages_available", "Cache pages free or idle")
-        self.pages = gauge("pages", "Cache pages in all")
-        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token")
+        self.pages_available = gauge("pages_available", "Cache pages that are free or evictable")
+        self.pages = gauge("pages", "Total cache pages")
+        self.first_token = histogram("time_to_first_token_seconds", "Time to first token")
         self.between_tokens = Histograms(
-            "assay_time_between_tokens_seconds", "Between two tokens of a sequence", registry
+            "assay_time_between_tokens_seconds", "Time between two tokens of a sequence", registry
         )
-        self.models_loaded = Gauge("assay_models_loaded", "Models in memory", registry=registry)
-        self.models_bytes = Gauge("assay_models_bytes", "Memory of the models, as estimated", registry=registry)
+        self.models_loaded = Gauge("assay_models_loaded", "Loaded models", registry=registry)
+        self.models_bytes = Gauge("assay_models_bytes", "Estimated memory of the loaded models", registry=registry)
 
     def meter(self, model: str) -> PrometheusMeter:
         return PrometheusMeter(self, model)

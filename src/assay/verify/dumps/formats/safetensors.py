@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.system.files import NewFile, told
+from assay.system.files import NewFile, errors_about
 from assay.verify.dumps.formats.numpy_files import MAX_AXES, read_raw
 
 Array = NDArray[Any]
@@ -76,7 +76,7 @@ class TensorWriter:
             self._put(data[index].data, origin + sum(i * s for i, s in zip(index, strides, strict=False)))
 
     def _put(self, data: bytes | memoryview, offset: int) -> None:
-        with told(self.file.path):
+        with errors_about(self.file.path):
             self.file.put(data, offset)
 
     def close(self, keep: bool = True) -> None:
