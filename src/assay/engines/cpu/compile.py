@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
-from assay.engines.cpu.foreign import kernel_address, numeric_attributes
+from assay.engines.cpu.foreign_kernels import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.engines.plan.state_layout import cache_pools

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
@@ -291,7 +290,7 @@ def _as_computed(obs: Observation, graph: Graph) -> Array:
     """Scores without what was masked before its time; the numbers of experts as whole numbers, also where they were
     written as floats."""
     value, node = obs.array(), graph[obs.name]
-    if node.op not in INDICES:
+    if not node.has(Trait.INDICES):
         return np.where(np.isneginf(value), 0, value) if node.op == "kq" else value
     first = graph[node.inputs[0]] if node.op == "topk" else node
     count = int(graph.shapes[first.name][-1])

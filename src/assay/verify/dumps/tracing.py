@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import PAGE, Chunk, Engine, pages_for
-from assay.engines.plan.batching import INDICES
 from assay.errors import AssayError
-from assay.graph import Graph, split
+from assay.graph import Graph, Trait, split
 from assay.system.files import NewFile
 from assay.verify.dumps.formats.safetensors import TensorWriter, read_safetensors
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
@@ -161,7 +160,7 @@ def write_trace(
     at = list(positions if positions is not None else range(len(tokens)))
     floats = engine.dtype
     tensors = [
-        (name, np.dtype(np.int32) if graph[name].op in INDICES else floats, shape_of(graph, name, len(tokens)))
+        (name, np.dtype(np.int32) if graph[name].has(Trait.INDICES) else floats, shape_of(graph, name, len(tokens)))
         for name in names
     ]
     metadata = {

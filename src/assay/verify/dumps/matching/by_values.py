@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
-from assay.graph import Graph, join, split
+from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, to_hf, token_axis
 
@@ -184,7 +183,7 @@ def _layers_of(unit: Unit) -> Iterable[int]:
 
 def _nodes(graph: Graph) -> list[str]:
     """Nodes that people print by the row. The ends are left out: they need every layer, and have clear names."""
-    found = [node.name for node in graph if node.op not in INDICES and node.op != "cache"]
+    found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.STATE)]
     return [
         name
         for name in found
