@@ -25,7 +25,7 @@ from assay.graph import Graph, Node, Trait
 GATES = ("glu", "glu_split")  # computed block by block, together with their products
 
 
-class Tensors(Protocol):
+class LoadedTensors(Protocol):
     """The loaded weights."""
 
     def matrix(self, name: str) -> Weight: ...
@@ -46,7 +46,7 @@ class Compiled:
 
 def compile_program(
     graph: Graph,
-    tensors: Tensors,
+    tensors: LoadedTensors,
     pool: Pool,
     cache: Cache,
     keep: Collection[str] = (),
@@ -62,7 +62,7 @@ def compile_program(
 @dataclass
 class _Compiler:
     graph: Graph
-    tensors: Tensors
+    tensors: LoadedTensors
     program: Program
     keep: frozenset[str]
     externals: list[External] = field(default_factory=list)
