@@ -1,6 +1,6 @@
 """Decoded weights for the reference engine: exact block decode, kept while they fit in a budget.
 
-A tensor is an array, or a `WeightRows` that decodes the requested rows each time. Both are indexed alike, so a function
+A tensor is an array, or a `Table` that decodes the requested rows each time. Both are indexed alike, so a function
 need not know which it gets. `variants` replaces the values of a tensor: a fault in a decoder or in a layout. Touch this
 when the reference engine needs too much memory.
 """
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 DEFAULT_BUDGET = 4 << 30  # bytes of decoded weights kept
 
 
-class WeightRows:
+class Table:
     """A tensor of the file, decoded row by row on demand."""
 
     def __init__(self, file: GGUFFile, name: str, dtype: DTypeLike) -> None:
@@ -56,7 +56,7 @@ class Weights:
         # Decoded values are exact in float32. So a model that is too large in float64 is stored in half the memory.
         self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
 
-    def __getitem__(self, name: str) -> Array | WeightRows:
+    def __getitem__(self, name: str) -> Array | Table:
         """The whole tensor, or a table where it does not fit."""
         kept = self._kept.get(name)
         if kept is None:
@@ -66,14 +66,14 @@ class Weights:
                 return kept
             cost = int(np.prod(self.file.tensors[name].shape)) * self._store.itemsize
             if cost > self._room and len(self.file.tensors[name].shape) > 1:
-                return WeightRows(self.file, name, self.dtype)
+                return Table(self.file, name, self.dtype)
             kept = self.file.decode(name).astype(self._store, copy=False)
             self._kept[name] = kept
             self._room -= cost
         return kept
 
-    def rows(self, name: str) -> Array | WeightRows:
+    def rows(self, name: str) -> Array | Table:
         """A tensor of which an operation reads a few rows: never decoded as a whole for it."""
         if name in self._kept or name in self._variants:
             return self[name]
-        return WeightRows(self.file, name, self.dtype)
+        return Table(self.file, name, self.dtype)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import evaluate
-from assay.engines.reference.weights import WeightRows, Weights
+from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
@@ -38,9 +38,9 @@ class Streamed(Weights):
         super().__init__(file, np.float32, budget=0)
         self._name, self._value = "", np.empty(0, np.float32)
 
-    def __getitem__(self, name: str) -> Array | WeightRows:
+    def __getitem__(self, name: str) -> Array | Table:
         if int(np.prod(self.file.tensors[name].shape)) * 4 > LARGEST:
-            return WeightRows(self.file, name, np.float32)
+            return Table(self.file, name, np.float32)
         if name != self._name:
             self._name, self._value = name, self.file.decode(name)
         return self._value
@@ -63,7 +63,7 @@ class Squares(Weights):
 class _Squared:
     """A matrix of which the blocks that are read are squared."""
 
-    def __init__(self, matrix: Array | WeightRows) -> None:
+    def __init__(self, matrix: Array | Table) -> None:
         self._matrix, self.shape = matrix, matrix.shape
 
     def __getitem__(self, rows: Any) -> Array:
