@@ -4,8 +4,8 @@
     python bench/accuracy.py MODEL --text wiki.txt --tokens 2000 --peer-python ~/lcpp/bin/python
 
 The first prints the error of one matrix product for every type. The second runs a model over a text with the float64
-reference, the cpu engine, and llama.cpp (through llama-cpp-python of the given interpreter, its default settings),
-and prints the mean Kullback-Leibler divergence of the next-token distribution from the reference, side by side.
+reference, the cpu engine, and llama.cpp (through llama-cpp-python of the given interpreter, its default settings).
+It prints the mean KL divergence of the next-token distribution from the reference for each engine.
 """
 
 from __future__ import annotations

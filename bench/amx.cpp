@@ -1,10 +1,10 @@
-// What bounds a tile product on an AMX machine: cycles for its parts, alone and beside multiplications
+// The limits of a tile product on an AMX machine: cycles of its parts, alone and beside multiplications
 // (docs/explanation/kernels.md).
 //
 //   g++ -O2 -std=c++20 -march=sapphirerapids bench/amx.cpp -o amx && ./amx
 //
-// A product is 16 tokens x 16 rows x 32 columns of int8. The least of many short runs: what a neighbour costs is left
-// out. Cycles are counted in dependent multiplications of 3 cycles each, so that the clock need not be known.
+// A product is 16 tokens x 16 rows x 32 columns of int8. The minimum of many short runs, so that a neighbour's load does
+// not count. Cycles are counted in dependent multiplications of 3 cycles each, so that the clock need not be known.
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT && make -C ../before .venv/.installed
     python bench/before.py ../before q4_0.gguf q4_k_m.gguf --threads 1 --clock cpu
 
-Each lives in its own process (CHECKOUT/.venv/bin/python) with the model loaded; they take turns, in changing order, so
-that whatever else the machine does meets both alike. Ratios are taken turn by turn; the table shows their median and
+Each runs in its own process (CHECKOUT/.venv/bin/python) with the model loaded. They take turns, in changing order, so
+that other work on the machine affects both alike. Ratios are taken turn by turn; the table shows their median and
 the middle half of them.
 """
 

@@ -1,12 +1,12 @@
-"""Types by measured divergence beside the fixed mixes of the same size.
+"""Types chosen by measured divergence (`assay quantize --budget`), compared with the fixed mixes of the same size.
 
     python bench/budget.py MODEL-f16.gguf --bits 4.2 3.2 --keep /tmp/b
     python bench/budget.py MODEL-f16.gguf --mixes Q2_K IQ4_XS               # budgets: the sizes of these mixes
 
 Tensors of every fifth layer are measured on the first text (`--every 1`: of all); files are compared on the second (the
 texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and
-just above it are made, and what the best fixed mix of that very size would have is read off between them (the logarithm
-of the divergence is nearly linear in bits).
+just above it are made. The divergence of a fixed mix of exactly that size is interpolated between them, because the
+logarithm of the divergence is nearly linear in bits.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FIXED = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "Q2_K_S", "Q2_K", "IQ3_XXS", "IQ
 
 
 def bits(steps: list[TensorStep]) -> float:
-    """A weight, over the matrices."""
+    """Bits a weight, averaged over the matrices."""
     matrices = [s for s in steps if is_quantizable(s.name, s.shape)]
     weights = sum(s.bytes_after * s.after.block_size // s.after.type_size for s in matrices)
     return 8 * sum(s.bytes_after for s in matrices) / weights
 
 
 def sensitivities(here: Work, windows: int, window: int, every: int) -> list[Sensitivity]:
-    """A line a tensor: what was measured already is read. A layer in between costs what the nearest measured does."""
+    """One line a tensor; earlier measurements are reused. Other layers take the cost of the nearest measured one."""
     path = here.folder / "sensitivities.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     found = [Sensitivity(name, tuple(shape), cost) for name, shape, cost in map(json.loads, lines)]
@@ -71,7 +71,7 @@ def by_budget(here: Work, found: list[Sensitivity], size: float, out: Path) -> N
 
 
 def between(below: tuple[float, Evaluation], above: tuple[float, Evaluation], size: float) -> float:
-    """What the best fixed mix of this size has: read off, or the smaller mix's own, where the larger is the worse."""
+    """Divergence of the best fixed mix of this size: interpolated, or the smaller mix's own if the larger is worse."""
     (x0, a), (x1, b) = below, above
     assert a.kl and b.kl
     share = (size - x0) / (x1 - x0) if x1 > x0 else 0.0

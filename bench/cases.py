@@ -1,4 +1,4 @@
-"""Five notes by people who never found their fault, answered: writes docs/explanation/cases.md, every number made here.
+"""Writes docs/explanation/cases.md: five public notes whose authors never found their fault, answered with numbers.
 
 python bench/cases.py [MODEL] [--again]     # tinyllama, the notes' own model; about ten minutes on 2 cores
 """
@@ -97,8 +97,8 @@ def main() -> None:
         "<!-- Made by bench/cases.py (make cases). Do not edit. -->\n",
         "# Five notes, answered\n",
         'Five public debugging notes on TinyLlama-1.1B-Chat: four ports that printed nonsense, every operation "verified 100 %",',
-        "no fault found. Their authors lacked a definition to hold single operations against. Below is what their own numbers",
-        "say, and the command that would have settled it. All numbers are made by `make cases` on the file at hand",
+        "no fault found. Their authors lacked a definition to compare single operations with. The sections below show what their own numbers",
+        "say, and the command that would have settled it. All numbers are made by `make cases` on one file",
         f"(`{file.path.name}`, types {', '.join(sorted({t.type.name for t in file.tensors.values()}))}); the notes used other",
         "quantisations, so values agree in the first digits only.\n",
     ]
@@ -111,7 +111,7 @@ def main() -> None:
         ("003", lambda: note_003(bench, tokenizer, name)),
         ("000", lambda: note_000(bench, tokenizer, name)),
     ]
-    for number, make in notes:  # the quick ones first; what is done is kept
+    for number, make in notes:  # the quick ones first; finished notes are kept
         if not (kept / number).exists() or "--again" in sys.argv:
             print(f"note {number}", file=sys.stderr)
             (kept / number).write_text("\n".join(make()))
@@ -132,16 +132,16 @@ def note_000(bench: Bench, tokenizer: Tokenizer, name: str) -> list[str]:
         '## 000: "BOS should predict ` The`"\n',
         "*Believed:* after BOS the model should say token 450; it says 20780 with a logit of 9.58 (Q4_K_M) or 12517 with 10.15",
         "(Q4_0); embeddings, dequantisation and all operations are right.\n",
-        f"**What raw BOS predicts.** Nothing: entropy {entropy:.2f} of {np.log2(len(p)):.2f} bits, best token {best}",
+        f"**Raw BOS predicts nothing:** entropy {entropy:.2f} of {np.log2(len(p)):.2f} bits, best token {best}",
         f"({tokenizer.show(best)}) with probability {p[best]:.4f} and a logit of {logits[best]:.2f}; token 450 has {logits[450]:.2f}.",
         "There is no expected token, and a best logit near 10 is a fault by itself. See [what raw BOS predicts](../lab/raw-bos.md).\n",
-        "**What the printed embedding says.** The note prints `[0.00000381, -0.01672363, -0.00485229]` (Q4_0) as BOS's first values.",
+        "**The printed embedding is not BOS's.** The note prints `[0.00000381, -0.01672363, -0.00485229]` (Q4_0) as BOS's first values.",
         f"BOS's row in this file begins `{_list(table[1][:3])}` and no value of it exceeds {np.abs(table[1]).max():.4f}: -0.0167 cannot be",
         "in it. Read with the vocabulary as stride, `data[d * 32000 + 1]` as the next note spells it out, the same file gives",
         f"`{_list(strided)}`: elements of rows 0, {n_vocab // width} and {2 * n_vocab // width}. That is [embd-strided](../reference/faults.md#embd-strided).",
-        "(And 0.00000381 is 2 × 0.0000019073, the scale of the table's very first block, which note 002 prints.)\n",
+        "(0.00000381 is 2 × 0.0000019073, the scale of the table's first block, which note 002 prints.)\n",
         f"**Planted.** With that fault this file predicts token {bad} from BOS with a logit of {faulty[bad]:.2f}.\n",
-        "**Two quantisations.** They may disagree, most of all after BOS, where nothing separates the candidates: two arithmetics",
+        "**Two quantisations** may disagree, most of all after BOS, where nothing separates the candidates: two arithmetics",
         "on one and the same file already name different winners ([raw BOS](../lab/raw-bos.md)). How far apart this file's weights are when",
         "rounded to two other types:\n",
         *_quantisations(bench, tokenizer),
@@ -212,8 +212,8 @@ def note_002() -> list[str]:
         "",
         "Two mistakes print this. Either the Python decoder takes the two nibbles of a byte as neighbours",
         "([q4_0-interleave](../reference/faults.md#q4_0-interleave)) and the engine is right, or the engine skips every second element. The notes'",
-        "own bytes speak for the first: the table begins `20 00 0b 1a da 9d`, a scale of 0.0000019073 and low nibbles 11, 10, 10, so",
-        "element 1 is (10 - 8) × 0.0000019073 = 0.00000381 only with all low nibbles first, and 0.00000381 is what the engine printed",
+        "own bytes support the first: the table begins `20 00 0b 1a da 9d`, a scale of 0.0000019073 and low nibbles 11, 10, 10. So",
+        "element 1 is (10 - 8) × 0.0000019073 = 0.00000381 only with all low nibbles first, and the engine printed 0.00000381",
         "in note 000. The reference it was compared with was the faulty one. (And block 0 is token 0, `<unk>`; BOS is token 1.)\n",
     ]
 
@@ -225,8 +225,8 @@ def note_003(bench: Bench, tokenizer: Tokenizer, name: str) -> list[str]:
         '## 003: "hidden states of the right rms and no correlation"\n',
         "*Believed:* the ids are right, attention is at fault with 80 %. The ids first:\n",
         *shell("tokenize", name, "1", "--chat", "--check", str(list(CHAT)).replace(" ", "")),
-        f"So no engine had a chance: fed those very ids, the definition continues `{said!r}`.\n",
-        "Which faults give a final hidden state of the right size that has nothing to do with the truth? This file, those ids, the",
+        f"No engine could have been right: with those ids, the definition continues `{said!r}`.\n",
+        "Which faults give a final hidden state of the right size that is unrelated to the truth? This file, those ids, the",
         f"last row of `result_norm` (healthy: rms {rms(right['result_norm'][-1]):.3f}):\n",
         "| planted | rms | cosine with the truth | first five |",
         "|---|---|---|---|",
@@ -247,14 +247,14 @@ def note_003(bench: Bench, tokenizer: Tokenizer, name: str) -> list[str]:
     return [
         *out,
         "",
-        "The rms after a norm is that of its weights, whatever comes in: a right rms there proves nothing.\n",
+        "The rms after a norm is that of its weights, for any input: a right rms there proves nothing.\n",
     ]
 
 
 def note_004(bench: Bench) -> list[str]:
     out = [
         '## 004: "one token dominates at every position, the logit range hardly changes"\n',
-        "*Believed:* KV cache or positions. First, what the note prints is impossible:\n",
+        "*Believed:* KV cache or positions. First, the printed values are impossible:\n",
         *(f"> {line}" for line in contradictions(read_dump(ROOT / "docs" / "cases" / "note-004.log"))),
         "",
         "Then, which faults make one token win at positions 0, 1 and 2 of `<s> The meaning`, with one range?\n",

@@ -10,7 +10,7 @@ python bench/cluster.py eval                   # over four processes (--cluster 
 python bench/cluster.py split                  # three stages, each killed once in a stream
 python bench/cluster.py audit                  # a weight's bit flipped in a replica's memory
 
-Without --model a tiny model with random weights is used: what is measured is the cluster, not the engine.
+Without --model a tiny model with random weights is used, because the cluster is measured and not the engine.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ async def cluster(path: Path, launcher: LocalLauncher, n: int) -> AsyncIterator[
     """A client of a router with n replicas."""
     async with client_of(path, Cluster(lambda: launcher, Bounds(n, n)), OPTIONS) as (client, entry):
         fleet: Any = entry.worker
-        await fleet.settled()
+        await fleet.wait_until_complete()
         yield client, fleet
 
 
 def kill_at(fleet: Fleet, token: int) -> list[RoutedStream]:
     """SIGKILL to the replica of the next stream that has so many tokens."""
     hit: list[RoutedStream] = []
-    inner = type(fleet)._news
+    inner = type(fleet)._apply_update
 
     def news(stream: RoutedStream, found: Any, nodes: Any) -> None:
         inner(fleet, stream, found, nodes)
@@ -81,7 +81,7 @@ def kill_at(fleet: Fleet, token: int) -> list[RoutedStream]:
             hit.append(stream)
             stream.link.handle.kill()
 
-    fleet._news = news  # type: ignore[method-assign]
+    fleet._apply_update = news  # type: ignore[method-assign]
     return hit
 
 
@@ -91,7 +91,7 @@ async def demo(path: Path, args: argparse.Namespace) -> int:
     async with client_of(path, None, OPTIONS) as (client, _):
         whole = (await client.post(ROUTE, json=request)).content
     async with cluster(path, LocalLauncher(), 3) as (client, fleet):
-        print("three nodes:", ", ".join(f"{row['replica']} ({row['state']})" for row in fleet.who()))
+        print("three nodes:", ", ".join(f"{row['replica']} ({row['state']})" for row in fleet.rows()))
         hit = kill_at(fleet, 40)
         got = (await client.post(ROUTE, json=request)).content
         silence = fleet.tally.silences[0][0] if fleet.tally.silences else 0.0
@@ -405,12 +405,12 @@ async def audit(path: Path, args: argparse.Namespace) -> int:
     launcher = LocalLauncher()
     async with client_of(path, Cluster(lambda: launcher, Bounds(3, 3), audit=1.0), OPTIONS) as (client, entry):
         fleet: Any = entry.worker
-        await fleet.settled()
+        await fleet.wait_until_complete()
         auditor = fleet.finished.__self__
 
         async def ask(seed: int) -> None:
             await client.post(ROUTE, json=KINDS["sampled"] | {"seed": seed})
-            await auditor.settled()
+            await auditor.wait_until_idle()
 
         for seed in range(6):
             await ask(seed)

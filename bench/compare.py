@@ -4,17 +4,17 @@
     python bench/compare.py --types all --llama ../llama.cpp --threads 1,2,4          # files in TinyLlama's shape, made
     python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --depths 2000,8192 --neighbour --json out.json
     python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --depths 32000 --kv-type q8_0 --only-depths
-    python bench/compare.py smollm2.gguf --clock cpu --threads 1        # on a machine that others use too
+    python bench/compare.py smollm2.gguf --clock cpu --threads 1        # on a machine with other work
 
-Each engine lives in its own process, with the model loaded; they take turns, measurement by measurement, so that
-whatever else the machine does meets both alike. `--llama` names llama.cpp's sources (or ik_llama.cpp's, where their
-interface is the same): they are built for this machine, with everything it has, and the table says what that is.
-Without it, llama.cpp is that of llama-cpp-python in `--peer-python`. Flash attention is on, the cache is f16 unless
-`--kv-type` says otherwise. `--depths` measures prefill and decode after so many tokens; they are computed once. Ratios
-are assay over llama.cpp, turn by turn; a table shows their median and their range, in bold where assay is behind.
+Each engine runs in its own process, with the model loaded. They take turns, measurement by measurement, so that other
+work on the machine affects both alike. `--llama` names llama.cpp's sources (or ik_llama.cpp's, where their interface is
+the same): they are built for this machine with all its instruction sets, and the table names them. Without it,
+llama.cpp is that of llama-cpp-python in `--peer-python`. Flash attention is on, the cache is f16 unless `--kv-type`
+says otherwise. `--depths` measures prefill and decode after that many tokens, which are computed once. Ratios are assay
+over llama.cpp, turn by turn; a table shows their median and their range, in bold where assay is behind.
 
-With `--clock cpu` the time is that of the process on its cores instead of the wall. It is blind to waiting, so it is
-fair only with one thread; it is what can be compared while the machine is busy.
+`--clock cpu` measures CPU time of the process instead of wall clock. It does not see waiting, so it is fair only with
+one thread. Use it while the machine is busy.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from typing import Any
 from make_model import make
 
 HERE = Path(__file__).resolve().parent
-# What both engines multiply with, and the mixes that files come in.
+# Types that both engines multiply, and the usual mixes.
 PLAIN = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 BOOKS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0")
 TYPES = (*PLAIN, *BOOKS, "Q3_K_M", "Q4_K_M", "Q5_K_M")
 
-# What both workers share: what they are, seconds to the first token, then requests as lines in, seconds out (bench/peer
-# says which). `load`, `step(ids, start)` and `traced` are theirs.
+# Code that both workers share. A worker prints what it is and the seconds to the first token, then reads requests as
+# lines and prints seconds (bench/peer documents them). Each worker defines `load`, `step(ids, start)` and `traced`.
 COMMON = """
 import sys, time
 clock = time.process_time if sys.argv[3] == "cpu" else time.perf_counter

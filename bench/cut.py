@@ -1,9 +1,9 @@
-"""A file's first layers and first tokens as a file of its own: a small model whose weights somebody trained.
+"""Writes the first layers and the first tokens of a model as a new file: a small model with trained weights.
 
     python bench/cut.py smollm2 cut.gguf --layers 14 --vocab 8192      # 36 MB of 98
 
-What it says is no language, but its numbers have a trained model's sizes, and one can look at it where the whole is too
-large to send or to run many times.
+Its text is nonsense, but its numbers have the sizes of a trained model. Use it where the whole model is too large to
+send or to run many times.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a diagnosis costs: CPU seconds until the first verdict and until the last, by what was dumped.
+"""The cost of a diagnosis: CPU seconds until the first verdict and until the last, by what was dumped.
 
 python bench/diagnosis_time.py                                  # SmolLM2
 python bench/diagnosis_time.py --model stories260k full:rope-type layers::q8
 
 A case is a style, a fault of the second engine (nothing: healthy) and an arithmetic, joined by colons. The noise of the
-tokens is simulated anew, as it is for a stranger's first dump.
+tokens is simulated anew, as for the first dump of a new user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other people's engines on two files: docs/lab/engines.md, a line an engine, with the verdict in words.
+"""Runs other people's engines on two files and writes docs/lab/engines.md: a row for each engine, the verdict in words.
 
 make engines            # installs the extras, then: python bench/engines.py
 python bench/engines.py --engine tinygrad --again
@@ -36,7 +36,7 @@ LIMIT_S = 900
 WIDTH = 200
 FOLDERS = re.compile(r"(?:/[^\s/:]+)*/(?=[^\s/:]+\.gguf)")
 
-# What was found by hand about a verdict; printed only while the verdict is that one.
+# Findings by hand about a verdict; printed only while the verdict is the same.
 BY_HAND = {
     ("tinygrad", FACTORED, "wrong: rope-freq-factors"): """\
 True, and its source says so: `llm/model.py` makes the frequencies of `rope.freq_base` alone, and where it loads the
@@ -65,7 +65,7 @@ def versions(engine: str) -> str | None:
 
 
 def verdict(model: str, engine: str) -> dict[str, Any]:
-    """What `assay check` says, as JSON."""
+    """The answer of `assay check`, as JSON."""
     command = [sys.executable, "-m", "assay", "check", model, "--engine", engine, "--lengths", LENGTHS]
     command += [*OPTIONS.get(engine, ()), "--json"]
     try:
@@ -124,9 +124,9 @@ HEAD = """\
 # Other people's engines
 
 Made by `make engines` (`bench/engines.py`); every cell is what `assay check MODEL --engine NAME --lengths 10` says.
-Each engine is an optional extra of its name: `pip install -e '.[tinygrad]'` in a checkout. What an engine lets be seen
-decides how its answer is found: from nodes, from the outputs of layers, or from log-probabilities alone. tinygrad runs
-with its switch HALF=0, in float32; by default its weights are halves. OpenVINO is asked for float32. mlx-lm reads no
+Each engine is an optional extra of its name: `pip install -e '.[tinygrad]'` in a checkout. The visible values
+of an engine decide how it is judged: by nodes, by the outputs of layers, or by log-probabilities alone. tinygrad runs
+with its switch HALF=0, in float32; by default its weights are halves. OpenVINO runs in float32. mlx-lm reads no
 GGUF files: its model definitions get the file's decoded weights. The others read the file themselves.
 
 The second file is like a Llama 3 file: stories15M with a tensor `rope_freqs.weight` (ones, then 2 to 8 over the upper

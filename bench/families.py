@@ -2,7 +2,7 @@
 
     python bench/families.py --jobs 2             # everything that is not graded yet; results in build/families.jsonl
     python bench/families.py --only "gemma2;qwen3" --again
-    python bench/families.py --page               # the shares into tests/data/families.json, for docs/reference/models.md
+    python bench/families.py --page               # writes tests/data/families.json, for docs/reference/models.md
 
 A model is a golden file or a case of tests/models/others.py. Its row names the faults that its description warns of;
 each variant that applies and moves a value is planted in the reference engine, dumped in three styles and diagnosed.
@@ -44,8 +44,8 @@ from assay.verify.dumps.observation import inputs_of, token_axis  # noqa: E402
 from assay.verify.faults import FAULTS, Context, Variant, planted  # noqa: E402
 
 RECORD = ROOT / "tests" / "data" / "families.json"
-STYLES = {"full": 97, "last": 90, "layers": 80}  # and the share that is wanted, in percent
-FINE = ("healthy", "undecided")  # no alarm
+STYLES = {"full": 97, "last": 90, "layers": 80}  # dump style -> goal in percent
+FINE = ("healthy", "undecided")  # verdicts that are not an alarm
 ALARM = ("model", "how", "style", "answer")
 ARITHMETICS = ("f32", "kv16", "f16", "bf16")  # of the second engine's families
 SECOND = (
@@ -111,7 +111,7 @@ class Subject:
                 yield variant.text(p), variant, p
 
     def plant(self, id: str, how: str) -> dict[str, np.ndarray] | None:
-        """What a variant makes of the nodes, if it shows and stays finite."""
+        """The nodes' values with this variant planted, or None if nothing changes or a value is not finite."""
         variant, p = next((v, p) for text, v, p in self.variants(id) if text == how)
         made = planted(Context(self.model, (len(self.tokens),)), variant, p)
         with np.errstate(all="ignore"):
@@ -213,12 +213,12 @@ def cases(names: list[str]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def confident(row: dict[str, Any]) -> bool:
-    """A wrong name that is meant seriously."""
+    """Whether a wrong fault was named with high confidence."""
     return row["grade"] == "wrong" and (row["confidence"] or 0) > 0.5
 
 
 def page(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What docs/reference/models.md shows: shares by style, and everything that was not named."""
+    """The record for docs/reference/models.md: shares by style, and every fault that was not named."""
     healthy, rows = [r for r in rows if not r["fault"]], [r for r in rows if r["fault"]]
     shares = {}
     for style, wanted in STYLES.items():

@@ -3,9 +3,9 @@
     python bench/formats.py [ninth tenth …] [--file LOGS.jsonl] [--wrong]
 
 A log is a JSON object a line: `name`, `text`, and `means`, a list of (node, kind, row, values) for every number in it.
-Three figures a set, in an engine that is right in the embedding and layer 0 and wrong from there on: logs of which
-every number is read as meant and nothing else is; ways of printing a node (a node's role and a statistic in one log) of
-which all numbers are; and numbers.
+The engine that prints is right in the embedding and layer 0 and wrong after that. Three figures are counted for each
+set: logs in which every number is read as meant and nothing else is; ways of printing a node (a node's role and a
+statistic in one log) in which all numbers are; and numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from assay.models import Model
 
 
 def graded(form: Format, run: Run, model: Model) -> tuple[dict[tuple[str, str], bool], int, int, bool]:
-    """Of one log: which ways of printing are understood, how many numbers are, of how many, and whether it all is."""
+    """One log's result: understood ways of printing, understood numbers, all numbers, whether all are understood."""
     left = test_formats.read_in_a_hunt(form, run, model)
     ways: dict[tuple[str, str], bool] = {}
     meant = form.means(run)

@@ -8,7 +8,7 @@
 Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
 `engine` is a call of `forward` for every token, logits on the host; `greedy` a call for every 16 tokens, each
 the best after the one before.
-Random weights (bench/make_model.py) are as good as any: speed does not depend on what they say.
+Random weights (bench/make_model.py) suffice, because speed does not depend on the values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from assay.engines.cuda.device import Launch
 from assay.gguf import open_file
 from assay.models import load
 
-FOLLOW = 15  # tokens that the engine goes on by itself where the best logit is the choice: runtime/scheduler.py
+FOLLOW = 15  # tokens of a decode run that the device chooses itself (greedy): runtime/scheduler.py
 
 
 def timed(work: Callable[[], object], rounds: int) -> float:
-    """The median time of a call, after one that does not count."""
+    """The median time of a call, after one warm-up call."""
     work()
     found = []
     for _ in range(rounds):
@@ -57,8 +57,7 @@ def fill(engine: CudaEngine, rng: np.random.Generator, index: int, depth: int, s
 
 
 def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[float, float, float]:
-    """Tokens a second of all streams together: the device alone, through `forward`, and where only the best logit is
-    wanted."""
+    """Tokens a second of all streams together: the device alone, through `forward`, and greedy."""
     rng = np.random.default_rng(1)
     slots = depth + tokens + PAGE
     for i in range(streams):

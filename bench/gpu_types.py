@@ -1,11 +1,11 @@
-"""The cuda engine with every kind of weights, and with graphs of other families: what nobody named a figure for.
+"""Speed of the cuda engine with every type of weights and with graphs of other families.
 
     python bench/gpu_types.py                          all of them, 8 layers of TinyLlama's width
     python bench/gpu_types.py --only Q3_K_M gemma3     some
     python bench/gpu_types.py --layers 22 --only F16
 
 Tokens a second: one stream, 8 and 64 in `fast`, a prompt of 2,048; then 64 streams and the prompt in `tensor`. Models
-are written to a temporary folder first (bench/make_model.py). What stands out here is a kernel that is missing.
+are written to a temporary folder first (bench/make_model.py). An outlier here means that a kernel is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cases of a benchmark program, graded side by side: by processes of this machine, or by the workers of a cluster.
 
-A case is `partial(grade, model, weights, *rest)`: a function of the program, a model, and the rest as JSON says it.
-So a worker elsewhere needs the program's name, the model's file and the rest. Results are kept line by line as they
-come; a cluster keeps them under the hash of case, model and code as well, so that a killed run goes on.
+A case is `partial(grade, model, weights, *rest)`: a function of the program, a model, and JSON values. A remote worker
+therefore needs the program's name, the model's file and the values. Results are kept line by line as they arrive. A
+cluster also keeps them under the hash of case, model and code, so that a killed run resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
 
-Result = dict[str, Any] | None  # None: there is nothing to see
+Result = dict[str, Any] | None  # None: the case does not apply
 Case = partial[Result]
 
 
@@ -57,7 +57,7 @@ def side_by_side(todo: Sequence[Case], out: Path, args: argparse.Namespace) -> N
                 _keep(result, log)
             return
         started = time.monotonic()
-        # Forked, so that workers share the models and nothing is pickled but a number.
+        # Forked, so that workers share the models; only a number is pickled.
         with multiprocessing.get_context("fork").Pool(args.jobs, _inherit, (todo,)) as pool:
             for result in pool.imap_unordered(_grade, range(len(todo))):
                 _keep(result, log)
@@ -87,13 +87,13 @@ def _grade(i: int) -> Result:
 
 
 def prepare(shared: dict[str, Any], where: dict[str, Any]) -> tuple[Model, Weights]:
-    """What a worker keeps."""
+    """The state that a worker keeps between cases."""
     model = load(open_file(Path(where["path"])))
     return model, Weights(model.file)
 
 
 def graded(kept: tuple[Model, Weights], given: dict[str, Any]) -> dict[str, Any]:
-    """One case; `{}` where there is nothing to see."""
+    """Grade one case; `{}` if it does not apply."""
     rest = [tuple(part) if isinstance(part, list) else part for part in given["rest"]]
     return getattr(import_module(given["program"]), given["function"])(*kept, *rest) or {}
 
@@ -114,7 +114,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def _code() -> str:
-    """The hash of all that grades: a result of other code is not reused."""
+    """The hash of all grading code: results of other code are not reused."""
     places = (ROOT / "src" / "assay", ROOT / "tests", ROOT / "bench")
     files = sorted(file for place in places for file in place.rglob("*.py"))
     return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()

@@ -6,15 +6,15 @@
 
 llama.cpp (llama-cpp-python, its plain kernels, f16 cache) answers each prompt greedily. assay is asked for the same
 answer twice: by itself, and at every position of llama.cpp's text, so that one close call does not hide what follows.
-Two engines that round otherwise may part where the two best tokens are all but equal: a token counts where llama.cpp's
-gap between them is above `--gap`.
+Two engines that round differently may diverge where the two best tokens are almost equal. A token counts only if
+llama.cpp's gap between them is above `--gap`.
 
-The definition says whose rounding it was. It computes the gap between the same two tokens twice: in float64, and with
-llama.cpp's rules of rounding (activations in eight bits, a half cache, GELU by a table). So there are four gaps at
-every position, and the text says how far each engine's are from the exact ones. Exit code 1 if a token that counts
-differs and the exact gap says that llama.cpp was right by more than assay's own rms error. With `--float32` nothing is
-left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same. `--itself` says how
-many tokens that count llama.cpp has otherwise itself, with flash attention or with its repacked weights.
+The definition shows which engine's rounding decided. It computes the gap between the same two tokens twice: in float64,
+and with llama.cpp's rules of rounding (activations in eight bits, a half cache, GELU by a table). So there are four
+gaps at every position, and the text says how far each engine's are from the exact ones. Exit code 1 if a token that
+counts differs and the exact gap says that llama.cpp was right by more than assay's own rms error. With `--float32` no
+difference is excused: llama.cpp has a float32 cache too, and every token that counts must be the same. `--itself`
+counts the tokens that differ between llama.cpp's own kernels: plain, flash attention, repacked weights.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 python bench/healthy.py                 # three tiny models, four prompts each, and SmolLM2: 481 runs
 python bench/healthy.py --every 10      # a sample
 
-The engine is the second one (tests/second_engine.py), which shares no code with assay: float32, halves, bfloat16, 8-bit
-operands (Q8_0 and, on the K-quant model, Q8_K), a cache in halves or in eight bits, attention in flash attention's
-order, kernels whose inner values are neither rounded nor seen. Results are kept in build/healthy.jsonl; `--again`
-starts over. The last lines printed are the table of docs/explanation/verify.md.
+The engine is the second one (tests/second_engine.py), which shares no code with assay. It computes in float32, halves,
+bfloat16, with 8-bit operands (Q8_0 and, on the K-quant model, Q8_K), or with a cache in halves or eight bits. It can
+use flash attention's order, or fused kernels whose inner values are neither rounded nor dumped. Results are kept in
+build/healthy.jsonl; `--again` starts over. The last lines printed are the table of docs/explanation/verify.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ARITHMETICS = {
     "f16+fused": "float16, fused kernels",
 }  # fmt: skip
 STYLES = ("full", "layers", "last")
-FINE = ("healthy", "undecided")  # no alarm
+FINE = ("healthy", "undecided")  # verdicts that are not an alarm
 PROMPTS = 4
 STEPS = (9, 1, 1)
 

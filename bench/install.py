@@ -25,7 +25,7 @@ def size(folder: Path, *, bytecode: bool) -> int:
 
 
 def parts(packages: Path, before: set[str]) -> str:
-    """The largest of what came."""
+    """The largest of the installed packages."""
     came = {item.name: size(item, bytecode=False) for item in packages.iterdir() if item.name not in before}
     largest = sorted(came.items(), key=lambda pair: -pair[1])[:6]
     return ", ".join(f"{name} {n / 1e6:.1f}" for name, n in largest)

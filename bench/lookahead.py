@@ -4,8 +4,8 @@
 
     python bench/lookahead.py smollm2 --equal 200
 
-compares ids, bytes and log-probabilities of so many answers, greedy and sampled, with and without. Texts of the first
-table are compared as well.
+compares ids, bytes and log-probabilities of that many answers, greedy and sampled, with and without lookahead. The
+texts of the first table are compared as well.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python bench/make_model.py wide.gguf --type Q8_0 --n-embd 4096 --n-layer 4
     python bench/make_model.py moe.gguf --type Q4_K_M --arch qwen3moe --n-expert 32 --n-expert-used 4 --n-ff-exp 768
 
-Speed does not depend on what the weights say, only on their types and shapes; those are llama.cpp's for the mix.
-A few thousand random blocks of each type are quantised for real, every tensor is a random choice of them. A type that
-is no mix (IQ2_XXS, TQ1_0) is every matrix's, and its blocks are random codes. The
-vocabulary is a dummy of SentencePiece's kind, enough for any engine to load the file.
+Speed does not depend on the weights' values, only on their types and shapes, which are llama.cpp's for the mix. A few
+thousand random blocks of each type are really quantised, and every tensor is a random choice of them. A type that is
+not a mix (IQ2_XXS, TQ1_0) is used for every matrix, and its blocks are random codes. The vocabulary is a SentencePiece
+dummy that lets any engine load the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODES = (
     "TQ2_0",
     "MXFP4",
 )
-TYPES = (*CODES, "Q3_K", "Q4_K", "Q5_K")  # given by name, for every matrix; other names are mixes
+TYPES = (*CODES, "Q3_K", "Q4_K", "Q5_K")  # used for every matrix when given by name; other names are mixes
 
 
 class Blocks:

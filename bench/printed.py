@@ -1,4 +1,4 @@
-"""Is a printed number more than an interval to the instrument? Right engines must stay right, however they print.
+"""Are printed numbers judged as intervals? A right engine must stay right in every way of printing.
 
 python bench/printed.py                 # right engines: 162 ways to print; then every planted fault with 4 digits
 python bench/printed.py --every 10      # a sample
@@ -43,7 +43,7 @@ COUNTS = (3, 5, 10)
 ROWS = ("last", "first", "all")
 LAYERS = ("embd", "l_out", "result_norm", "result_output")
 HEADS = ("kq", "kq_soft_max", "kqv")  # [head, token, …]
-FAULTY = {"ten values a node": (10, False, 90), "five values a layer": (5, True, 80)}  # and the share to be named
+FAULTY = {"ten values a node": (10, False, 90), "five values a layer": (5, True, 80)}  # values, layers, goal
 
 
 def write(case: planting.Case, path: Path, fmt: str, count: int, rms: bool, rows: str, layers: bool) -> Path:
@@ -73,9 +73,9 @@ def grade(
     try:
         case = planting.second(model.file.path, *[bug] * bool(bug), steps=(n,))
     except (KeyError, ValueError, IndexError, AssertionError):
-        return None  # not for this model
+        return None  # does not apply to this model
     if bug and (not case.finite or _same(case, planting.second(model.file.path, steps=(n,)))):
-        return None  # nothing to see
+        return None  # the fault does not show
     with tempfile.TemporaryDirectory() as folder:
         path = write(case, Path(folder) / "log.jsonl", fmt, count, rms, rows, layers)
         found = diagnose(model, load_dump(path, model), weights=weights)

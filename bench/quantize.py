@@ -4,8 +4,8 @@
     python bench/quantize.py MODEL-f16.gguf --mixes IQ3_S IQ2_XS --windows 32 --keep /tmp/q
 
 Needs llama-cpp-python. The texts are Python's own help topics: the first half to calibrate, the second to measure. Both
-files are measured by the same engine, so that nothing but the weights differs. With `--keep` a run that was stopped
-goes on where it was: files and scores stay in that folder.
+files are measured by the same engine, so that only the weights differ. With `--keep` a stopped run resumes: files and
+scores stay in that folder.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def by_llamacpp(work: Work, mix: str, out: Path) -> None:
 
 
 class Remembered:
-    """The base: its predictions for a piece are asked for once for each file."""
+    """The base model, which predicts each window once for every file."""
 
     def __init__(self, source: EngineSource) -> None:
         self.source, self.name = source, source.name
@@ -109,7 +109,7 @@ class Work:
         return OpenOptions("cpu", precision, ctx_size=max(self.window, 512), cache_size=0)
 
     def pieces(self, which: int, count: int, window: int | None = None) -> list[TextWindow]:
-        """Of the text to calibrate on (0) or to measure on (1)."""
+        """Windows of the text to calibrate on (0) or to measure on (1)."""
         tokenizer = self.opened.tokenizer
         bos = tokenizer.bos if tokenizer.add_bos else None
         return cut(tokenizer.encode(texts()[which], parse_special=False), window or self.window, bos, count)
@@ -159,11 +159,11 @@ class timed:
 
     def __exit__(self, *_: object) -> None:
         wall, cpu = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-        print(f"{self.what}: {wall:.0f} s, {cpu:.0f} s of processor", file=sys.stderr, flush=True)
+        print(f"{self.what}: {wall:.0f} s, {cpu:.0f} s of CPU", file=sys.stderr, flush=True)
 
 
 def ratio(ours: Evaluation, theirs: Evaluation) -> str:
-    """Of the mean divergences; ± is the standard error of the paired difference."""
+    """Ratio of the mean divergences; ± is the standard error of the paired difference."""
     a, b = (np.concatenate([part.kl for part in e.parts]) for e in (ours, theirs))
     return f"{a.mean() / b.mean():.3f} ± {Mean.of(a - b).error / b.mean():.3f}"
 
@@ -171,11 +171,11 @@ def ratio(ours: Evaluation, theirs: Evaluation) -> str:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--mixes", nargs="*", default=["Q2_K", "Q3_K_M", "Q4_K_M", "IQ4_XS"])
-    parser.add_argument("--windows", type=int, default=4, help="to compare on")
-    parser.add_argument("--window", type=int, default=512, help="tokens of one; the second half is scored")
-    parser.add_argument("--calibrate", type=int, default=16, help="windows of 512 for the importance matrix")
-    parser.add_argument("--precision", default="exact", help="of the engine that measures the files")
-    parser.add_argument("--keep", type=Path, help="folder for files and scores, to go on with later")
+    parser.add_argument("--windows", type=int, default=4, help="number of windows to compare on")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window; only its second half is scored")
+    parser.add_argument("--calibrate", type=int, default=16, help="windows of 512 tokens for the importance matrix")
+    parser.add_argument("--precision", default="exact", help="precision of the engine that measures")
+    parser.add_argument("--keep", type=Path, help="folder for files and scores; a later run resumes from it")
 
 
 def work(args: argparse.Namespace, folder: str) -> Work:

@@ -1,4 +1,4 @@
-"""What does a model predict after nothing but BOS? The ten best tokens of the reference engine and of llama.cpp.
+"""Prints what a model predicts after BOS alone: the ten best tokens of the reference engine and of llama.cpp.
 
 python bench/raw_bos.py [MODEL] [--witness PYTHON]      # PYTHON: an interpreter with llama-cpp-python
 """

@@ -3,7 +3,7 @@
 python bench/score.py                       # the synthetic model of every block type, everything
 python bench/score.py --model smollm2       # SmolLM2, a sample (a run of it costs more)
 python bench/score.py --page                # write docs/lab/score.md from the results so far
-python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change move a verdict?
+python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change alter a verdict?
 
 Results are kept line by line in build/score-MODEL.jsonl and reused; `--again` starts over.
 """
@@ -20,7 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run side by side; threads that wait for each other cost most
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run in parallel; waiting BLAS threads would cost most
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
@@ -103,7 +103,7 @@ def tokens_of(name: str) -> Sequence[int]:
 
 
 def run(model: Model, name: str, out: Path, args: argparse.Namespace) -> None:
-    """Grade what is not graded yet (every so many-th case), until the time is over."""
+    """Grade the cases that are not graded yet (every n-th one), until the time is over."""
     done = {(r["kind"], r["bug"], r["style"]) for r in grading.read(out)}
     weights = Weights(model.file)
     todo = [
@@ -146,7 +146,7 @@ def _one(
     else:
         grade = planting.grade(found, case.faults)
         if found.verdict == "healthy" and case.faults[0] in CHOSEN and bug.endswith("Q8_0"):
-            grade = "right"  # a cache in eight bits is somebody's choice, and accepted
+            grade = "right"  # a cache in eight bits is a choice, not a fault
     stage = kind in ("second", "reference") and planting.stage_right(found, case.faults[0])
     answer = f"{first.fault} ({first.how})" if first else found.verdict
     return {**result, "grade": grade, "stage": stage, "seconds": time.monotonic() - started, "answer": answer,

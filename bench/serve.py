@@ -3,11 +3,11 @@
     python bench/serve.py MODEL [--seconds 60] [--streams 32] [--peer PYTHON [--peer-package llama_cpp]]
 
 PYTHON is an interpreter that has xllamacpp, whose HTTP server batches continuously, or llama_cpp, whose does not.
-Both servers are up, loaded in turn: rounds of one stream and of many, assay then peer, so that a busy machine is busy
-for both. The one stream goes through the prompts of the many; an answer that differs between any two times is an
-error, for then a token was lost or mixed.
+Both servers run at the same time and get load in turn: rounds of one stream and of many, assay then peer. Other work on
+the machine therefore affects both. The single stream uses the prompts of the many. An answer that differs between any
+two rounds is an error, because then a token was lost or mixed up.
 
-Then the time to the first token of a prompt of 1,000 tokens, without and with its first 900 in the cache.
+After that, the time to the first token of a prompt of 1,000 tokens, without and with its first 900 in the cache.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SUBJECTS = ("rain", "bread", "trains", "the moon", "chess", "salt", "bees", "gla
 
 @dataclass
 class Tally:
-    """What a round gave."""
+    """The results of one round."""
 
     tokens: int = 0
     answers: int = 0
@@ -105,8 +105,8 @@ def request(i: int, n: int) -> dict[str, Any]:
 
 
 async def load(url: str, prompts: list[list[int]], seconds: float, n: int, known: dict[int, str]) -> Tally:
-    """A client for each list of prompts, asking for one after the other for so long. What is under way at the end is
-    finished and counted, and the clock runs until then; answers are looked at afterwards."""
+    """One client for each list of prompts sends them one after the other for `seconds`. Requests that run at the end
+    are finished and counted, and the clock runs until then. Answers are compared afterwards."""
     tally, end = Tally(), time.perf_counter() + seconds
     answers: list[tuple[int, bytes]] = []
 

@@ -1,11 +1,12 @@
-"""Are faults named that are smaller than the noise of the engine that has them? Or are they called healthy?
+"""Does diagnosis name faults that are smaller than the noise of the engine that has them, or call the engine healthy?
 
 python bench/small_faults.py                  # three tiny models of three kinds, everything
 python bench/small_faults.py --model smollm2  # SmolLM2 (a run of it costs more), or a cut of it (bench/cut.py)
 python bench/small_faults.py --every 5        # a sample
 
 Each is planted in the second engine, which computes in float32, with a half cache or with Q8 activations, and is dumped
-in four styles. What moves no observed value by more than float32's noise is counted apart: no evidence can tell it.
+in four styles. A fault that changes no observed value by more than float32's noise is counted separately: no
+evidence can show it.
 Results are kept line by line in build/small-faults.jsonl and reused; `--again` starts over.
 """
 

@@ -1,10 +1,11 @@
-"""A server under honest and hostile traffic at once, and what the honest notice of it.
+"""A server under honest and hostile traffic at once: do honest clients notice?
 
     python bench/soak.py --minutes 20              everything mixed; assertions at the end
     python bench/soak.py --attacks --seconds 60    each attack by itself: the table of docs/reference/security.md
 
-Honest clients stream greedy answers and check every letter against the answer they got alone. Hostile ones send what
-servers have fallen to. At the end: no honest error, equal text, memory as after the second minute, all pages free.
+Honest clients stream greedy answers and compare every letter with the answer they got alone. Hostile clients send
+attacks that have brought servers down. At the end: no honest error, equal text, memory as after the second minute, all
+pages free.
 """
 
 from __future__ import annotations

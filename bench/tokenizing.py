@@ -2,9 +2,9 @@
 
     python bench/tokenizing.py MODEL.gguf... [--text FILE]
 
-MB of text a second of CPU time, once with a new tokenizer and once again with what it then remembers; then the
-ratio to each peer that is installed. The target is 1 MB/s with a new tokenizer. Where a peer gives other ids,
-that is said, because then its speed means little.
+The figure is MB of text a second of CPU time, once with a new tokenizer and once with its cache filled; then the ratio
+to each installed peer. The target is 1 MB/s with a new tokenizer. The output says if a peer gives other ids, because
+then its speed means little.
 """
 
 from __future__ import annotations

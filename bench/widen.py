@@ -3,15 +3,15 @@
     python bench/widen.py smollm2 wide.gguf            # 576 wide, 9 heads over 3  ->  768 wide, 12 heads over 4, F16
     python bench/widen.py tinyllama turned.gguf        # 2048 wide stays 2048
 
-To compare quantisers one needs a float model with rows of 256's multiples. What is at hand may be neither: the weights
-of a quantised file lie on that type's grid, which flatters whoever rounds to it again, and rows of 576 have no K type.
-Both are mended without changing what the model says. The residual stream is mapped by an isometry E (orthonormal
-columns, made of small blocks, so that outlying channels stay outlying):
+Comparing quantisers needs a float model whose rows are multiples of 256. An available file may be neither: the weights
+of a quantised file lie on that type's grid, so rounding to it again looks too good, and rows of 576 have no K type.
+This script changes both without changing the model's function. The residual stream is mapped by an isometry E
+(orthonormal columns, made of small blocks, so that outlying channels stay outlying):
 
     embedding  E e      into a matrix  W diag(g) E^T sqrt(n / N)      out of one  E W      norm gains  1      eps  n / N
 
-n wide became N wide; the root is what the norm's mean over more channels takes away. Heads of zeros fill up the rows of
-the attention's output, and the head of the vocabulary gets a matrix of its own. Llama's architecture alone.
+The width n becomes N; the square root compensates the norm's mean over more channels. Heads of zeros fill the rows of
+the attention's output, and the output head gets a separate matrix. Only Llama's architecture is supported.
 """
 
 from __future__ import annotations

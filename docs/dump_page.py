@@ -1,13 +1,16 @@
-"""The page of the dump format: what `assay diff` and `assay diagnose` read."""
+"""Makes docs/reference/dump-format.md: what `assay diff` and `assay diagnose` read.
+
+Touch it when a format is added; the pattern language of log lines comes from `assay.verify.dumps.patterns`.
+"""
 
 from __future__ import annotations
 
 HEAD = """\
 # The dump format
 
-assay compares whatever you can get out of your engine. The best dump is every node of a short prompt, as JSON
-lines; a useful one is ten printed values and an RMS after each layer. Feed a few tokens (five or six, two of
-them different), and say which: the ids are the one thing that must be in the dump.
+assay compares any values that you can get out of your engine. The best dump is every node of a short prompt, as JSON
+lines. A useful one is ten printed values and an RMS after each layer. Feed a few tokens (five or six, two of them
+different) and write down their ids: the ids are the one thing that must be in the dump.
 
 ```
 {"assay_dump": 1, "engine": "mine", "tokens": [1, 450, 7483]}
@@ -31,7 +34,7 @@ that step's tokens: a prompt, then tokens one by one through the cache. Faults o
 ## One line an observation
 
 `name` is llama.cpp's name of the node ([names.md](names.md)), and `shape` is row-major: the slowest axis first, as in
-NumPy. Then the values, or anything that is known about them:
+NumPy. Then come the values, or statistics of them:
 
 | key | is |
 |---|---|
@@ -42,14 +45,15 @@ NumPy. Then the values, or anything that is known about them:
 | `top` | pairs `[token id, logit]` of the largest logits |
 | `rms`, `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` | one number |
 
-With `row`, they describe the row of one token. Several may stand in one line.
+With `row`, they describe the row of one token. One line may have several of these keys.
 
-NaN, infinities and `null` for either are evidence. Everything computed before the first of them is judged; the node
-that holds it is named with the operation that made it: an overflow of half precision, 0/0 in a norm, a softmax row in
-which every key is masked, exp without the maximum subtracted, memory that was never written. Masked scores may be -inf.
+NaN, infinities and `null` for either are evidence. Everything computed before the first of them is judged. The answer
+names the node that holds it and the operation that made it: an overflow of half precision, 0/0 in a norm, a softmax row
+in which every key is masked, exp without the maximum subtracted, memory that was never written. Masked scores may be
+-inf.
 
-Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis
-first. What was assumed is printed as a note.
+Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis first. A
+note says which layout was assumed.
 
 ## Emitters
 
@@ -65,7 +69,7 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 
 ## Printed text
 
-Print what you have; no format is asked for. These and their like are understood:
+Print what you have; no format is required. Lines like these are understood:
 
 ```
 layer 0: [-0.147467, 0.233105, 0.018274]            Layer 0 output first 5 values: [..., ...]
@@ -74,15 +78,17 @@ blk.0.attn_norm rms=1.0312 min=-4.1 max=3.9         {"layer": 0, "rms": 1.0312, 
 12:30:01 INFO layer 0 last token: [-0.147467, ...]  | layer | rms | mean |
 ```
 
-Colours, times, levels and places in the code before a line are passed over. A heading ("Layer 3:") is about the
-lines below it. Arrays may run over several lines and leave out the middle. Lists and columns are values; `rms`,
-`mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed
-number stands for all numbers that round to it. Which token's row was printed, and which of two nodes a word means,
-is told by the values where the text does not say. So is the node of a line whose words nobody knows: a list that is
-near to one row of layer 0 and to no other names its print statement, and the same words with other numbers are the same
-node of other layers. Clear words are never overruled. What was understood is shown first.
+Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
+below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,
+`max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed number stands for
+all numbers that round to it.
 
-Where a line was not understood, the message quotes it with the `--pattern` that would take it.
+If the text does not say which token's row was printed, or which of two nodes a word means, the values decide. They also
+decide for a line whose words are unknown: if its list is near to one row of layer 0 and to no other row, the line is
+that node's print statement. The same words with other numbers are then the same node of other layers. Clear words are
+never overruled. The report shows first what was understood.
+
+If a line was not understood, the message quotes it with a `--pattern` that would match it.
 
 """
 
@@ -92,15 +98,14 @@ TAIL = """\
 assay diff tinyllama run.log --tokens 1,450,7483 --pattern "layer {{layer}} out: rms={{rms}} head=[{{first}}]"
 ```
 
-Where a log shows two engines' values, `--side NAME` says whose are judged.
+If a log shows two engines' values, `--side NAME` says which engine is judged.
 
 ## Names
 
-llama.cpp's names are understood as they are, with the operation where it gives several values one name. Names
-of Hugging Face modules (`model.layers.0.self_attn.q_proj`) and of Meta's and llama2.c's code are translated,
-rotary row order included. Anything else: `--map names.json`, an object from your names to node names. Names
-that are still unknown are matched by value where exactly one node fits, and the match is shown with its
-evidence.
+llama.cpp's names are understood without translation, with the operation where it gives several values one name. Names
+of Hugging Face modules (`model.layers.0.self_attn.q_proj`) and of Meta's and llama2.c's code are translated, including
+the order of rotary rows. For any other names give `--map names.json`, an object from your names to node names. Names
+that are still unknown are matched by value if exactly one node fits; the match is shown with its evidence.
 """
 
 

@@ -1,18 +1,23 @@
-"""The text around the table in docs/reference/faults.md; the table itself is `assay.verify.faults`."""
+"""Makes docs/reference/faults.md: the text is here, the table of faults is `assay.verify.faults`.
+
+Touch it to change what the page says about all faults; a single fault is a row of the catalogue.
+"""
 # ruff: noqa: E501  tables of a page
 
 from __future__ import annotations
+
+import re
 
 from assay.verify.faults import FAULTS, Fault, FaultKind, Stage
 
 INTRO = """# What goes wrong in inference engines
 
-Somebody ports a Llama-family model to a new language or a new chip. It loads, it runs, it prints nonsense, or worse: it
-prints sense, a little stupider than it should. This page lists {n} mistakes that really happen, most of them with a public
-thread that shows one, in the order in which a token meets them: what is wrong, what is right, how it shows, where it shows
-first, and the cheapest run that exposes it. It is generated from the table that `assay diagnose` searches: {planted} of
-them are planted and tried on your engine's own numbers, the rest are recognised by other means or wait for an
-architecture.
+A port of a Llama-family model to a new language or a new chip loads, runs, and prints nonsense. Or worse: it prints sense
+that is a little less good than it should be. This page lists {n} mistakes that really happen, in the order in which a token
+meets them. Most of them have a public thread that shows one. Each row says what is wrong, what is right, how it shows,
+where it shows first, and the cheapest run that exposes it. The page is generated from the table that `assay diagnose`
+searches. {planted} faults are planted and tried on your engine's own numbers. The rest are recognised by other means or
+need an architecture that assay does not build yet.
 
     assay diagnose model.gguf dump.jsonl
 
@@ -24,8 +29,7 @@ names the row. [The dump format](dump-format.md) is a line of JSON per tensor; t
 2. **Compare with the file, not with intuition.** Norm weights of rms 0.046 are right for TinyLlama; a BOS embedding of
    rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](../lab/raw-bos.md)).
 3. **Compare the same thing.** A chat-templated run of another program says nothing about your raw run.
-4. **Run it twice.** If two equal requests differ, look for a race, uninitialised memory or a stale cache before anything
-   else, whatever the values say.
+4. **Run it twice.** If two equal requests differ, look first for a race, uninitialised memory or a stale cache.
 5. **Compare your prefill with your own decode.** Equal: the fault is in shared mathematics or in the weights. Unequal: it
    is in positions, cache, mask, or in one of two kernels.
 6. **Find the first node that is wrong *on its own inputs*.** Everything after it is wrong too and proves nothing.
@@ -73,14 +77,14 @@ wrong one. assay reports such ties as a class and names the tensor that would sp
 
 Hugging Face's order of Q and K rows *with* half-split rotation; a constant added to all positions; another order of
 summation; activations quantised to 8 bits before a product; keys and values kept in half precision. Each is recognised and
-named, and none is reported.
+named in a note. They are not reported as faults.
 
 ## How to read the rows
 
 *Shows first at* is the earliest node that differs on the same ids, in [assay's names](names.md). *At position 0* is what a
 one-token prompt shows: `logits` already differ; `tensor only`, an intermediate differs and the logits do not; `no`. *Evidence*:
-**E** a public thread or note shows it, **E?** a weak one, **T** measured on a toy model, **S** measured on random blocks,
-**N** none found, listed because the structure invites it.
+**E**: a public thread or note shows it; **E?**: a weak one does; **T**: measured on a toy model; **S**: measured on random
+blocks; **N**: none found, listed because the structure invites it.
 """
 
 KINDS = {
@@ -93,13 +97,16 @@ KINDS = {
 }
 
 
+_UNESCAPED, BAR = re.compile(r"(?<!\\)\|"), r"\\|"  # a bar ends a cell unless it is escaped
+
+
 def page() -> str:
     """The whole page."""
     planted = sum(bool(f.variants) for f in FAULTS.values())
-    out = [INTRO.format(n=len(FAULTS), planted=planted), "## Contents\n"]
+    out = [INTRO.format(n=len(FAULTS), planted=planted), "## Contents\n", "| stage | faults |", "|---|---|"]
     for stage in Stage:
         rows = [f for f in FAULTS.values() if f.stage == stage]
-        out.append(f"- **{stage}**: " + ", ".join(f"[{f.id}](#{f.id})" for f in rows))
+        out.append(f"| {stage} | " + ", ".join(f"[{f.id}](#{f.id})" for f in rows) + " |")
     for stage in Stage:
         out += ["", f"## {stage[0].upper()}{stage[1:]}", ""]
         for fault in FAULTS.values():
@@ -111,17 +118,16 @@ def page() -> str:
 def _row(f: Fault) -> list[str]:
     links = ", ".join(f"[{label}]({address})" for label, address in f.links)
     kinds = " or ".join(KINDS[k] for k in f.kinds)
-    return [
-        f"### {f.id}",
-        "",
-        f"**Wrong:** {_code(f.wrong)}  ",
-        f"**Right:** {_code(f.right)}  ",
-        f"**Symptom:** {_code(f.symptom)}  ",
-        f"**Shows first at:** {_code(f.shows)}; at position 0: {f.at_zero}; smallest probe: {_code(f.probe)}  ",
-        f"**Recognised:** {_recognised(f)} ({kinds})  ",
-        f"**Evidence:** {f.evidence}" + (f"; {links}" if links else ""),
-        "",
-    ]
+    fields = {
+        "wrong": _code(f.wrong),
+        "right": _code(f.right),
+        "symptom": _code(f.symptom),
+        "shows first at": f"{_code(f.shows)}; at position 0: {f.at_zero}; smallest probe: {_code(f.probe)}",
+        "recognised": f"{_recognised(f)} ({kinds})",
+        "evidence": f.evidence + (f"; {links}" if links else ""),
+    }
+    rows = (f"| {name} | {_UNESCAPED.sub(BAR, text)} |" for name, text in fields.items())
+    return [f"### {f.id}", "", "| | |", "|---|---|", *rows, ""]
 
 
 def _recognised(f: Fault) -> str:

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from code; `--check` says which are out of date and exits 1.
+"""Writes the pages of docs/reference that are made from code; `--check` lists those that are out of date and exits 1.
 
 python docs/generate.py
 """
@@ -23,14 +23,14 @@ NOTE = "<!-- Made by docs/generate.py from the code. Do not edit. -->\n\n"
 
 
 def _node_rows(graph: Graph) -> Iterator[str]:
-    """A line a node; in later layers, only the nodes that are computed otherwise."""
+    """One line for each node; of later layers, only the nodes that are computed differently."""
     from assay.graph import split
 
     seen: set[str] = set()
     for node in graph:
         text = str(node).split(" = ", 1)[1].replace("|", "\\|")
         shape = " × ".join(map(str, graph.shapes[node.name]))
-        # What it has in common with its like in other layers: columns, and layers but its own, do not count.
+        # Two nodes of different layers count as equal if they differ only in layer numbers or column ranges.
         plain = re.sub(rf"(-|_l|blk\.){split(node.name)[1]}\b", r"\1N", f"{node.name} {text} {shape}")
         plain = re.sub(r"(?<=[( ])(embd|inp_scaled|inpL|inp_norm-N)(?=[,;)])", "l_out-", plain)
         plain = re.sub(r"(?<=-)\d+\b|(start|stop)=\d+", "", plain)
@@ -50,7 +50,7 @@ def names_page() -> str:
         "Nodes carry llama.cpp's names. One name denotes one value: where llama.cpp uses a name several times, the",
         "stages are `_proj` (the product), `_biased`, `_normed`, then the plain name (`Qcur` and `Kcur` after RoPE).",
         "`-N` is the layer. `T` is the number of tokens of the step, `S` the number of keys. A small example stands",
-        "for each architecture; of its later layers, only the nodes that are computed otherwise are listed.\n",
+        "for each architecture; of its later layers, only the nodes that are computed differently are listed.\n",
     ]
     seen: dict[tuple[str, ...], str] = {}
     for title, row in {**ARCHITECTURES, **VARIANTS}.items():
@@ -74,7 +74,7 @@ def cli_page() -> str:
 
     out = [
         "# Command line\n",
-        "Exit codes: 0 all is well, 1 a difference was found, 2 bad input. `--json` gives one object.\n",
+        "Exit codes: 0 success, 1 a difference was found, 2 bad input. `--json` prints one object.\n",
     ]
     for verb in ("", *cli.verbs()):
         text = io.StringIO()
@@ -92,7 +92,7 @@ def faults_page() -> str:
 
 
 def dump_page() -> str:
-    """What is read from strangers, with the pattern language of log lines."""
+    """The dump formats, with the pattern language of log lines."""
     import dump_page as made
 
     return made.dump_page()

@@ -1,4 +1,7 @@
-"""The page of models: the table of architectures with what each was checked against, and how exactly it agrees."""
+"""Makes docs/reference/models.md: every architecture, what it was checked against, and how exactly it agrees.
+
+Touch it when a new kind of check or figure belongs on the page; rows come from the catalogue and the records.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ built from it. The table has every architecture that is supported. It is made fr
 The witness is llama.cpp in llama-cpp-python 0.3.36 (CPU, float32 cache, no flash attention) on small random models.
 Errors are NMSE, sum (x - y)² / sum y², of the reference engine against it, as the power of ten that is not exceeded.
 
-- *nodes*: llama.cpp's values of so many nodes were recorded, in tiny models that run through every operation of the
-  architecture. Each node is judged on llama.cpp's own values of what it reads.
+- *works*: the result in words. *Float32 rounding* means that the difference is what float32 sums explain.
+- *nodes*: the number of nodes whose values in llama.cpp were recorded, in tiny models that use every operation of the
+  architecture. Each node is judged on llama.cpp's own values of its inputs.
 - *logits*: the same models from the tokens alone, at every position; for an encoder, the pooled embedding.
-- *other files*: so many further files with other dimensions, ratios of heads, windows, scalings and optional tensors,
-  judged at the logits (`tests/models/others.py` lists them).
+- *other files*: the number of further files with other dimensions, ratios of heads, windows, scalings and optional
+  tensors, judged at the logits (`tests/models/others.py` lists them).
 
 llama.cpp computes in float32 and the reference in float64, so 1e-14 to 1e-12 is rounding. GELU is coarser, 1e-7 a
 node: llama.cpp reads it from a table of halves. `llama4` is judged around position 8190, where llama.cpp's float32
@@ -33,18 +37,18 @@ angles are off by 1e-9.
 """
 
 CHECKED = """\
-`assay check FILE --engine llamacpp` gives exit code 0 on the last two as they are, all nodes at the lengths 1, 2, 7 and
-33, prefill and decode (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma 4.4 minutes of processor time, Qwen 6).
-The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm (two
-Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them were run at the lengths 2 and 7 and
-pass, and so do Gemma and Qwen at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
+`assay check FILE --engine llamacpp` gives exit code 0 on the last two files as published: all nodes at the lengths 1,
+2, 7 and 33, prefill and decode. (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma took 4.4 minutes of CPU time,
+Qwen 6.) The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm
+(two Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them pass at the lengths 2 and 7.
+Gemma and Qwen pass there at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
 """
 
 GREEDY = """\
-Greedy text beside llama.cpp's, 20 prompts (`python bench/greedy.py FILE -n TOKENS`, 2 cores of a Sapphire Rapids
-server), at every position of llama.cpp's text where its two best tokens are more than 0.05 apart:
+Greedy text compared with llama.cpp's, 20 prompts (`python bench/greedy.py FILE -n TOKENS`, 2 cores of a Sapphire Rapids
+server). Counted are the positions of llama.cpp's text where its two best logits differ by more than 0.05:
 
-| file | tokens a prompt | the same | of the others, the exact gap has assay's token at | llama.cpp's at |
+| file | tokens a prompt | the same | of the others, the exact gap favours assay's token at | llama.cpp's at |
 |---|---:|---:|---|---|
 | gemma-3-270m-Q4_K_M, 2026-11-16 | 12 | 225 of 232 | 4, by 0.01 to 0.42 | 3, by 0.04, 0.05 and 0.12 |
 | qwen2.5-coder-0.5b-instruct-Q4_K_M, 2026-11-15 | 24 | 447 of 452 | 3, by 0.07 to 0.12 | 2, by 0.01 and 0.02 |
@@ -52,10 +56,10 @@ server), at every position of llama.cpp's text where its two best tokens are mor
 The exact gap is the float64 definition's for Gemma, and that of `--precision exact` for Qwen. A bound of 0.05 is below
 the rounding of both engines: over all positions of Gemma's texts the gap is off by 0.187 (rms) in llama.cpp and by
 0.148 in assay. The definition with llama.cpp's rules of rounding (eight-bit activations, a half cache, GELU by a
-table) is off by 0.178, so those rules alone give an error of that size. It is 0.197 away from llama.cpp itself: even
-the same rules, with sums in another order, do not make the same calls at this closeness.
+table) is off by 0.178: those rules alone give an error of that size. It is 0.197 away from llama.cpp itself: even
+the same rules, with sums in another order, decide differently when two tokens are this close.
 
-llama.cpp with another of its own kernels does not have all of these tokens either
+llama.cpp with other kernels of its own does not give all of these tokens either
 (`python bench/greedy.py --itself FILE -n 12`, two Neoverse-N1 cores, 2026-11-16; beside llama.cpp's plain kernels):
 
 | tokens with a gap above 0.05 that are the same, and the difference of gaps (rms) | Gemma | Qwen |
@@ -65,20 +69,20 @@ llama.cpp with another of its own kernels does not have all of these tokens eith
 | assay | 224, 0.214 | 226, 0.111 |
 | assay, where all three of llama.cpp agree with such a gap | 215 of 218 | 225 of 225 |
 
-Where nothing is rounded but float32 itself (`--float32`: both engines on a copy of the file in float32, with a float32
-cache), every token is the same, close ones too, and all 20 texts to their end: 240 tokens of Gemma, of which 228 are
-more than 0.05 apart, and 469 of Qwen, 456 (two Neoverse-N1 cores, 2026-11-16). The gaps differ by 0.002 (rms) in Gemma,
-whose GELU is a table in llama.cpp, and by less than 0.0001 in Qwen.
+With float32 rounding alone (`--float32`: both engines on a copy of the file in float32, with a float32 cache) all
+20 texts are equal to their end, including close tokens. That is 240 tokens of Gemma, 228 of them more than 0.05
+apart, and 469 of Qwen, 456 of them (two Neoverse-N1 cores, 2026-11-16). The gaps differ by 0.002 (rms) in Gemma, whose
+GELU is a table in llama.cpp, and by less than 0.0001 in Qwen.
 """
 
 VECTORS = """\
 ## Vectors
 
 Embedding models are compared with llama.cpp's pooled vectors of length 1, and with those of `transformers`
-(`tests/library/test_embed.py`). The cpu engine in precision `exact` is within 2e-7 of the definition. What is left to
-llama.cpp is its table of halves for GELU: the definition with that table is within 4e-5 of it on every file. The table
-moves a value by up to 1.8e-4 in the tiny random models (`bert`, first token) and by up to 6e-5 in all-MiniLM-L6-v2, so
-1e-4 holds without it on the real file, and with it on all.
+(`tests/library/test_embed.py`). The cpu engine in precision `exact` is within 2e-7 of the definition. The
+remaining difference to llama.cpp is its table of halves for GELU: the definition with that table is within 4e-5 of
+llama.cpp on every file. The table changes a value by up to 1.8e-4 in the tiny random models (`bert`, first token) and
+by up to 6e-5 in all-MiniLM-L6-v2. A bound of 1e-4 holds without the table on the real file, and with it on all.
 """
 
 NOTES = """\
@@ -98,11 +102,14 @@ computes with 0. `assay check --engine llamacpp` says so: `attn_norm-0` is wrong
 
 Draft layers (`nextn_predict_layers`) are skipped.
 
-## What is not there
+## Not supported
 
-Architectures whose layers carry a recurrent state beside keys and values (`mamba`, `jamba`, `lfm2`, `rwkv6`,
-`qwen3next`, `granitehybrid`, …), encoders with a decoder (`t5`) and rerankers (`pooling_type` 4) are refused, with one
-line that says what is known and what is nearest.
+These are refused with one line that names the known architectures and the nearest one:
+
+- layers with a recurrent state beside keys and values (`mamba`, `jamba`, `lfm2`, `rwkv6`, `qwen3next`,
+  `granitehybrid`, …);
+- encoders with a decoder (`t5`);
+- rerankers (`pooling_type` 4).
 """
 
 
@@ -114,15 +121,15 @@ STYLES = {
 
 
 def faults() -> list[str]:
-    """How often a mistake of these families is named."""
+    """The share of planted mistakes of these families that diagnosis names."""
     found = json.loads(FAMILIES.read_text())
     out = [
         "## Mistakes that are named\n",
-        f"What goes wrong in ports of these families, planted in {found['models']} tiny models: {found['faults']} "
-        "faults, each in every way that applies",
+        f"Mistakes that ports of these families make, planted in {found['models']} tiny models: {found['faults']} "
+        "faults, each in every variant that applies",
         "(`python bench/families.py`). *Named*: the fault is the first cause, or in the class of those that give the "
         "same values.\n",
-        "| what was dumped | planted | named | wanted | a wrong name, meant seriously |",
+        "| what was dumped | planted | named | wanted | a wrong name with high confidence |",
         "|---|---:|---:|---:|---:|",
     ]
     for style, share in found["shares"].items():
@@ -138,16 +145,16 @@ def faults() -> list[str]:
     alarms = "; ".join(f"{a['model']}, {a['how']}, {a['style']}: {a['answer']}" for a in right["alarms"])
     told = (
         f"Right engines, dumped in the same three ways: llama.cpp as recorded with every golden model, and the second "
-        f"engine's families in float32, with a half cache, in float16 and in bfloat16. {right['runs']} runs of "
-        f"{right['models']} models: {len(right['alarms'])} false alarms{f' ({alarms})' if alarms else ''}, "
-        f"{right['undecided']} `undecided`: what was dumped cannot tell a small fault from the engine's rounding."
+        f"engine's families in float32, with a half cache, in float16 and in bfloat16. There were {right['runs']} runs "
+        f"of {right['models']} models: {len(right['alarms'])} false alarms{f' ({alarms})' if alarms else ''}, and "
+        f"{right['undecided']} `undecided`, because the dump cannot separate a small fault from the engine's rounding."
     )
     out += ["", *textwrap.wrap(told, 118)]
     return [line.replace("*p*", "p") for line in out] + [""]
 
 
 def cost() -> list[str]:
-    """What an architecture touches, counted."""
+    """Lines of code and files of each architecture."""
     from assay.models.catalogue import ARCHITECTURES
 
     files: dict[str, list[str]] = {}
@@ -164,10 +171,10 @@ def cost() -> list[str]:
         "## What an architecture costs\n",
         "One function in `models/` and one row of `models/catalogue.py`. The median function has "
         f"{sorted(lines)[len(lines) // 2]} lines, the longest {max(lines)}. No",
-        "engine, no operation, no rule of verifying, serving or running names an architecture "
-        "(`tests/models/test_architectures.py`",
-        "holds it); a new block type of attention or feed-forward is an operation, and those are counted in "
-        "[design](../explanation/design.md).\n",
+        "engine, operation, or rule of verifying, serving or running names an architecture; "
+        "`tests/models/test_architectures.py`",
+        "checks that. A new kind of attention or feed-forward is an operation: "
+        "[add an operation](../howto/add-an-operation.md).\n",
         "| file | lines | architectures |",
         "|---|---:|---|",
     ]
@@ -180,16 +187,24 @@ def _power(decades: list[int]) -> str:
     return f"1e{max(decades)}" if decades else ""
 
 
+def _works(nodes: int, decades: list[int]) -> str:
+    """The agreement with llama.cpp in words; `decades` are the worst errors as powers of ten."""
+    what = "every node" if nodes else "logits"
+    how = "float32 rounding" if max(decades) <= -9 else "llama.cpp's coarser rounding (above)"
+    return f"{what}, to {how}"
+
+
 def page() -> str:
     from assay.models.catalogue import ARCHITECTURES
 
     record = json.loads(RECORD.read_text())
-    out = [INTRO, "| architecture | models | nodes | worst node | logits | other files | worst logits |"]
-    out.append("|---|---|---:|---:|---:|---:|---:|")
+    out = [INTRO, "| architecture | models | works | nodes | worst node | logits | other files | worst logits |"]
+    out.append("|---|---|---|---:|---:|---:|---:|---:|")
     for name, row in ARCHITECTURES.items():
         tiny, more = record[name]["golden"].values(), list(record[name]["others"].values())
         nodes = sum(model["nodes"] for model in tiny)
-        cells = [f"`{name}`", row.models, str(nodes or "–"), _power([m["node"] for m in tiny]),
+        worst = [m[key] for m in tiny for key in ("node", "logits")] + more
+        cells = [f"`{name}`", row.models, _works(nodes, worst), str(nodes or "–"), _power([m["node"] for m in tiny]),
                  _power([m["logits"] for m in tiny]), str(len(more)), _power(more)]  # fmt: skip
         out.append(f"| {' | '.join(cells)} |")
     models = sum(len(record[name]["golden"]) for name in ARCHITECTURES)

@@ -3,8 +3,8 @@
     python docs/screenshots.py                 # writes docs/images/page/VIEW-WIDTH-THEME.webp
     python docs/screenshots.py --views diagnose --widths 360
 
-Needs playwright and an installed Chromium (CHROMIUM names it). What is shown is smollm2 itself: a server is
-started, the views are used as a person would, and the dump that is diagnosed comes from the tutorial's broken engine.
+Needs playwright and an installed Chromium (CHROMIUM names it). The script starts a server with smollm2, uses each view
+as a person would, and diagnoses a dump of the tutorial's broken engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VIEWS = ("chat", "tokens", "layers", "compare", "diagnose", "server")
 SIZES = {1280: 800, 768: 900, 360: 740}
 THEMES = ("light", "dark")
 IDS = "504,3575,282,4649,314"  # The capital of France is
-LAYERS = 6  # of the dump: the page takes files up to 1.4 MB
+LAYERS = 6  # in the dump: the page accepts files up to 1.4 MB
 QUALITY = 72
 MINUTE = 60_000  # ms
 
@@ -51,7 +51,7 @@ def server() -> Iterator[str]:
 
 
 def broken_dump(folder: Path) -> Path:
-    """What the tutorial's engine computes wrongly, its first layers."""
+    """A dump of the tutorial's broken engine, its first layers only."""
     model = subprocess.run(
         [sys.executable, "-m", "assay", "pull", "smollm2"], check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -64,7 +64,7 @@ def broken_dump(folder: Path) -> Path:
 
 
 def use(page: Page, view: str, dump: Path) -> None:
-    """Do in a view what a person would do there."""
+    """Use a view as a person would."""
     if view == "chat":
         page.fill("[name=temperature]", "0")
         page.fill("[name=max_tokens]", "160")
@@ -92,7 +92,7 @@ def use(page: Page, view: str, dump: Path) -> None:
 
 
 def busy(url: str) -> None:
-    """Three people who ask for a story, so that the server has something to show."""
+    """Three concurrent requests, so that the server view shows load."""
 
     def ask(topic: str) -> None:
         asked = {"role": "user", "content": f"Tell me a long story about {topic}."}
@@ -107,7 +107,7 @@ def busy(url: str) -> None:
 
 
 def shoot(page: Page, path: Path) -> None:
-    """As WebP, which Chromium writes itself."""
+    """Save a screenshot as WebP, encoded by Chromium."""
     session = page.context.new_cdp_session(page)
     shot: Any = session.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
     path.write_bytes(base64.b64decode(shot["data"]))

@@ -1,4 +1,4 @@
-"""The driver: a process for each reader, bounded in memory; counts, and every input that was not taken well."""
+"""The driver: runs one memory-limited process for each reader, counts inputs, and keeps every input that failed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _add(path: Path, totals: Counter[str], faults: int) -> None:
 
 
 class TooLate(BaseException):
-    """An input took longer than it may."""
+    """An input exceeded its time limit."""
 
 
 def _late(*_: Any) -> None:
@@ -118,7 +118,7 @@ def worker(args: argparse.Namespace) -> int:
 
 
 def _one(reader: Any, rng: random.Random, counts: Counter[str], seed: str = "") -> None:
-    """One input made and read; where it is not taken well, it is kept under the name of its seed."""
+    """Make and read one input; an input that fails is kept under the name of its seed."""
     item = reader.make(rng)
     counts["inputs"] += 1
     signal.signal(signal.SIGALRM, _late)

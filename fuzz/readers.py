@@ -1,4 +1,4 @@
-"""Every reader of a stranger's bytes, with what makes an input for it and what reads it.
+"""The table of fuzzed readers: for each a function that makes inputs and a function that reads them.
 
 `Reader.make` gives an input out of a random generator; `Reader.read` takes it and returns, or raises one of `refusals`.
 """
@@ -45,7 +45,7 @@ class Reader:
 
 
 class Seeds:
-    """What inputs are made from: a tiny model, its trace in every format, lines that people print."""
+    """Material for inputs: a tiny model, its trace in every format, lines that people print."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -148,7 +148,7 @@ REQUESTS = (
 
 
 def readers(folder: Path) -> dict[str, Reader]:
-    """All of them, over seeds made in `folder`."""
+    """All readers, with seeds made in `folder`."""
     seeds = Seeds(folder)
     made = [
         Reader("gguf", lambda rng: _gguf(rng, seeds), lambda raw: _read_gguf(seeds, raw)),
@@ -390,5 +390,5 @@ def _read_listing(seeds: Seeds, item: tuple[list[str], str, bytes]) -> None:
 
 
 def temporary() -> tempfile.TemporaryDirectory[str]:
-    """A folder in memory where there is one."""
+    """A temporary folder, in memory if the machine has one."""
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)

@@ -14,7 +14,9 @@ from assay import cli
 from assay.errors import AssayError
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
+SOURCES = ("src", "native", "bench", "fuzz", "tests", "examples", "docs")
 _COMMAND = re.compile(r"^(?:\$ )?(assay .*)$", re.MULTILINE)
 
 
@@ -50,3 +52,17 @@ def test_links_between_pages_hold() -> None:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert menu == {page.relative_to(ROOT / "docs").as_posix() for page in DOCS}
+
+
+def test_paths_of_pages_in_code_exist() -> None:
+    """Help texts, errors and comments name pages by their path; a page that moves takes them along."""
+    files = [ROOT / "Makefile", *(path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*")))]
+    endings = ("", ".py", ".pyi", ".h", ".cpp", ".cu", ".toml", ".yaml", ".html")
+    for file in (f for f in files if f.is_file() and f.suffix in endings and "__pycache__" not in f.parts):
+        for path in re.findall(r"(?<![\w/.-])docs/[\w/-]+\.md", file.read_text("utf-8", "replace")):
+            assert (ROOT / path).exists(), f"{file.relative_to(ROOT)} names {path}"

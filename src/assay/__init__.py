@@ -5,7 +5,7 @@
     with assay.load("smollm2") as model:
         print(model.chat("Why is the sky blue?", max_new_tokens=64))
 
-`docs/reference/python.md` has an example of everything. What stands behind a name is imported when the name is used.
+`docs/reference/python.md` has examples. A name is imported when it is first used, so `import assay` is fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 
 from assay.version import __version__ as __version__
 
-TYPE_CHECKING = False  # a checker takes it for true; `typing` itself takes longer to import than all the rest
+TYPE_CHECKING = False  # true for type checkers; importing `typing` would take longer than the rest of this module
 
 if TYPE_CHECKING:
     from assay.errors import AssayError as AssayError
@@ -56,7 +56,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-if not TYPE_CHECKING:  # a checker sees the imports above, and so a name that is not there
+if not TYPE_CHECKING:  # type checkers use the imports above and report unknown names
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

@@ -1,12 +1,11 @@
-"""The one exception for faults of the user's making: a file, a request, an argument.
+"""The exception for all errors that a user can fix: in a file, a request or an argument.
 
-Its text is a single line, `object: what is wrong (found X, expected Y); what to do`, and the
-command line turns it into that line on stderr and exit code 2. Anything else that escapes is a bug
-and keeps its traceback.
+Its text is a single line, `object: what is wrong (found X, expected Y); what to do`. The command line prints it on
+stderr and exits with code 2. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class AssayError(Exception):
-    """A fault the user can mend; the message says how."""
+    """An error that the user can fix; the message says how."""

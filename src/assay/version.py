@@ -1,3 +1,3 @@
-"""The version of the package: one place that every module may read."""
+"""The version of the package. Every module may import it, because this module imports nothing."""
 
 __version__ = "0.2.0.dev0"

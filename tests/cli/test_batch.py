@@ -97,7 +97,7 @@ def test_resumed_at_every_byte_of_its_output(here: Assay, model: Path, prompts: 
 def test_a_file_of_something_else_is_not_written_over(here: Assay, model: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     for content, message in (
-        ("precious notes\n", "line 1 is no answer of a batch"),
+        ("precious notes\n", "line 1 is not an answer of a batch"),
         ('{"index": 0, "id": "other"}\n', "answers 'other' (expected None)"),
         ("".join(f'{{"index": {i}, "id": {json.dumps(name)}}}\n' for i, name in
                  enumerate([None, "second", 3, None, None, None])), "more answers than there are prompts"),

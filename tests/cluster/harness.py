@@ -90,7 +90,7 @@ async def fleet_of(path: Path, launcher: Any = None, **given: Any) -> AsyncItera
     spec = spec_of(path) | given.pop("spec", {})
     fleet = Fleet(launcher or Threads(), spec, token="secret", bounds=bounds, **given)
     await fleet.start()
-    await fleet.settled()
+    await fleet.wait_until_complete()
     try:
         yield fleet
     finally:
@@ -135,11 +135,11 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 def kill_after(fleet: Fleet, tokens: int, kill: Callable[[RoutedStream], None]) -> None:
     """Have `kill` called when a stream has that many tokens, before anything else happens."""
-    inner = fleet._news
+    inner = fleet._apply_update
 
     def news(stream: RoutedStream, found: Mapping[str, Any], nodes: Any) -> None:
         inner(stream, found, nodes)
         if stream.generated == tokens and not stream.moves and not stream.finished:
             kill(stream)
 
-    fleet._news = news  # type: ignore[method-assign]
+    fleet._apply_update = news  # type: ignore[method-assign]

@@ -62,10 +62,10 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, n: int) -> None:
         launcher = LocalLauncher()
         async with client_of(path, Cluster(lambda: launcher, Bounds(n, n), audit=1.0)) as (client, entry):
             fleet: Any = entry.worker
-            await fleet.settled()
+            await fleet.wait_until_complete()
             auditor = fleet.finished.__self__
             await client.post("/v1/chat/completions", json=CHAT)
-            await auditor.settled()
+            await auditor.wait_until_idle()
             assert auditor.done == 1 and not auditor.found, "healthy replicas agree"
             sick = fleet.up[1]
             if os.geteuid() != 0 and not flip(sick.handle.process.pid, weight, 5, 0):
@@ -74,13 +74,13 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, n: int) -> None:
             for i in range(6):
                 await client.post("/v1/chat/completions", json=CHAT | {"seed": i, "messages": [
                     {"role": "user", "content": f"{i} hello the world"}]})  # fmt: skip
-                await auditor.settled()
+                await auditor.wait_until_idle()
                 if auditor.found:
                     break
             finding = auditor.found[0]
             assert finding.replica == sick.name and finding.first == node, finding
             assert sick.state in ("draining", "gone")
-            await fleet.settled()
+            await fleet.wait_until_complete()
             assert sick not in fleet.up and len(fleet.up) == n
             assert b"assay_cluster_audit_differences" in (await client.get("/metrics")).content
 

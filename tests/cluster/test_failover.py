@@ -83,18 +83,21 @@ def test_killed_at_every_token(path: Path, kind: str) -> None:
         launcher = Threads()
         async with client_of(path, Cluster(lambda: launcher, Bounds(2, 4))) as (client, entry):
             fleet: Any = entry.worker
-            undisturbed, plainly = (await client.post("/v1/chat/completions", json=KINDS[kind])).content, fleet._news
+            undisturbed, plainly = (
+                (await client.post("/v1/chat/completions", json=KINDS[kind])).content,
+                fleet._apply_update,
+            )
             assert plain(undisturbed) == plain(expected), "through the router alone"
             moved = 0
             for cut in range(N):
-                await fleet.settled()
-                fleet._news = plainly
+                await fleet.wait_until_complete()
+                fleet._apply_update = plainly
 
                 def kill(stream: RoutedStream) -> None:
                     nonlocal moved
                     moved += 1
                     assert stream.link
-                    fleet.lose(stream.link, "killed by the test")
+                    fleet.mark_lost(stream.link, "killed by the test")
 
                 kill_after(fleet, cut, kill) if cut else None
                 request = asyncio.ensure_future(client.post("/v1/chat/completions", json=KINDS[kind]))
@@ -121,7 +124,7 @@ def test_a_process_dies(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
         launcher = LocalLauncher()
         async with client_of(path, Cluster(lambda: launcher, Bounds(2, 2))) as (client, entry):
             fleet: Any = entry.worker
-            await fleet.settled()
+            await fleet.wait_until_complete()
             hit: list[RoutedStream] = []
 
             def kill(stream: RoutedStream) -> None:
@@ -137,7 +140,7 @@ def test_a_process_dies(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
             for kind, reply in zip(KINDS, replies, strict=True):
                 assert plain(reply.content) == expected[kind], kind
             assert hit and fleet.tally.lost == 1 and fleet.tally.errors == 0
-            await fleet.settled()  # another one comes
+            await fleet.wait_until_complete()  # another one comes
             assert len(fleet.up) == 2
 
     asyncio.run(main())
@@ -155,7 +158,7 @@ def test_a_request_that_kills_is_not_moved_for_ever(path: Path) -> None:
                 if stream.link:
                     deaths += 1
                     link = stream.link
-                    asyncio.get_running_loop().call_soon(lambda: fleet.lose(link, "poisoned"))
+                    asyncio.get_running_loop().call_soon(lambda: fleet.mark_lost(link, "poisoned"))
 
             fleet.place = place.__get__(fleet)  # type: ignore[method-assign]
             fleet.submit([Job((1, 5, 6), max_tokens=8)], [lambda u: over.set_result(u) if u.finish else None])
@@ -179,7 +182,7 @@ def test_who_travels_with_a_killer_does_not_pay_for_it(path: Path) -> None:
             def place(stream: RoutedStream, avoid: Any = None) -> None:
                 inner(stream, avoid)
                 if stream.job is poison and (link := stream.link):
-                    asyncio.get_running_loop().call_soon(lambda: fleet.lose(link, "poisoned"))
+                    asyncio.get_running_loop().call_soon(lambda: fleet.mark_lost(link, "poisoned"))
 
             fleet.place = place  # type: ignore[method-assign]
             over: list[asyncio.Future[Update]] = [asyncio.get_running_loop().create_future() for _ in range(6)]
@@ -205,11 +208,11 @@ def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
             job = Job((1, 5, 6), max_tokens=8)
             (stream,) = fleet.submit([job], [lambda u: over.set_result(u) if u.finish else None])
             first.silent = second.silent = SILENT + 1
-            fleet.lose(first, "silent")
+            fleet.mark_lost(first, "silent")
             assert stream.link is third and stream.blamed == [first]
             late = RoutedStream(job, lambda update: None)
             second.send(late, 999, [])
-            fleet.lose(second, "silent")
+            fleet.mark_lost(second, "silent")
             assert late.moves == 1 and not late.blamed
             assert (await asyncio.wait_for(over, 30)).finish
 
@@ -232,7 +235,7 @@ def test_a_cut_is_told_from_a_hang_by_the_replica_itself(path: Path, stood: bool
                 inner(stream, avoid)
                 if (link := stream.link) and fleet.tally.lost < times:
                     link.silent = SILENT + 1
-                    fleet.lose(link, "silent")
+                    fleet.mark_lost(link, "silent")
 
             fleet.place = place  # type: ignore[method-assign]
             over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
@@ -253,7 +256,7 @@ def test_streams_move_only_among_equals(path: Path, tmp_path: Path) -> None:
         async with fleet_of(path, launcher, n=1) as fleet:
             first = fleet.up[0]
             fleet.spec = {**fleet.spec, "path": str(other)}
-            fleet.grow()
+            fleet.add_replica()
             while len(fleet.up) < 2:
                 await asyncio.sleep(0.01)
             stranger = next(link for link in fleet.up if link is not first)
@@ -262,7 +265,7 @@ def test_streams_move_only_among_equals(path: Path, tmp_path: Path) -> None:
             over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
             fleet._choose = lambda links, names, n: first if first in links else links[0]
             job = Job((1, 5, 6), max_tokens=30, ignore_eos=True)
-            kill_after(fleet, 9, lambda stream: fleet.lose(first, "killed"))
+            kill_after(fleet, 9, lambda stream: fleet.mark_lost(first, "killed"))
             first.handle.kill = lambda: None  # type: ignore[method-assign]
             first.handle.alive = lambda: False  # type: ignore[method-assign]
             (stream,) = fleet.submit([job], [lambda u: over.set_result(u) if u.finish else None])

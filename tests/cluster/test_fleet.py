@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from assay import cli
-from assay.cluster.affinity import Known, cost
+from assay.cluster.affinity import ReplicaLoad, cost
 from assay.cluster.fleet import Bounds
 from assay.cluster.replica_link import Link, RoutedStream
 from assay.cluster.replicated_model import Cluster
@@ -61,7 +61,7 @@ def test_what_a_cache_says_it_holds_is_what_it_finds(steps: list[tuple[bool, lis
 
 
 def test_cost_counts_what_has_to_be_computed() -> None:
-    a, b = Known(), Known()
+    a, b = ReplicaLoad(), ReplicaLoad()
     names = page_names(list(range(4 * PAGE)))
     a.changed(dict.fromkeys(names[:2], True))
     assert cost(a, names, 4 * PAGE, 0) == 2 * PAGE < cost(b, names, 4 * PAGE, 0) == 4 * PAGE
@@ -116,7 +116,7 @@ def test_draining_moves_what_does_not_end(path: Path) -> None:
             assert {update.finish for update in await asyncio.gather(*(done for _, done in sinks))} == {"length"}
             assert {stream.ids[3:] == streams[0].ids[3:] for stream in streams} == {True}
             assert all(stream.moves == (stream in leaving) for stream in streams) and fleet.tally.lost == 0
-            await fleet.settled()
+            await fleet.wait_until_complete()
             assert link.state == "gone" and link not in fleet.links
 
     asyncio.run(main())
@@ -154,7 +154,7 @@ def test_no_room_and_no_time(path: Path) -> None:
             link = fleet.up[0]
             late = RoutedStream(Job((1, 5, 6), max_tokens=3, deadline=time.monotonic() + 0.2), (sink := follow())[0])
             link.handle.kill()
-            fleet.lose(link, "gone for good")
+            fleet.mark_lost(link, "gone for good")
             fleet.place(late)
             update = await asyncio.wait_for(sink[1], 10)
             assert isinstance(update.error, DeadlinePassed)
@@ -210,7 +210,7 @@ def test_a_second_router_takes_over_by_last_event_id(path: Path) -> None:
 def test_every_replica_is_shown(path: Path) -> None:
     async def main() -> None:
         async with client_of(path, Cluster(Threads, Bounds(2, 2))) as (client, entry):
-            await entry.worker.settled()  # type: ignore[union-attr]
+            await entry.worker.wait_until_complete()  # type: ignore[union-attr]
             await client.post("/v1/chat/completions", json=CHAT)
             await asyncio.sleep(0.3)
             rows = sorted((await client.get("/v1/replicas")).json()["data"], key=lambda row: row["replica"])

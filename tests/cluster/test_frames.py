@@ -108,7 +108,7 @@ def test_both_ends_prove_themselves() -> None:
             await connect("127.0.0.1", port, "wrong")
 
     talk(echo, right)
-    assert talk(echo, wrong) == ["a stranger without the token"]
+    assert talk(echo, wrong) == ["a client has a different token"]
 
 
 def test_a_stranger_who_says_nothing_or_noise() -> None:
@@ -123,8 +123,8 @@ def test_a_stranger_who_says_nothing_or_noise() -> None:
         assert len(await reader.read(100)) == 32  # a name and a random number, and no more
         writer.close()
 
-    assert talk(echo, silent) == ["a stranger hung up"]
-    assert talk(echo, noise) == ["a stranger without the token"]
+    assert talk(echo, silent) == ["a client disconnected before it proved the token"]
+    assert talk(echo, noise) == ["a client has a different token"]
 
 
 @pytest.mark.parametrize("change", ["flip", "repeat"])
@@ -154,7 +154,7 @@ def test_a_changed_or_repeated_frame_breaks_the_connection(change: str) -> None:
         await asyncio.sleep(0.05)
 
     talk(server, client)
-    assert broken and "changed on the way" in broken[0]
+    assert broken and "failed its authentication" in broken[0]
 
 
 def test_a_server_with_another_token_is_not_believed() -> None:

@@ -18,7 +18,7 @@ import pytest
 from assay.cluster import ray_cluster
 from assay.cluster.ray_cluster import RayLauncher, join
 from assay.cluster.sweep import sweep
-from assay.cluster.worker_pool import Nodes
+from assay.cluster.worker_pool import RayPool
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
 from assay.runtime.opening import OpenOptions, open_model
@@ -75,7 +75,7 @@ def nodes() -> Iterator[Any]:
 @pytest.mark.slow
 def test_over_ray(nodes: Any, tmp_path: Path) -> None:
     ray, cluster, others = nodes
-    done = sweep(tasks(tmp_path, 6), Nodes(ray), tmp_path)
+    done = sweep(tasks(tmp_path, 6), RayPool(ray), tmp_path)
     assert done == [i * 0.1 for i in range(6)], "a sweep"
 
     path = make(tmp_path / "m.gguf", n_ctx=512)
@@ -100,7 +100,7 @@ def test_over_ray(nodes: Any, tmp_path: Path) -> None:
                     else:
                         cluster.remove_node(others[0], allow_graceful=False)
 
-                fleet._news = type(fleet)._news.__get__(fleet)  # type: ignore[method-assign]
+                fleet._apply_update = type(fleet)._apply_update.__get__(fleet)  # type: ignore[method-assign]
                 kill_after(fleet, 12, kill)
                 (stream,) = fleet.submit(
                     [Job(prompt, params, 60, ignore_eos=True)],

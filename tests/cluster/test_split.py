@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.cluster.launchers import LocalLauncher
-from assay.cluster.split import SplitEngine, _balanced, cuts, pieces
+from assay.cluster.split import SplitEngine, _balanced, cuts, micro_batches
 from assay.engines.contract import CacheLost, Chunk, pages_for
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
@@ -79,7 +79,7 @@ def test_a_stage_dies_in_mid_stream(opened: Opened, split: SplitEngine) -> None:
 
 def test_a_stage_says_that_the_cache_is_lost(opened: Opened, split: SplitEngine) -> None:
     split.stages[1][2].kill()
-    with pytest.raises(CacheLost, match="1 stages were built again"):
+    with pytest.raises(CacheLost, match="1 stages were started again"):
         split.forward([Chunk(IDS[:3], 0, np.array([0], np.int32))])
 
 
@@ -90,7 +90,7 @@ def test_a_replica_in_stages(opened: Opened) -> None:
     async def main() -> None:
         async with fleet_of(opened.file.path, LocalLauncher(), n=1, spec={"split": 2}) as fleet:
             fleet.spec = {**fleet.spec, "split": 0}
-            fleet.grow()
+            fleet.add_replica()
             while len(fleet.up) < 2:
                 await asyncio.sleep(0.05)
             a, b = fleet.up
@@ -125,11 +125,11 @@ def test_the_largest_part_is_as_small_as_it_can_be(sizes: list[int], data: st.Da
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 4), st.booleans())
-def test_pieces_are_the_batch(lengths: list[int], n: int, cut: bool) -> None:
+def test_micro_batches_are_the_batch(lengths: list[int], n: int, cut: bool) -> None:
     """Every token once and in order, no sequence twice in a piece, and the rows that were asked for."""
     pages = np.arange(4, dtype=np.int32)
     batch = [Chunk(np.arange(k, dtype=np.int32), 7, pages, "last") for k in lengths]
-    groups = pieces(batch, n, cut=cut)
+    groups = micro_batches(batch, n, cut=cut)
     for i, chunk in enumerate(batch):
         mine = [c for group in groups for place, c in group if place == i]
         assert np.array_equal(np.concatenate([c.tokens for c in mine]), chunk.tokens)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from assay import cli
-from assay.cli.cluster_options import bar
-from assay.cluster.sweep import Lost, Task, sweep
+from assay.cli.cluster_options import sweep_progress
+from assay.cluster.sweep import Task, WorkerLost, sweep
 from assay.cluster.worker_pool import LocalPool, ProcessWorker, worker_pool
 from assay.errors import AssayError
 from tests import planting
@@ -73,7 +73,7 @@ def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) ->
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    show = bar()
+    show = sweep_progress()
     show(0, 4, {"node b": "windows 16 to 31", "node a": "windows 0 to 15"})
     first = terminal.getvalue()
     assert first.split("\n")[1:] == ["  node a: windows 0 to 15", "  node b: windows 16 to 31", ""]
@@ -116,7 +116,7 @@ def test_addresses() -> None:
     assert worker_pool("local:3").n == 3
     with pytest.raises(AssayError, match="local:N"):
         worker_pool("local:x")
-    with pytest.raises(Lost):
+    with pytest.raises(WorkerLost):
         worker = ProcessWorker("p")
         worker.process.kill()
         worker.ask({})

@@ -16,7 +16,7 @@ from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.evaluate.evaluation import Evaluation, Mean, evaluate
 from assay.evaluate.pieces import Scores, cut
-from assay.evaluate.predictors import EngineSource, Told
+from assay.evaluate.predictors import EngineSource, ServerLogprobs
 from assay.evaluate.score import divergence, score
 from assay.gguf import open_file
 from assay.models import load
@@ -104,14 +104,14 @@ def test_what_a_server_tells_gives_no_more_than_the_divergence(width: int, seed:
     base, rows = rng.normal(0, 2, (2, 3, width))
     logp = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
     listed = [rng.choice(width, rng.integers(1, width + 1), replace=False) for _ in range(3)]
-    told = Told([{int(i): float(logp[n, i]) for i in ids} for n, ids in enumerate(listed)])
+    told = ServerLogprobs([{int(i): float(logp[n, i]) for i in ids} for n, ids in enumerate(listed)])
     for some, all_ in (
         (divergence(base, told), divergence(base, rows)),
         (divergence(told, base), divergence(rows, base)),
     ):
         assert (some <= all_ + 1e-9).all()
         assert (some >= -1e-12).all()
-    everything = Told([{i: float(logp[n, i]) for i in range(width)} for n in range(3)])
+    everything = ServerLogprobs([{i: float(logp[n, i]) for i in range(width)} for n in range(3)])
     assert divergence(base, everything) == pytest.approx(divergence(base, rows), abs=1e-7)
 
 

@@ -115,7 +115,7 @@ def test_an_encoder_generates_nothing(path: Path) -> None:
     others.make("bert", path)
     with assay.load(path) as model:
         for ask in (lambda: model.generate([1, 2]), lambda: model.logits([1, 2])):
-            with pytest.raises(AssayError, match="an encoder, which embeds texts and generates none"):
+            with pytest.raises(AssayError, match="is an encoder, which embeds text and cannot generate it"):
                 ask()
 
 

@@ -488,7 +488,7 @@ def test_a_file_of_the_hub_is_fetched_once_and_checked(hugging: type[Hub], tmp_p
 
 def test_a_download_that_was_cut_goes_on(hugging: type[Hub]) -> None:
     hugging.most = 1000
-    with pytest.raises(AssayError, match=f"found 1000 bytes, expected {len(MODEL)}; run it again to go on"):
+    with pytest.raises(AssayError, match=f"found 1000 bytes, expected {len(MODEL)}; run it again to resume"):
         hub.resolve("hf:owner/repo")
     hugging.most = 10**9
     assert hub.resolve("hf:owner/repo").read_bytes() == MODEL

@@ -19,12 +19,12 @@ from assay.verify.judge.arithmetic import round_to
 from tests import tiny
 
 TOKENS = [1, 300, 297, 12, 300, 77]
-NODES = "^(?!cache_)"  # what engines print: caches are not among it
+NODES = "^(?!cache_)"  # the nodes that engines dump: no caches
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise and hashes are remembered for the session, not for the user."""
+    """Noise and hashes are cached for the session, not in the user's home."""
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path_factory.getbasetemp() / "assay-home"))
 
 

@@ -63,7 +63,7 @@ def test_healthy_is_exit_code_0(path: Path, model: Model, tmp_path: Path, capsys
 
 
 def test_user_faults_are_one_line(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last line says what is wrong; before it stands progress at most, and never a traceback."""
+    """The last line is the error; only progress may precede it, and never a traceback."""
     for arguments, message in (
         ([str(path)], "no DUMP given and no --endpoint"),
         ([str(path), str(tmp_path / "none.jsonl")], "cannot be opened"),

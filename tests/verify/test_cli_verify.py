@@ -40,7 +40,7 @@ def test_trace_then_diff(model: Model, tmp_path: Path, capsys: pytest.CaptureFix
     told = json.loads(text)
     assert code == 0 and told["verdict"] == "same" and told["first_wrong"] is None and told["unmatched"] == []
     assert {"name", "nmse", "cosine", "verdict", "own", "explained_by"} <= set(told["nodes"][0])
-    assert run(capsys, "diff", out, out)[0] == 0  # the trace knows its model
+    assert run(capsys, "diff", out, out)[0] == 0  # the trace names its model
 
 
 def test_trace_as_an_archive(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def written(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report on an engine with two faults, whose name would break a careless page."""
+    """The report on an engine with two faults, whose name contains HTML."""
     folder = tmp_path_factory.mktemp("report")
     case = planting.second(model.file.path, "rope-type", "norm-weight-twice")
     dump = planting.dump(case, "full", model, folder / "dump")

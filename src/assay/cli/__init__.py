@@ -1,11 +1,11 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
 Every verb is a module of its name with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
-`run(args) -> int`; with `COMMAND = True`, `args.command` is what follows `--`. Only the verb that was asked for is
-imported, and what is heavy only when it runs.
+`run(args) -> int`. With `COMMAND = True`, `args.command` holds the words after `--`. Only the module of the given verb
+is imported, and it imports heavy packages only when it runs.
 
-Exit codes: 0 done, 1 a mismatch was found (a result, not an error), 2 a fault of the user's making (one line on
-stderr), 130 interrupted. Anything else is a bug and keeps its traceback.
+Exit codes: 0 done; 1 a mismatch was found (a result, not an error); 2 an error of the user (one line on stderr);
+130 interrupted. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from assay.errors import AssayError
 from assay.system.terminal import printable
 from assay.version import __version__
 
-# A new verb is one module and one name here; the order is that of the help page.
+# A new verb is one module and one name here, in the order of the help page.
 VERBS = (
     "run", "chat", "serve", "ps",
     "list", "pull", "show", "rm",
@@ -43,7 +43,7 @@ EXAMPLE = 'assay run -p "The capital of France is" -n 16'
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one-line errors and examples that keep their line breaks."""
+    """An argument parser with one-line errors and an epilog of examples."""
 
     def __init__(self, prog: str | None = None, description: str | None = None, example: str = "") -> None:
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
@@ -63,12 +63,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def verbs() -> list[str]:
-    """The verbs that are there."""
+    """The verbs whose modules are installed."""
     return [verb for verb in VERBS if find_spec(_module(verb)) is not None]
 
 
 def _module(verb: str) -> str:
-    """`list` has a module of another name: one called so would hide Python's own in this package."""
+    """The module of a verb. That of `list` is called `listing`, so that it does not shadow the built-in type."""
     return f"assay.cli.{'listing' if verb == 'list' else verb}"
 
 
@@ -99,20 +99,20 @@ def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
 
 
 def overview() -> str:
-    """What `assay --help` prints."""
+    """The text of `assay --help`."""
     lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
     return (
         f"{paint('usage:', 'bold')} assay VERB [MODEL] [options]\n\n"
         "Runs GGUF language models and proves every number.\n\n"
         f"{paint('verbs:', 'bold')}\n{lines}\n\n"
-        "MODEL is a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file-or-quant]\n"
-        "or ollama:name[:tag]. `assay VERB --help` says more; `assay --version` prints the version.\n\n"
+        "MODEL is a path, a name such as smollm2 (the default, downloaded once), hf:owner/repo[:file-or-quant]\n"
+        "or ollama:name[:tag]. `assay VERB --help` lists options; `assay --version` prints the version.\n\n"
         f"{paint('example:', 'bold')}\n  {EXAMPLE}"
     )
 
 
 def no_such_verb(verb: str) -> str:
-    """What to type instead: the same thing in this program's words, the nearest verb, or one of all."""
+    """The error for an unknown verb, with a suggestion: the same verb of another tool, the nearest one, or the list."""
     meant = foreign.VERBS.get(verb) or next(iter(difflib.get_close_matches(verb, verbs(), 1)), None)
     if meant in verbs():
         return f"{verb}: no such verb; did you mean `assay {meant}`?"
@@ -122,17 +122,17 @@ def no_such_verb(verb: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
     except AssayError as error:
         return _fault(str(error))
-    except BrokenPipeError:  # the reader went away: `assay … | head`
-        _let_go_of_stdout()
+    except BrokenPipeError:  # the reader closed the pipe: `assay … | head`
+        _discard_stdout()
         return 141
     except OSError as error:
-        _let_go_of_stdout()
+        _discard_stdout()
         what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return _fault(f"{what}{error.strerror or error}")
     except MemoryError as error:
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if sys.stdout is None:  # closed by the caller: `assay … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open to the end
-    for stream in (sys.stdout, sys.stderr):  # a character the terminal lacks is escaped, not a crash
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal cannot show is escaped
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -169,8 +169,8 @@ def _dispatch(arguments: list[str]) -> int:
     return code
 
 
-def _let_go_of_stdout() -> None:
-    """If what was printed cannot be written, forget it: Python would complain again when it flushes at exit."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null if it cannot be flushed, because Python would fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

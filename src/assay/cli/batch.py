@@ -1,8 +1,8 @@
-"""`assay run --batch`: a file of prompts in, a file of answers out, in the same order, computed together.
+"""`assay run --batch`: answer a file of prompts, computed together, and write the answers in the same order.
 
-A line is a JSON value: a string or `{"prompt": …}` (as -p), `{"ids": […]}`, or `{"messages": […]}`; an object may have
-an `id`, which its answer keeps, and settings of its own under the names that the library has for them. Blank lines do
-not count. A line that cannot be answered gets `{"error": …}` in its place, and the others go on.
+A line is a JSON value: a string or `{"prompt": …}` (as -p), `{"ids": […]}`, or `{"messages": […]}`. An object may have
+an `id`, which its answer repeats, and its own settings under the names of the Python API. Blank lines are skipped.
+A line that fails gets `{"error": …}` in its place; the other lines are still answered.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def run_batch(args: argparse.Namespace) -> int:
 
     to_file = args.output not in (None, "-")
     if args.resume and not to_file:
-        raise AssayError("--resume: needs the file to go on with; name it with -o FILE")
+        raise AssayError("--resume: needs the file to continue; name it with -o FILE")
     start = time.monotonic()
     lines = _lines(args.batch)
     skipped = _skip_answered(Path(args.output), lines) if args.resume else 0
     start_template_process(args)
     opened = common.opened(args, cache_size=None)
     params = common.sampler_params(args, opened)
-    asked: list[tuple[int, Any]] = []  # index and id of what has been taken from `lines` and not been written
+    asked: list[tuple[int, Any]] = []  # index and id of lines that were read but not answered yet
 
     def requests() -> Iterator[Any]:
         for index, line in lines:
@@ -68,7 +68,7 @@ def run_batch(args: argparse.Namespace) -> int:
         summary = {"path": args.output, "lines": done, "skipped": skipped, "failed": failed, "tokens": tokens}
         common.emit(args, summary | {"seconds": seconds}, "")
     if failed:
-        raise AssayError(f"--batch: {failed} of {done} lines could not be answered; their `error` says why")
+        raise AssayError(f"--batch: {failed} of {done} lines could not be answered; see their `error`")
     return 0
 
 
@@ -92,7 +92,7 @@ def _output(args: argparse.Namespace) -> Any:
 
 
 def _request(args: argparse.Namespace, opened: Opened, line: bytes, params: Any) -> tuple[Any, Any]:
-    """The line's id, and a request for `LanguageModel.batch` or what is wrong with it."""
+    """The id of a line, and its request for `LanguageModel.batch` or its error."""
     name = None
     try:
         value = _parse(line)
@@ -113,7 +113,7 @@ def _request(args: argparse.Namespace, opened: Opened, line: bytes, params: Any)
 def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line.decode())
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except (ValueError, RecursionError) as error:
         raise AssayError(f"line: is not JSON ({str(error)[:100]})") from None
     if isinstance(value, str):
@@ -126,7 +126,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _defaults(args: argparse.Namespace, line: dict[str, Any]) -> dict[str, Any]:
-    """What the command line says of every answer, unless the line says otherwise."""
+    """Settings of the command line, which a line can override."""
     from assay.library.settings import LENGTHS
 
     found = {"stop": args.stop, "logprobs": args.logprobs, "ignore_eos": args.ignore_eos}
@@ -153,7 +153,7 @@ def _answer(pending: Pending, opened: Opened) -> dict[str, Any]:
 
 
 def _skip_answered(path: Path, lines: Iterator[tuple[int, bytes]]) -> int:
-    """Go past the lines that have an answer in `path`; an answer that was cut off while being written is taken out."""
+    """Skip the lines that have an answer in `path`. An answer that was only partly written is removed."""
     if not path.exists():
         return 0
     with open(path, "r+b") as file:
@@ -173,7 +173,7 @@ def _count(path: Path, file: BinaryIO, lines: Iterator[tuple[int, bytes]]) -> in
         except (ValueError, KeyError, RecursionError):
             fits = False
         if not fits:
-            raise AssayError(f"{path}: line {count + 1} is no answer of a batch; name another file with -o")
+            raise AssayError(f"{path}: line {count + 1} is not an answer of a batch; name another file with -o")
         asked = next(lines, None)
         if asked is None:
             raise AssayError(f"{path}: has more answers than there are prompts; name another file with -o")

@@ -1,7 +1,7 @@
-"""`assay bench`: how fast a model runs here, and how much of the machine that is.
+"""`assay bench`: the speed of a model on this machine, and its share of the hardware peak.
 
-Two ceilings are measured in the same run: how fast memory can be read, which bounds decoding (every weight is read
-for every token), and how many integer dot products the cores can do, which bounds prefill.
+Two peaks are measured in the same run. Memory read bandwidth bounds decoding, which reads every weight for every token.
+The integer dot product rate of the cores bounds prefill.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
     group = parser.add_argument_group("what to measure")
     group.add_argument(
-        "-p", "--prefill", type=lengths, default=[512], metavar="N,…", help="prompt lengths; default 512"
+        "-p", "--prefill", type=lengths, default=[512], metavar="N,…", help="prompt lengths in tokens; default 512"
     )
     group.add_argument(
-        "-d", "--depth", type=lengths, default=[128], metavar="N,…", help="tokens before decoding; default 128"
+        "-d",
+        "--depth",
+        type=lengths,
+        default=[128],
+        metavar="N,…",
+        help="context lengths at which to decode; default 128",
     )
     group.add_argument(
-        "-n", "--decode", type=common.whole(1), default=64, metavar="N", help="tokens decoded; default 64"
+        "-n", "--decode", type=common.whole(1), default=64, metavar="N", help="tokens to decode; default 64"
     )
     group.add_argument("-r", "--repeat", type=common.whole(1), default=5, metavar="N", help="repetitions; default 5")
     common.add_engine_arguments(parser)
@@ -47,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lengths(text: str) -> list[int]:
-    """An argument type: lengths with commas between them."""
+    """An argument type: lengths separated by commas."""
     return [common.whole(1)(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:
-    args.model = path = common.model_path(args)  # fetched before the clock starts
+    args.model = path = common.model_path(args)  # downloaded before the clock starts
     start = time.perf_counter()
     needed = max([*args.prefill, *(depth + args.decode for depth in args.depth)])
     args.ctx_size = args.ctx_size or max(needed, 32)
@@ -100,7 +105,7 @@ def step(engine: Engine, ids: Sequence[int], start: int) -> None:
 
 
 def tokens(engine: Engine, count: int) -> list[int]:
-    """Ids spread over the vocabulary; what they mean does not matter for speed."""
+    """Ids spread over the vocabulary; speed does not depend on their meaning."""
     return [(i * 7919 + 11) % engine.model.hparams.n_vocab for i in range(count)]
 
 
@@ -123,14 +128,14 @@ def decode(engine: Engine, depth: int, count: int) -> float:
 
 
 def spread(count: int, measure: Callable[[], float], repeat: int) -> dict[str, Any]:
-    """Tokens per second: the median of the repetitions and the range they fell into."""
-    measure()  # the first one pays for memory that is touched for the first time
+    """Tokens per second: median and range of the repetitions."""
+    measure()  # warm up: the first run also pays for page faults
     speeds = [count / measure() for _ in range(repeat)]
     return {"tok_s": statistics.median(speeds), "min": min(speeds), "max": max(speeds), "runs": speeds}
 
 
 def memory(engine: Engine) -> dict[str, int]:
-    """Resident bytes of this process, and what the engine says of its own."""
+    """Resident bytes of this process, and the engine's own account of its memory."""
     found = asdict(engine.memory)
     try:
         with open("/proc/self/status") as lines:
@@ -166,7 +171,7 @@ def work(model: Model) -> tuple[int, int, int]:
 
 
 def ceilings(model: Model, engine: Engine, result: dict[str, Any]) -> dict[str, Any]:
-    """What the machine can do with as many threads, and which share of it the best measured speeds are."""
+    """Hardware peaks with the same number of threads, and the shares that the measured speeds reach."""
     from assay import _native
 
     peak = _native.measure_dot_peak(engine.threads, 0.5)

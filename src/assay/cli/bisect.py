@@ -1,4 +1,4 @@
-"""`assay bisect`: two builds or settings of an engine against each other, and the definition as the judge."""
+"""`assay bisect`: find the first difference between two builds or settings of an engine, and which one is right."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from pathlib import Path
 from assay.cli.common import add_json_argument, emit, say, text_argument, token_ids
 from assay.errors import AssayError
 
-HELP = "say where two builds or settings of an engine part, and which is right"
+HELP = "find where two builds or settings of an engine differ, and which is right"
 EXAMPLE = """\
-assay bisect before.npz after.npz -m smollm2                        # exit 0: they agree, 1: they part
+assay bisect before.npz after.npz -m smollm2                        # exit 0: they agree, 1: they differ
 assay bisect "./engine-old --dump" "./engine --dump" -m smollm2 -p "The capital of France is"
 assay bisect http://localhost:8080 http://localhost:8081 -m smollm2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a dump, a quoted command that prints or writes one, or http://…")
-    parser.add_argument("b", metavar="B", help="the other")
-    parser.add_argument("-m", "--model", metavar="MODEL", help="the model: its definition tells which of them is right")
-    parser.add_argument("--dump", metavar="FILE", help="read this file, which both commands write, not what they print")
-    parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="the text that both are given")
-    parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="the ids that both are given")
-    parser.add_argument("--map", metavar="FILE", help="JSON object from the engine's names to nodes")
+    parser.add_argument("b", metavar="B", help="the other one")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="model whose definition decides which one is right")
     parser.add_argument(
-        "--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md"
+        "--dump", metavar="FILE", help="read this file, written by both commands, instead of their output"
+    )
+    parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that both are given")
+    parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids that both are given")
+    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the engine's names to node names")
+    parser.add_argument(
+        "--pattern",
+        action="append",
+        default=[],
+        metavar="P",
+        help="pattern of a log line; see docs/reference/dump-format.md",
     )
     add_json_argument(parser)
 

@@ -1,4 +1,4 @@
-"""`assay chat`: a conversation in the terminal, or through a pipe with a line a turn."""
+"""`assay chat`: a conversation in the terminal, or through a pipe with one turn per line."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from assay.runtime.generate import Event, Result
     from assay.runtime.session import Session
 
-HELP = "converse; the model remembers"
+HELP = "hold a conversation"
 EXAMPLE = """
 assay chat --system "Answer in one sentence."
 echo "What is the capital of France?" | assay chat --temp 0 --json
 """
 
-# What is typed, what it does, and the other names it has.
+# A command with its arguments, its help, and its aliases.
 COMMANDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("/help", "this list", ("/?", "/h")),
-    ("/set NAME VALUE", "a setting of the next answers, such as temp 0.2; `stats on`; alone: all of them", ()),
-    ("/system TEXT", "begin anew under another system message; without TEXT under none", ()),
-    ("/reset", "forget the conversation", ("/clear", "/new")),
-    ("/regenerate", "another answer to the last message", ("/regen", "/again")),
-    ("/history", "the conversation so far", ()),
-    ("/save NAME", "keep the conversation, under a name or in a file.json", ()),
-    ("/load NAME", "go on with one that was kept; without NAME: those there are", ()),
-    ("/exit", "leave; so does Ctrl-D", ("/quit", "/bye")),
+    ("/set NAME VALUE", "change a setting, such as temp 0.2 or stats on; without arguments: list all", ()),
+    ("/system TEXT", "start a new conversation with this system message; without TEXT: with none", ()),
+    ("/reset", "start a new conversation", ("/clear", "/new")),
+    ("/regenerate", "generate another answer to the last message", ("/regen", "/again")),
+    ("/history", "print the conversation so far", ()),
+    ("/save NAME", "save the conversation, under a name or in a file.json", ()),
+    ("/load NAME", "continue a saved conversation; without NAME: list them", ()),
+    ("/exit", "leave, as does Ctrl-D", ("/quit", "/bye")),
 )
 _NAMES = {name: usage.split()[0] for usage, _, others in COMMANDS for name in (usage.split()[0], *others)}
-NOTE = 'End a line with \\ to go on, or put """ around several lines. Ctrl-C stops an answer.'
+NOTE = 'End a line with \\ to continue on the next one, or put """ around several lines. Ctrl-C stops an answer.'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(parser)
     parser.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
-                        help="end an answer where this text comes; repeatable")  # fmt: skip
+                        help="end an answer before this text; repeatable")  # fmt: skip
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
     common.add_stats_argument(parser)
@@ -111,7 +111,7 @@ class _Chat:
                     self.answer(partial(self.session.ask, text))
 
     def inputs(self) -> Iterator[str]:
-        """Turns: a line, lines joined by a trailing backslash, or a block between triple quotes."""
+        """Read turns: a line, lines joined by a trailing backslash, or a block between triple quotes."""
         lines: list[str] = []
         block = False
         while True:
@@ -123,7 +123,7 @@ class _Chat:
                 if lines:
                     yield "\n".join(lines)
                 return
-            except KeyboardInterrupt:  # at the prompt it drops what was typed
+            except KeyboardInterrupt:  # at the prompt: discard the typed lines
                 self.note("")
                 lines, block = [], False
                 continue
@@ -155,18 +155,18 @@ class _Chat:
             raise AssayError(f"standard input: not valid UTF-8 (byte 0x{line[error.start]:02x})") from None
 
     def ask_terminal(self, prompt: str) -> str:
-        """A line typed by a person; the prompt never goes into a redirected stdout."""
+        """Read a line from the terminal. The prompt is never written to a redirected stdout."""
         if not sys.stdout.isatty():
             print(prompt, end="", file=sys.stderr, flush=True)
             prompt = ""
         try:
             return input(_prompt(prompt))
         except UnicodeDecodeError:
-            self.note("that was not valid UTF-8; type it again")
+            self.note("the input is not valid UTF-8; type it again")
             return ""
 
     def command(self, text: str) -> bool:
-        """Obey; False to leave."""
+        """Run a command. False ends the chat."""
         typed, _, rest = text.partition(" ")
         name, rest = _NAMES.get(typed, ""), rest.strip()
         if name == "/exit":
@@ -195,11 +195,11 @@ class _Chat:
 
     def on_system(self, rest: str) -> None:
         self.session.set_system(rest or None)
-        self.note("a new conversation under that system message" if rest else "no system message")
+        self.note("started a new conversation with that system message" if rest else "no system message")
 
     def on_reset(self, _: str) -> None:
         self.session.reset()
-        self.note("the conversation is forgotten")
+        self.note("started a new conversation")
 
     def on_regenerate(self, _: str) -> None:
         if self.session.can_repeat:
@@ -211,17 +211,17 @@ class _Chat:
         self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
 
     def on_save(self, rest: str) -> None:
-        self.note(f"kept as {keep(rest, self.session.messages)}")
+        self.note(f"saved as {keep(rest, self.session.messages)}")
 
     def on_load(self, rest: str) -> None:
         if not rest:
-            self.note(", ".join(kept()) or "none has been kept; /save NAME does it")
+            self.note(", ".join(kept()) or "no conversation is saved; use /save NAME")
             return
         self.session.messages = bring(rest)
         self.note(f"{len(self.session.messages)} messages")
 
     def answer(self, ask: Callable[[], Iterator[Event]]) -> None:
-        """Show an answer as it comes. Ctrl-C ends it and the conversation goes on with what there is."""
+        """Stream an answer. Ctrl-C ends it; the conversation continues with the partial answer."""
         shown = 0
         try:
             events = ask()
@@ -259,11 +259,11 @@ class _Chat:
         return len(text)
 
     def note(self, text: str) -> None:
-        """Aside, and dim where a terminal is."""
+        """Print a note on stderr, dim on a terminal."""
         print(paint(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def _prompt(text: str) -> str:
-    """In colour; what readline must not count stands between two marks."""
+    """The prompt in colour. Escape codes are marked, so that readline does not count their width."""
     painted = paint(text, "cyan")
     return painted.replace("\033[36m", "\001\033[36m\002").replace("\033[0m", "\001\033[0m\002")

@@ -1,4 +1,4 @@
-"""`assay check`: is this engine right on this model? One command, exit 0 or 1."""
+"""`assay check`: test whether an engine computes a model correctly; exit code 0 or 1."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ assay check smollm2 --engine tinygrad --lengths 1,5"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_run_arguments(parser, "cpu")
-    parser.add_argument("--lengths", type=token_ids, metavar="N,…", help="tokens of each run; default: 1,2,7,33")
     parser.add_argument(
-        "--html", metavar="FILE", help="also write the page of the first check that fails, else the last"
+        "--lengths", type=token_ids, metavar="N,…", help="prompt lengths in tokens, one run each; default: 1,2,7,33"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write a page about the first check that fails, else the last one"
     )
     add_cluster_argument(parser)
     add_json_argument(parser)
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     on = opened(args)
     options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type}
-    if args.cluster is not None and _passes_elsewhere(args, on, options):
+    if args.cluster is not None and _passes_on_cluster(args, on, options):
         return 0
     done = []
     page = None
@@ -53,13 +55,13 @@ def run(args: argparse.Namespace) -> int:
     if page is not None and page.dump is not None:
         write_html(Path(args.html), on.model, page.dump, page.diff)
     found = verdict_of(on.model, done)
-    summary = repr(found).split("\n", len(done))[-1]  # the checks themselves have been printed
+    summary = repr(found).split("\n", len(done))[-1]  # the checks are already printed
     emit(args, {"model": str(on.file.path), "engine": args.engine} | found.to_dict(), summary)
     return 0 if found else 1
 
 
-def _passes_elsewhere(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> bool:
-    """A length a task. Where one fails, the checks are done again here, for the page and the words about it."""
+def _passes_on_cluster(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> bool:
+    """Run the checks on a cluster, one task per length. If one fails, the caller repeats them here for the report."""
     from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
     from assay.library.verdicts import verdict_of

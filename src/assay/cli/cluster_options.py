@@ -1,4 +1,4 @@
-"""Naming a cluster on the command line: where replicas and the workers of a sweep run."""
+"""Arguments that name a cluster, and the launchers and worker pools made from them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 def add_cluster_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, sweep: bool = True) -> None:
     parser.add_argument(
         "--cluster", nargs="?", const="", metavar="ADDRESS",
-        help="compute on a Ray cluster (RAY_ADDRESS, else one of this machine), or `local[:N]`: N processes here",
+        help="compute on a Ray cluster (default: RAY_ADDRESS, else a new local one); `local[:N]`: N local processes",
     )  # fmt: skip
     parser.add_argument(
-        "--insecure-cluster", action="store_true", help="join a Ray cluster that has no token authentication"
+        "--insecure-cluster", action="store_true", help="allow a Ray cluster without token authentication"
     )
     if sweep:
         parser.add_argument(
-            "--results", metavar="DIR", help="where finished parts are kept, so that a killed sweep goes on"
+            "--results", metavar="DIR", help="folder of finished results, from which an interrupted sweep resumes"
         )
 
 
 def address(args: argparse.Namespace) -> str | None:
-    """`local`, or a Ray cluster's address; None: a Ray of this machine."""
+    """`local`, or the address of a Ray cluster; None starts a Ray cluster on this machine."""
     return args.cluster or os.environ.get("RAY_ADDRESS") or None
 
 
@@ -51,7 +51,7 @@ def worker_pool(args: argparse.Namespace) -> WorkerPool:
 
 
 def launcher(args: argparse.Namespace) -> Callable[[], Launcher]:
-    """What starts the replicas: processes of this machine, or actors of a Ray cluster."""
+    """The launcher of replicas: processes of this machine, or actors of a Ray cluster."""
     from assay.cluster.launchers import LocalLauncher, local_processes
 
     if local_processes(args.cluster) is not None:
@@ -64,16 +64,17 @@ def launcher(args: argparse.Namespace) -> Callable[[], Launcher]:
 
 
 def bounds(text: str) -> Bounds:
-    """`3`, or `1:4`: from one to four, by how long requests wait."""
+    """An argument type: `3`, or `1:4` for one to four replicas, autoscaled by queue time."""
     from assay.cluster.fleet import Bounds
 
     low, _, high = text.partition(":")
     if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low) <= 1024:
-        raise argparse.ArgumentTypeError(f"expected N or LEAST:MOST (found {text!r})")
+        raise argparse.ArgumentTypeError(f"expected N or MIN:MAX (found {text!r})")
     return Bounds(int(low), int(high or low))
 
 
 def share(text: str) -> float:
+    """An argument type: a number between 0 and 1."""
     try:
         value = float(text)
     except ValueError:
@@ -84,7 +85,7 @@ def share(text: str) -> float:
 
 
 def sweep_progress() -> Callable[[int, int, Mapping[str, str]], None]:
-    """Progress of a sweep on stderr: how much is done, and a line for what each worker does. Gone when all is."""
+    """Progress of a sweep on a terminal: a bar, and one line per worker with its task. Erased at the end."""
     drawn, lines, begun = 0.0, 0, time.monotonic()
 
     def show(done: int, total: int, who: Mapping[str, str]) -> None:
@@ -106,7 +107,7 @@ def sweep_progress() -> Callable[[int, int, Mapping[str, str]], None]:
 
 
 def needs_cluster(args: argparse.Namespace, **given: object) -> None:
-    """Refuse what has no meaning on one machine."""
+    """Refuse options that need a cluster."""
     for name, value in given.items():
         if value and args.cluster is None:
             raise AssayError(f"--{name}: needs --cluster")

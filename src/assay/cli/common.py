@@ -1,4 +1,7 @@
-"""What verbs share: naming a model, an engine and a sampler on the command line; results out, progress aside."""
+"""Arguments that several verbs share (model, engine, sampling), and how they print results and notes.
+
+Results go to stdout; progress and notes go to stderr.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
-from assay.system.plain import plain as plain  # verbs have it from here
+from assay.system.plain import plain as plain  # verbs import it from here
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
@@ -34,15 +37,15 @@ if TYPE_CHECKING:
 
 MODEL_HELP = (
     "a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
-    "default: smollm2, fetched once"
+    "default: smollm2, downloaded once"
 )
 
 
 class Once(argparse.Action):
-    """A value that has two places on the command line, and may stand in one of them."""
+    """An argument that can be given in two forms, such as MODEL and -m MODEL, but only once."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
-        if value is None:  # argparse hands over the default of a place that stayed empty
+        if value is None:  # argparse also calls this with the default of an omitted positional
             return
         if getattr(namespace, self.dest, None) is not None:
             parser.error(f"{value}: the {self.dest} is given twice")
@@ -50,7 +53,7 @@ class Once(argparse.Action):
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """MODEL, or `-m MODEL` as llama.cpp and llm have it."""
+    """MODEL, or `-m MODEL` as in llama.cpp and llm."""
     parser.set_defaults(model=None)
     parser.add_argument("model", nargs="?", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help=MODEL_HELP)
     add_model_option(parser)
@@ -64,7 +67,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """The file that the MODEL argument names, fetched if need be, with a progress bar on stderr."""
+    """The file of the MODEL argument. It is downloaded if necessary, with a progress bar on stderr."""
     from assay.runtime import hub
 
     with progress() as bar:
@@ -72,7 +75,7 @@ def model_path(args: argparse.Namespace) -> Path:
 
 
 def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
-    """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
+    """Open the model of MODEL with the engine options. `cache_size` 0 means a cache for one context."""
     from assay.runtime.opening import OpenOptions, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
@@ -97,45 +100,49 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--engine", metavar="NAME", help="reference, cpu or cuda; default: the fastest of this machine")
+    group.add_argument("--engine", metavar="NAME", help="reference, cpu or cuda; default: the fastest on this machine")
     group.add_argument(
         "--precision",
         metavar="NAME",
-        help="the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+        help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
     )
-    group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
+    group.add_argument(
+        "-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: chosen by the engine"
+    )
     group.add_argument(
         "-c", "--ctx-size", type=whole(0), metavar="N",
-        help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
+        help=f"context size in tokens; 0: the training context; default: the training context, at most {DEFAULT_CTX}",
     )  # fmt: skip
-    group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+    group.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
     group.add_argument(
         "--lookahead", action=argparse.BooleanOptionalAction, default=True,
-        help="guess tokens from what came before and check them together, where it pays; the text is the same",
+        help="speculate: guess tokens from earlier text and check several in one step; the output is the same",
     )  # fmt: skip
-    group.add_argument("--draft", metavar="MODEL", help="a small model of the same vocabulary that guesses, too")
+    group.add_argument(
+        "--draft", metavar="MODEL", help="draft model for speculation: a small model with the same vocabulary"
+    )
 
 
 # --- sampling
 
-# Field of SamplerParams, its flags in llama.cpp, and its meaning. Type and default are the field's.
+# Field of SamplerParams, its flags (those of llama.cpp), its help. The field has the type and the default.
 SAMPLING: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("temp", ("--temp", "--temperature"), "temperature; 0 is greedy"),
     ("top_k", ("--top-k",), "keep the k most probable tokens; 0: all"),
-    ("top_p", ("--top-p",), "keep the most probable until their mass reaches p; 1: off"),
-    ("min_p", ("--min-p",), "keep tokens at least this fraction as probable as the best; 0: off"),
+    ("top_p", ("--top-p",), "keep the most probable tokens until their total probability reaches p; 1: off"),
+    ("min_p", ("--min-p",), "keep tokens with at least this fraction of the best probability; 0: off"),
     ("typical", ("--typical", "--typical-p"), "locally typical sampling; 1: off"),
-    ("top_n_sigma", ("--top-n-sigma", "--top-nsigma"), "keep logits within n deviations of the best; -1: off"),
-    ("repeat_last_n", ("--repeat-last-n",), "tokens the penalties look back; 0: none, -1: all"),
-    ("repeat_penalty", ("--repeat-penalty",), "of tokens that came before; 1: off"),
-    ("frequency_penalty", ("--frequency-penalty",), "for each time a token came before; 0: off"),
-    ("presence_penalty", ("--presence-penalty",), "for having come before at all; 0: off"),
-    ("dry_multiplier", ("--dry-multiplier",), "DRY penalty of repeated sequences; 0: off"),
-    ("dry_base", ("--dry-base",), "DRY: growth of the penalty with the length"),
-    ("dry_allowed_length", ("--dry-allowed-length",), "DRY: longest repetition that is free"),
-    ("dry_penalty_last_n", ("--dry-penalty-last-n",), "DRY: tokens it looks back; 0: none, -1: all"),
-    ("xtc_probability", ("--xtc-probability",), "chance of dropping the likeliest tokens; 0: off"),
-    ("xtc_threshold", ("--xtc-threshold",), "XTC: probability from which a token may be dropped"),
+    ("top_n_sigma", ("--top-n-sigma", "--top-nsigma"), "keep logits within n standard deviations of the best; -1: off"),
+    ("repeat_last_n", ("--repeat-last-n",), "how many recent tokens the penalties consider; 0: none, -1: all"),
+    ("repeat_penalty", ("--repeat-penalty",), "penalty factor for tokens that occurred before; 1: off"),
+    ("frequency_penalty", ("--frequency-penalty",), "penalty for each earlier occurrence of a token; 0: off"),
+    ("presence_penalty", ("--presence-penalty",), "penalty for a token that occurred before at all; 0: off"),
+    ("dry_multiplier", ("--dry-multiplier",), "DRY: penalty for repeated sequences; 0: off"),
+    ("dry_base", ("--dry-base",), "DRY: base of the penalty's growth with the length"),
+    ("dry_allowed_length", ("--dry-allowed-length",), "DRY: longest repetition without a penalty"),
+    ("dry_penalty_last_n", ("--dry-penalty-last-n",), "DRY: how many recent tokens to consider; 0: none, -1: all"),
+    ("xtc_probability", ("--xtc-probability",), "XTC: probability of dropping the most probable tokens; 0: off"),
+    ("xtc_threshold", ("--xtc-threshold",), "XTC: smallest probability of a token that may be dropped"),
 )
 
 
@@ -143,8 +150,10 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = {field.name: field.default for field in fields(SamplerParams)}
     group = parser.add_argument_group("sampling, as in llama.cpp")
     group.add_argument("-n", "--predict", "--n-predict", type=whole(-1), default=-1, metavar="N",
-                       help="tokens to generate; -1 (default): until the end of the answer or the context")  # fmt: skip
-    group.add_argument("-s", "--seed", type=whole(-1), default=-1, metavar="N", help="-1 (default): random")
+                       help="maximum tokens to generate; -1 (default): no limit but the context")  # fmt: skip
+    group.add_argument(
+        "-s", "--seed", type=whole(-1), default=-1, metavar="N", help="seed of the sampler; -1 (default): random"
+    )
     for name, flags, text in SAMPLING:
         default = defaults[name]
         kind = whole(-(2**31)) if isinstance(default, int) else number
@@ -152,10 +161,10 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
             *flags, dest=name, type=kind, default=default, metavar="N", help=f"{text} (default {default})"
         )
     group.add_argument("--dry-sequence-breaker", action="append", type=text_argument, metavar="TEXT",
-                       help=r"DRY does not look past it; repeatable; default: \n : \" *; `none`: none")  # fmt: skip
+                       help=r"DRY: text that ends a repetition; repeatable; default: \n : \" *; none: off")  # fmt: skip
     group.add_argument("-l", "--logit-bias", action="append", default=[], type=_bias, metavar="ID±V",
                        help="add to a token's logit, as in 15043+1.5 or 2-inf; repeatable")  # fmt: skip
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the model ends its answer")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-sequence token")
 
 
 def sampler_params(args: argparse.Namespace, opened: Opened) -> SamplerParams:
@@ -179,7 +188,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """An argument type: a whole number from `least` on."""
+    """An argument type: an integer of at least `least`."""
 
     def convert(text: str) -> int:
         try:
@@ -204,7 +213,7 @@ def number(text: str) -> float:
 
 
 def text_argument(text: str) -> str:
-    """An argument that is text: its bytes must have been UTF-8."""
+    """An argument type: text. The bytes on the command line must be valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -213,7 +222,7 @@ def text_argument(text: str) -> str:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of stdin for `-`, byte for byte; it must be UTF-8."""
+    """The text of a file, or of stdin for `-`. Line ends are not translated; it must be UTF-8."""
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     name = "standard input" if path == "-" else path
     try:
@@ -225,18 +234,18 @@ def read_text(path: str) -> str:
 
 
 def is_piped() -> bool:
-    """Whether standard input is a pipe or a file that somebody put there; a device or a socket is not."""
+    """Whether standard input is a pipe or a regular file; a device or a socket is not."""
     if sys.stdin is None:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):  # no file at all: a buffer, or closed
+    except (OSError, ValueError):  # not a file: a buffer, or closed
         return not sys.stdin.closed
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def token_ids(text: str) -> list[int]:
-    """Ids separated by commas or spaces, brackets allowed."""
+    """An argument type: token ids separated by commas or spaces, optionally in brackets."""
     items = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     try:
         return [int(item) for item in items]
@@ -246,7 +255,9 @@ def token_ids(text: str) -> list[int]:
 
 def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
-        "--template", metavar="NAME", help="another chat template than the file's: a built-in one or a file"
+        "--template",
+        metavar="NAME",
+        help="chat template instead of the file's own: the name of a built-in one, or a file",
     )
     add_template_variables(parser)
 
@@ -255,12 +266,12 @@ def add_template_variables(parser: argparse.ArgumentParser | argparse._ArgumentG
     parser.add_argument(
         "--template-arg", "--chat-template-kwargs", dest="template_args", action="append", type=_template_argument,
         metavar="KEY=VALUE",
-        help="a variable of the template, such as enable_thinking=false; repeatable; a JSON object sets several",
+        help="variable of the chat template, such as enable_thinking=false; repeatable; a JSON object sets several",
     )  # fmt: skip
 
 
 def _template_argument(text: str) -> dict[str, Any]:
-    """`KEY=VALUE`, the value as JSON where it is JSON and as text where not; or a JSON object."""
+    """`KEY=VALUE`, or a JSON object. A value that is not valid JSON is taken as text."""
 
     def value(some: str) -> Any:
         try:
@@ -280,7 +291,7 @@ def _template_argument(text: str) -> dict[str, Any]:
 
 
 def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The variables of the template, the last of a name counting."""
+    """The variables of the template. The last value of a name is used."""
     return {key: value for some in getattr(args, "template_args", None) or () for key, value in some.items()}
 
 
@@ -289,7 +300,7 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_stats_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--stats", "--verbose", "-v", action="store_true", help="tokens and speed of an answer, on stderr"
+        "--stats", "--verbose", "-v", action="store_true", help="print token counts and speed of an answer on stderr"
     )
 
 
@@ -300,7 +311,10 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 def emit(
     args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str], *, exact: bool = False
 ) -> None:
-    """The result on stdout: the object with --json, else the text. `exact`: a pipe gets it to the letter."""
+    """Print the result on stdout: the object with --json, else the text.
+
+    With `exact`, control characters are escaped only on a terminal, not in a pipe or a file.
+    """
     if args.json:
         print(json.dumps(plain(obj), allow_nan=False))
         return
@@ -310,17 +324,17 @@ def emit(
 
 
 def for_terminal(text: str) -> str:
-    """A model's own words: to the letter into a pipe or a file, with nothing that a terminal obeys on one."""
+    """Text of a model: unchanged for a pipe or a file, control sequences escaped for a terminal."""
     return harmless(text) if sys.stdout.isatty() else text
 
 
 def say(line: str) -> None:
-    """Progress and notes, aside."""
+    """Print a note on stderr."""
     print(harmless(line), file=sys.stderr, flush=True)
 
 
 def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Every token with its log-probability and the best there were."""
+    """Every token with its log-probability and the best alternatives."""
     return [
         {
             "id": choice.id,
@@ -334,18 +348,18 @@ def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 @contextmanager
 def interruptible(generation: Generation) -> Iterator[None]:
-    """While inside, Ctrl-C ends the generation and nothing else; a second one ends the program."""
+    """Within this context Ctrl-C ends the generation only; a second Ctrl-C ends the program."""
 
     def first(_signal: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, previous)
         generation.interrupt()
-        if generation.computing:  # no need to wait for the step to end
+        if generation.computing:  # do not wait for the current step
             raise KeyboardInterrupt
 
     previous = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, first)
-    except ValueError:  # not the main thread: signals are somebody else's
+    except ValueError:  # not the main thread, which alone can handle signals
         yield
         return
     try:

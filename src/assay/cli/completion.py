@@ -1,4 +1,4 @@
-"""`assay completion`: what a shell needs to complete verbs, options, models and files."""
+"""`assay completion`: print a shell script that completes verbs, options, models and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from assay.cli import common
 
-HELP = "the completion of bash, zsh or fish, to be sourced"
+HELP = "print the completion script of bash, zsh or fish"
 EXAMPLE = """
 source <(assay completion bash)                          # in ~/.bashrc; likewise zsh in ~/.zshrc
 assay completion fish > ~/.config/fish/completions/assay.fish

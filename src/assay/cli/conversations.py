@@ -1,4 +1,4 @@
-"""What a chat keeps beyond itself: lines that were typed, conversations under a name, settings while it goes on."""
+"""State of `assay chat`: the history of typed lines, saved conversations, and settings changed with /set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.system.home import home
 if TYPE_CHECKING:
     from assay.runtime.session import Session
 
-LINES = 1000  # typed lines that are remembered
+LINES = 1000  # typed lines in the history
 _LARGEST = 64 << 20  # bytes of a conversation
 _OTHERS = {
     "temperature": "temp",
@@ -33,7 +33,7 @@ _OTHERS = {
 
 @contextlib.contextmanager
 def recalled() -> Iterator[None]:
-    """Line editing, with what was typed in earlier sessions; where the system has it."""
+    """Line editing with the history of earlier sessions, if readline is available."""
     try:
         import readline
     except ImportError:
@@ -48,7 +48,7 @@ def recalled() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # what people type is theirs alone
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # readable by the user only
             readline.write_history_file(path)
 
 
@@ -56,7 +56,7 @@ def recalled() -> Iterator[None]:
 
 
 def keep(name: str, messages: list[dict[str, str]]) -> Path:
-    """Write a conversation; where it went."""
+    """Save a conversation and return its path."""
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps({"messages": messages}, ensure_ascii=False, indent=1) + "\n")
@@ -64,11 +64,13 @@ def keep(name: str, messages: list[dict[str, str]]) -> Path:
 
 
 def bring(name: str) -> list[dict[str, str]]:
-    """A conversation that was kept, or a file of messages as OpenAI writes them."""
+    """Load a saved conversation, or a JSON file of messages in OpenAI's form."""
     path = _path(name)
     if not path.is_file():
         there = ", ".join(kept())
-        raise AssayError(f"{name}: no such conversation; {f'there are {there}' if there else 'none has been kept'}")
+        raise AssayError(
+            f"{name}: no such conversation; {f'there are {there}' if there else 'no conversation is saved'}"
+        )
     if path.stat().st_size > _LARGEST:
         raise AssayError(f"{path}: too large for a conversation")
     try:
@@ -97,7 +99,7 @@ def _path(name: str) -> Path:
 
 
 def changed(session: Session, text: str) -> str | bool:
-    """What `/set TEXT` did, in words; a truth value for the statistics, which are the terminal's own."""
+    """Apply `/set TEXT` and describe the change. A bool switches the statistics, which the terminal handles."""
     words = text.removeprefix("parameter ").split()
     if not words:
         return "\n".join(f"{name:<20} {value}" for name, value in _settings(session).items())
@@ -107,7 +109,7 @@ def changed(session: Session, text: str) -> str | bool:
         return (value or "on") in ("on", "true", "yes", "1") and name != "quiet"
     if name == "system":
         session.set_system(text.partition("system")[2].strip().strip('"') or None)
-        return "a new conversation under that system message"
+        return "started a new conversation with that system message"
     known = _settings(session)
     if name not in known:
         raise AssayError(f"{words[0]}: no such setting; there are {', '.join(known)}, system, stats")

@@ -1,11 +1,11 @@
-"""`assay convert`: a Hugging Face folder as one GGUF file."""
+"""`assay convert`: convert a Hugging Face folder to a GGUF file."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-HELP = "write a Hugging Face folder (safetensors) as a GGUF file"
+HELP = "convert a Hugging Face folder (safetensors) to a GGUF file"
 EXAMPLE = """\
 assay convert ./Qwen3-0.6B qwen3-0.6b-bf16.gguf
 assay convert ./Llama-3.2-1B llama-3.2-1b-q8_0.gguf --type Q8_0"""
@@ -14,9 +14,9 @@ assay convert ./Llama-3.2-1B llama-3.2-1b-q8_0.gguf --type Q8_0"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_json_argument
 
-    parser.add_argument("folder", metavar="FOLDER", help="with config.json, safetensors and the tokenizer's files")
+    parser.add_argument("folder", metavar="FOLDER", help="folder with config.json, safetensors and tokenizer files")
     parser.add_argument("output", metavar="OUT", help="file to write")
-    parser.add_argument("--type", metavar="TYPE", help="F32, F16, BF16 or Q8_0; default: BF16 or F16, as it is stored")
+    parser.add_argument("--type", metavar="TYPE", help="F32, F16, BF16 or Q8_0; default: BF16 or F16, as stored")
     add_json_argument(parser)
 
 

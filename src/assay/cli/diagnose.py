@@ -1,4 +1,4 @@
-"""`assay diagnose`: which operation is wrong, which known mistake gives these values, and what is right."""
+"""`assay diagnose`: find the wrong operation, the known mistake that reproduces the values, and the right formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from assay.runtime.opening import Opened
     from assay.verify.diagnosis.candidates import Share
 
-HELP = "name the bug in somebody's engine, from its dump or over HTTP"
+HELP = "find the bug in an engine, from its dump or over HTTP"
 EXAMPLE = """assay diagnose smollm2 dump.jsonl
 assay diagnose smollm2 dump.npz -p "The capital of France is" --html report.html
 assay diagnose smollm2 --endpoint http://localhost:8080"""
@@ -23,21 +23,28 @@ assay diagnose smollm2 --endpoint http://localhost:8080"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument(
-        "dump", nargs="?", metavar="DUMP", help="what the engine printed or saved; docs/reference/dump-format.md"
+        "dump",
+        nargs="?",
+        metavar="DUMP",
+        help="file that the engine printed or saved; see docs/reference/dump-format.md",
     )
-    parser.add_argument("--endpoint", metavar="URL", help="ask an OpenAI-compatible server instead")
-    parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="the text that the ids stand for")
-    parser.add_argument("--chat", action="store_true", help="the text is a user's message under the chat template")
-    parser.add_argument("--system", type=text_argument, metavar="TEXT", help="with a system message before it")
-    parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="the ids, if the dump lacks them")
-    parser.add_argument("--map", metavar="FILE", help="JSON object from the dump's names to nodes")
+    parser.add_argument("--endpoint", metavar="URL", help="test an OpenAI-compatible server instead of a dump")
+    parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that the engine was given")
+    parser.add_argument("--chat", action="store_true", help="the text is a user message; apply the chat template")
+    parser.add_argument("--system", type=text_argument, metavar="TEXT", help="system message for --chat")
+    parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids, if the dump has none")
+    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the dump's names to node names")
     parser.add_argument(
-        "--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md"
+        "--pattern",
+        action="append",
+        default=[],
+        metavar="P",
+        help="pattern of a log line; see docs/reference/dump-format.md",
     )
-    parser.add_argument("--side", default="", metavar="NAME", help="whose values, where a log shows several engines'")
+    parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
-    parser.add_argument("--api-key", default="", metavar="KEY", help="sent to the endpoint as a bearer token")
-    parser.add_argument("--api-model", default="", metavar="NAME", help="the endpoint's name for the model")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="API key of the endpoint, sent as a bearer token")
+    parser.add_argument("--api-model", default="", metavar="NAME", help="name of the model at the endpoint")
     add_cluster_argument(parser)
     add_json_argument(parser)
 
@@ -45,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.endpoint is not None:
         if args.dump is not None:
-            raise AssayError("--endpoint asks a server; it does not go with a DUMP")
-        return _answer(args, endpoint=args.endpoint, api_key=args.api_key, api_model=args.api_model)
+            raise AssayError("--endpoint: tests a server; leave DUMP out")
+        return _diagnose(args, endpoint=args.endpoint, api_key=args.api_key, api_model=args.api_model)
     if args.dump is None:
         if args.model is not None and Path(args.model).suffix in (".jsonl", ".npz", ".safetensors", ".log", ".txt"):
             args.model, args.dump = None, args.model
@@ -55,17 +62,17 @@ def run(args: argparse.Namespace) -> int:
     from assay.verify.dumps.load import read_map
 
     names = read_map(Path(args.map)) if args.map else None
-    return _answer(
+    return _diagnose(
         args, values=args.dump, tokens=args.tokens, names=names, patterns=args.pattern, side=args.side,
         prompt=args.prompt, chat=args.chat, system=args.system,
     )  # fmt: skip
 
 
-def _answer(args: argparse.Namespace, **evidence: Any) -> int:
+def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.library.verdicts import diagnose
 
     on = opened(args)
-    share = _elsewhere(args, on, evidence) if args.cluster is not None and args.dump is not None else None
+    share = _share_on_cluster(args, on, evidence) if args.cluster is not None and args.dump is not None else None
     found = diagnose(on, progress=say, share=share, **evidence)
     if args.html:
         found.save_html(args.html)
@@ -73,8 +80,8 @@ def _answer(args: argparse.Namespace, **evidence: Any) -> int:
     return 0 if found else 1
 
 
-def _elsewhere(args: argparse.Namespace, on: Opened, evidence: dict[str, Any]) -> Share:
-    """Where a hypothesis costs a run of the model, the workers of a cluster try them."""
+def _share_on_cluster(args: argparse.Namespace, on: Opened, evidence: dict[str, Any]) -> Share:
+    """Workers of a cluster test the hypotheses that need a run of the model."""
     from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
 

@@ -1,4 +1,4 @@
-"""`assay diff`: a trace, a dump or an engine against the truth; or two files of one model against each other."""
+"""`assay diff`: compare a trace, a dump or an engine with the definition, or two files of one model with each other."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from assay.cli.progress import counting
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
 
-HELP = "compare a trace, a dump or an engine with the truth, node by node"
+HELP = "compare a trace, a dump or an engine with the definition, node by node"
 EXAMPLE = """\
-assay diff smollm2 dump.npz                      # somebody's dump against the definition
+assay diff smollm2 dump.npz                      # another engine's dump against the definition
 assay diff truth.safetensors smollm2@cpu         # exit 0: same or noise, 1: wrong, 2: cannot be compared
-assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: may they differ that much?"""
+assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: is the difference justified?"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="the truth: MODEL, MODEL@engine, a trace or a dump")
-    parser.add_argument("b", metavar="B", help="what is judged: a dump (.jsonl, .npz, .safetensors, a folder of .npy, "
-                        "llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
-    parser.add_argument("--model", metavar="MODEL", help="the model, where neither A nor B names it")
-    add_token_arguments(parser)
-    parser.add_argument("--map", metavar="FILE", help="a JSON object from foreign names to node names")
-    parser.add_argument("--pattern", action="append", default=[], metavar="TEXT",
-                        help="how to read a log line, such as '{name} {layer}: rms={rms}'; repeatable")  # fmt: skip
-    parser.add_argument("--side", default="", metavar="NAME", help="whose values, where a log shows several engines'")
     parser.add_argument(
-        "--text", metavar="FILE", help="two models: the text for the KL divergence; default: a built-in"
+        "a", metavar="A", help="the right side: MODEL (its definition), MODEL@engine, a trace or a dump"
     )
-    parser.add_argument("--window", type=whole(2), default=128, metavar="N", help="two models: tokens of a window")
+    parser.add_argument("b", metavar="B", help="what to judge: a dump (.jsonl, .npz, .safetensors, folder of .npy, "
+                        "llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
+    parser.add_argument("--model", metavar="MODEL", help="the model, if neither A nor B names it")
+    add_token_arguments(parser)
+    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the dump's names to node names")
+    parser.add_argument("--pattern", action="append", default=[], metavar="TEXT",
+                        help="pattern of a log line, such as '{name} {layer}: rms={rms}'; repeatable")  # fmt: skip
+    parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
+    parser.add_argument(
+        "--text", metavar="FILE", help="two models: file with the text for the KL divergence; default: a built-in text"
+    )
+    parser.add_argument(
+        "--window", type=whole(2), default=128, metavar="N", help="two models: tokens per window (default 128)"
+    )
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page, values side by side")
     parser.add_argument("--all", action="store_true", help="show every node, not only those around the first wrong one")
     add_json_argument(parser)

@@ -1,4 +1,4 @@
-"""`assay embed`: a vector for each text, as lines of numbers, as JSON or as a NumPy file."""
+"""`assay embed`: compute an embedding vector per text, as lines of numbers, as JSON or as a NumPy file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-HELP = "a vector of length 1 for each text, pooled as the file says"
+HELP = "compute a normalised embedding vector for each text"
 EXAMPLE = """assay embed bge.gguf -p "a cat" -p "a kitten" --json
 assay embed nomic.gguf -f lines.txt -o vectors.npy --dimensions 256"""
 
@@ -27,12 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("texts, in the order -p, -f, --ids")
     group.add_argument("-p", "--prompt", action="append", default=[], type=common.text_argument, metavar="TEXT",
                        help="a text; repeatable")  # fmt: skip
-    group.add_argument("-f", "--file", metavar="FILE", help="a text a line, - for standard input; blank lines are not")
+    group.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="file with one text per line; - for standard input; blank lines are skipped",
+    )
     group.add_argument("--ids", action="append", default=[], type=common.token_ids, metavar="1,2,3",
-                       help="a text as token ids, nothing added; repeatable")  # fmt: skip
-    parser.add_argument("--pooling", metavar="HOW", help="mean, first or last; default: the file's, else mean")
+                       help="a text as token ids, without added special tokens; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--pooling",
+        metavar="HOW",
+        help="pooling over tokens: mean, first or last; default: that of the file, else mean",
+    )
     parser.add_argument("--dimensions", type=common.whole(1), metavar="N", help="keep the first N values of a vector")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write .npy (texts × values, float32) or .json")
+    parser.add_argument("-o", "--output", metavar="FILE", help="file to write: .npy (texts × values, float32) or .json")
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
 
@@ -67,7 +76,7 @@ def _lines(path: str | None) -> list[str]:
 
 
 def _text(vectors: NDArray[np.float32]) -> str:
-    """A vector a line, in digits that give the same float again."""
+    """One vector per line, with enough digits to restore every float exactly."""
     return "\n".join(" ".join(f"{value:.9g}" for value in row) for row in vectors)
 
 

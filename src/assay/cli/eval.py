@@ -1,4 +1,4 @@
-"""`assay eval`: perplexity of a text, divergence from another model, accuracy on questions."""
+"""`assay eval`: perplexity of a text, KL divergence from another model, accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
-HELP = "perplexity, divergence from another model, multiple choice"
+HELP = "measure perplexity, KL divergence from another model, or multiple-choice accuracy"
 EXAMPLE = """\
 assay eval smollm2 -f wiki.txt                          # perplexity, windows of 512 tokens
 assay eval q4.gguf --kl f16.gguf -f wiki.txt            # KL divergence of q4 from f16, worst tokens shown
 assay eval q4.gguf --kl q4.gguf --base-engine reference -f wiki.txt     # an engine against the definition
 assay eval http://localhost:8080 --kl f16.gguf -f wiki.txt              # a server against a file
-assay eval q4.gguf --kl base.kld                        # against what llama-perplexity --kl-divergence-base wrote
+assay eval q4.gguf --kl base.kld                        # against a file of llama-perplexity --kl-divergence-base
 assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 
@@ -34,22 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_model_argument(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("-f", "--file", metavar="FILE", help="the text, - for standard input")
-    what.add_argument("--choices", metavar="FILE", help="questions: HellaSwag, ARC, MMLU or a harness's samples, JSON")
+    what.add_argument("-f", "--file", metavar="FILE", help="file with the text; - for standard input")
+    what.add_argument(
+        "--choices",
+        metavar="FILE",
+        help="JSON file of questions: HellaSwag, ARC, MMLU or samples of lm-evaluation-harness",
+    )
     parser.add_argument(
         "--kl",
         metavar="BASE",
-        help="divergence from this model: a file, a name, http://host:port, or what llama-perplexity wrote with "
-        "--kl-divergence-base (no -f then)",
+        help="KL divergence from this model: a file, a name, http://host:port, or a file that llama-perplexity wrote "
+        "with --kl-divergence-base (then leave -f out)",
     )
-    parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the model's")
-    parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the model's")
-    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens read together; default: -c, else 512")
+    parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the engine of MODEL")
+    parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the arithmetic of MODEL")
+    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens per window; default: -c, else 512")
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
     parser.add_argument("--max-tokens", type=whole(4), metavar="N", help="stop after this many tokens; default: all")
-    parser.add_argument("--worst", type=whole(0), default=5, metavar="N", help="worst tokens to show; default: 5")
-    parser.add_argument("--limit", type=whole(1), metavar="N", help="questions to ask; default: all")
-    parser.add_argument("--html", metavar="FILE", help="also write a page with the worst tokens in their context")
+    parser.add_argument(
+        "--worst", type=whole(0), default=5, metavar="N", help="number of worst tokens to show; default: 5"
+    )
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="number of questions; default: all")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with the worst tokens in context")
     add_engine_arguments(parser)
     add_cluster_argument(parser)
     add_json_argument(parser)
@@ -72,12 +78,12 @@ def _text(args: argparse.Namespace) -> int:
     if stored and args.file:
         raise AssayError(f"-f: {args.kl} has its own tokens; leave -f out")
     if not stored and not args.file:
-        raise AssayError("eval: nothing to read; name a text with -f, or questions with --choices")
+        raise AssayError("eval: no input; give a text with -f, or questions with --choices")
     model = _side(args, args.model)
     other = _side(args, args.kl, base=True) if args.kl and not stored else None
     found = next((side for side in (model, other) if isinstance(side, Opened)), None)
     if found is None:
-        raise AssayError("eval: a server has no tokenizer to read; name the file of its model as MODEL or with --kl")
+        raise AssayError("eval: a server gives no tokenizer; name the file of its model as MODEL or with --kl")
     tokenizer = found.tokenizer
     bos = tokenizer.bos if tokenizer.add_bos else None
     if stored:
@@ -87,7 +93,7 @@ def _text(args: argparse.Namespace) -> int:
         pieces = cut(ids, args.window or args.ctx_size or WINDOW, bos, args.chunks)
     if args.cluster is not None:
         if stored:
-            raise AssayError("--cluster: workers open models; a file of log-probabilities is read from here alone")
+            raise AssayError("--cluster: workers cannot read a file of log-probabilities; leave --cluster out")
         result = _evaluate_on_cluster(args, pieces, model, other)
     else:
         window = len(pieces[0].tokens)
@@ -104,12 +110,12 @@ def _text(args: argparse.Namespace) -> int:
 def _evaluate_on_cluster(
     args: argparse.Namespace, pieces: list[TextWindow], model: Opened | str, base: Opened | str | None
 ) -> Evaluation:
-    """The same over many processes or machines."""
+    """The evaluation on a cluster."""
     from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
 
     if isinstance(model, str) or isinstance(base, str):
-        raise AssayError("--cluster: workers open files; a server is asked from here alone")
+        raise AssayError("--cluster: workers open model files and cannot use a server; leave --cluster out")
     place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
     return tasks.evaluate(pieces, model, base, *place)
 
@@ -119,11 +125,11 @@ def _choices(args: argparse.Namespace) -> int:
     from assay.evaluate.choices import answer_all, read
 
     if args.kl:
-        raise AssayError("--kl: has no meaning with --choices; leave it out")
+        raise AssayError("--kl: cannot be combined with --choices; leave it out")
     items = read(args.choices)[: args.limit]
     found = _side(args, args.model)
     if isinstance(found, str):
-        raise AssayError(f"{args.model}: questions are put to a file, not to a server; name the file")
+        raise AssayError(f"{args.model}: questions need a model file, not a server; name the file")
     if args.cluster is not None:
         from assay.cli import cluster_options as on_cluster
         from assay.cluster import sweep, tasks
@@ -137,7 +143,7 @@ def _choices(args: argparse.Namespace) -> int:
 
 
 def _side(args: argparse.Namespace, name: str | None, *, base: bool = False) -> Opened | str:
-    """A file, opened; or the address of a server."""
+    """An opened model, or the address of a server."""
     from assay.cli.common import opened
 
     if name is not None and name.startswith(("http://", "https://")):
@@ -167,7 +173,7 @@ def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> LogitsSour
 
 
 def _shown(worst: list[Worst]) -> list[str]:
-    """Where in the text, `…context «token»`, and what both expected there."""
+    """Lines with the position in the text, `…context «token»`, and the tokens that both models expected."""
     lines = []
     for w in worst:
         where = f"  {w.at:>7}  …{' '.join(w.before.split())[-60:]}«{w.token}»".replace("\n", "⏎")
@@ -176,11 +182,11 @@ def _shown(worst: list[Worst]) -> list[str]:
         else:
             theirs = f"base {w.base_best!r} ({w.base_p_best or 0:.1%})"
             lines.append(f"{where}  KL {w.kl:.3f}; {theirs}, here {w.best!r} ({w.p_best:.1%})")
-    return ["worst tokens, by their place in the text:", *lines] if lines else []
+    return ["worst tokens, with their position in the text:", *lines] if lines else []
 
 
 def progress(what: str) -> Callable[[int, int], None]:
-    """A line on a terminal, with an estimate of the time that is left."""
+    """A progress line on a terminal, with an estimate of the time left."""
     started = time.monotonic()
 
     def show(done: int, total: int) -> None:

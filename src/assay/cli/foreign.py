@@ -1,7 +1,7 @@
-"""What people type who come from llama.cpp, Ollama or llm.
+"""Options and verbs of llama.cpp, Ollama, transformers and llm, translated to assay's.
 
-Options that are ours under another name are renamed, those that have no meaning here are left out and said so, for the
-rest there is a hint. A verb that has an option of that name keeps it.
+An option with an equivalent is renamed. An option without meaning here is dropped with a note. Other known options
+raise an error with a hint. A verb's own option of the same name takes precedence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from assay.errors import AssayError
 
-# The verbs of others.
+# Verbs of other tools.
 VERBS = {
     "ls": "list", "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
     "server": "serve", "start": "serve", "download": "pull", "get": "pull", "remove": "rm", "delete": "rm",
@@ -19,7 +19,7 @@ VERBS = {
     "conversation": "chat", "create": "convert",
 }  # fmt: skip
 
-# Ours under another name: Ollama's, transformers', OpenAI's, llama.cpp's.
+# Options of Ollama, transformers, OpenAI and llama.cpp that assay has under another name.
 RENAMED = {
     "--max-tokens": "-n", "--max-new-tokens": "-n", "--num-predict": "-n", "--num-ctx": "-c", "--ctx": "-c",
     "--num-thread": "-t", "--repetition-penalty": "--repeat-penalty", "-r": "--stop", "--reverse-prompt": "--stop",
@@ -29,11 +29,11 @@ RENAMED = {
     "--show-timings": "--stats", "--perf": "--stats", "-md": "--draft", "--model-draft": "--draft",
     "--kl-divergence-base": "--kl",
 }  # fmt: skip
-_HUB = {"-hf", "-hfr", "--hf-repo"}  # their value is a repository
+_HUB = {"-hf", "-hfr", "--hf-repo"}  # options whose value is a Hugging Face repository
 
-# Without meaning here: how many values each has, and why.
+# Options without meaning here: the number of their values, and the reason.
 IGNORED: dict[str, tuple[int, str]] = {
-    "--color": (0, "colour is used where a terminal is"),
+    "--color": (0, "colour is used on terminals"),
     "--jinja": (0, "templates are always rendered by Jinja"),
     "--no-display-prompt": (0, "the prompt is never shown"),
     "--simple-io": (0, "a pipe always gets plain text"),
@@ -57,49 +57,49 @@ IGNORED: dict[str, tuple[int, str]] = {
     "--gpu-layers": (1, "the engine has all layers; where there is a GPU, --engine cuda runs on it"),
     "--kl-divergence": (0, "--kl asks for it"),
     "--perplexity": (0, "it is always computed"),
-    "-tb": (1, "-t is for prompts and answers"),
-    "--threads-batch": (1, "-t is for prompts and answers"),
+    "-tb": (1, "-t applies to prompts and answers"),
+    "--threads-batch": (1, "-t applies to prompts and answers"),
     "--keep": (1, "nothing of a prompt is discarded"),
     "--context-shift": (0, "nothing of a prompt is discarded"),
     "--no-context-shift": (0, "nothing of a prompt is discarded"),
     "--log-disable": (0, "there is no log"),
-    "--no-perf": (0, "--stats asks for it"),
-    "--numa": (1, "threads go where the system puts them"),
-    "--prio": (1, "priorities are the system's"),
-    "-cb": (0, "sequences always share their steps"),
-    "--cont-batching": (0, "sequences always share their steps"),
+    "--no-perf": (0, "use --stats to print it"),
+    "--numa": (1, "the system places threads"),
+    "--prio": (1, "the system sets priorities"),
+    "-cb": (0, "continuous batching is always on"),
+    "--cont-batching": (0, "continuous batching is always on"),
     "--metrics": (0, "/metrics is always there"),
     "--slots": (0, "/slots is always there"),
     "--embedding": (0, "/v1/embeddings is always there"),
     "--embeddings": (0, "/v1/embeddings is always there"),
-    "--no-webui": (0, "the page costs nothing until it is asked for"),
-    "-co": (0, "colour is used where a terminal is"),
+    "--no-webui": (0, "the page is only loaded on request"),
+    "-co": (0, "colour is used on terminals"),
 }
 
 HINTS = {
-    "-cnv": "`assay chat` converses",
-    "--conversation": "`assay chat` converses",
-    "-i": "`assay chat` converses",
-    "--interactive": "`assay chat` converses",
-    "-mu": "fetch the file and give its path",
-    "--model-url": "fetch the file and give its path",
+    "-cnv": "use `assay chat`",
+    "--conversation": "use `assay chat`",
+    "-i": "use `assay chat`",
+    "--interactive": "use `assay chat`",
+    "-mu": "download the file and give its path",
+    "--model-url": "download the file and give its path",
     "-a": "a model is served under the name of its file",
     "--alias": "a model is served under the name of its file",
-    "--prompt-cache": "prefixes are kept as long as the process runs; `assay serve` keeps them between prompts",
-    "--mirostat": "it is not among the samplers; see --top-p, --min-p and --typical",
-    "--samplers": "their order is llama.cpp's own",
-    "--rope-freq-base": "the file's own is used",
-    "--rope-scale": "the file's own is used",
-    "--rope-scaling": "the file's own is used",
-    "--lora": "adapters are not read; merge it into the model first",
-    "--mmproj": "images are not read",
-    "--format": "--json-schema '{}' gives an answer that is a JSON object",
-    "--think": "write --template-arg enable_thinking=true",
+    "--prompt-cache": "the prefix cache lives as long as the process; `assay serve` keeps it between prompts",
+    "--mirostat": "mirostat is not available; see --top-p, --min-p and --typical",
+    "--samplers": "the order is that of llama.cpp and cannot be changed",
+    "--rope-freq-base": "the value of the file is used",
+    "--rope-scale": "the value of the file is used",
+    "--rope-scaling": "the value of the file is used",
+    "--lora": "adapters are not supported; merge it into the model first",
+    "--mmproj": "images are not supported",
+    "--format": "use --json-schema '{}' for an answer that is a JSON object",
+    "--think": "use --template-arg enable_thinking=true",
 }
 
 
 def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """The command line in this program's words."""
+    """The command line with options of other tools translated."""
     known = parser._option_string_actions
     out: list[str] = []
     rest = list(words)
@@ -109,7 +109,7 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
         if name in known or not word.startswith("-"):
             out.append(word)
             takes_value = name in known and not equals and known[name].nargs is None
-            if takes_value and rest:  # whatever it looks like, it is that option's
+            if takes_value and rest:  # the next word is the value, even if it looks like an option
                 out.append(rest.pop(0))
         elif name in RENAMED and RENAMED[name] in known:
             out.append(RENAMED[name])
@@ -120,7 +120,7 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
             count, why = IGNORED[name]
             if count and not equals and rest and not rest[0].startswith("-"):
                 rest.pop(0)
-            say(f"{name}: left out; {why}")
+            say(f"{name}: ignored; {why}")
         elif name in HINTS:
             raise AssayError(f"{name}: no such option; {HINTS[name]}")
         else:

@@ -1,24 +1,26 @@
-"""`assay imatrix`: how much every column of every matrix matters on a text, for `assay quantize --imatrix`."""
+"""`assay imatrix`: collect the importance of every matrix column on a text, for `assay quantize --imatrix`."""
 
 from __future__ import annotations
 
 import argparse
 
-HELP = "importance matrix of a text, for quantize"
+HELP = "collect an importance matrix on a text, for quantize"
 EXAMPLE = """\
 assay imatrix model-f16.gguf -f calibration.txt -o imatrix.gguf
-assay imatrix model-f16.gguf -f calibration.txt -o imatrix.dat --chunks 100     # llama.cpp's older form"""
+assay imatrix model-f16.gguf -f calibration.txt -o imatrix.dat --chunks 100     # llama.cpp's older format"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
 
     add_model_argument(parser)
-    parser.add_argument("-f", "--file", metavar="FILE", required=True, help="the text, - for standard input")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="file to write; .dat is the older form")
-    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens read together; default: -c, else 512")
+    parser.add_argument("-f", "--file", metavar="FILE", required=True, help="file with the text; - for standard input")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="file to write; .dat selects the older format"
+    )
+    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens per window; default: -c, else 512")
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
-    parser.add_argument("--process-output", action="store_true", help="also the output matrix")
+    parser.add_argument("--process-output", action="store_true", help="include the output matrix")
     add_engine_arguments(parser)
     add_json_argument(parser)
 

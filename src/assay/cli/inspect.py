@@ -1,4 +1,4 @@
-"""`assay inspect`: metadata, tensors, memory and health of a file, as text or as one object."""
+"""`assay inspect`: metadata, tensors, memory needs and validity of a file, as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ _WIDEST = 64  # columns that names are padded to
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor: type, row-major shape, bytes")
-    parser.add_argument("--graph", action="store_true", help="print the graph: one line a node, with its shape")
+    parser.add_argument("--graph", action="store_true", help="print the graph: one line per node, with its shape")
     parser.add_argument(
-        "-c", "--ctx-size", type=whole(0), metavar="N", help="positions to estimate memory for; default: as trained"
+        "-c",
+        "--ctx-size",
+        type=whole(0),
+        metavar="N",
+        help="context size in tokens for the memory estimate; default: the training context",
     )
-    parser.add_argument("--fast", action="store_true", help="do not read the tensors in search of NaN scales")
+    parser.add_argument("--fast", action="store_true", help="do not scan the tensors for NaN scales")
     add_json_argument(parser)
 
 
@@ -74,12 +78,12 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
 
 
 def _width(names: Iterable[str]) -> int:
-    """Of a column of names; a name of a book's length does not widen everybody's line."""
+    """Width of a column of names, bounded so that one very long name does not widen every line."""
     return min(max(map(len, names), default=0), _WIDEST)
 
 
 def _types(file: GGUFFile) -> Iterator[str]:
-    """One line a type, the largest first."""
+    """One line per type, the largest first."""
     found: dict[str, list[int]] = {}
     for t in file.tensors.values():
         row = found.setdefault(f"{t.type.name:<8}{t.type.bits_per_weight:6.2f} bits", [0, 0, 0])
@@ -92,7 +96,7 @@ def _types(file: GGUFFile) -> Iterator[str]:
 
 
 def _short(file: GGUFFile, key: str, value: Any) -> str:
-    """A value on one line, the middle of long ones left out."""
+    """A value on one line; the middle of a long value is left out."""
     import numpy as np
 
     from assay.gguf.types import ValueType
@@ -105,12 +109,12 @@ def _short(file: GGUFFile, key: str, value: Any) -> str:
         more = ", …" if count > _SHOWN else ""
         return f"[{printable(head, _LONGEST)}{more}]  ({file.metadata.describe(key)})"
     if file.metadata.types(key)[0] is ValueType.FLOAT32:
-        value = np.float32(value)  # shows 1e-05, where the double that equals it would not
+        value = np.float32(value)  # prints as 1e-05; the equal double prints more digits
     return printable(repr(value) if isinstance(value, str) else str(value), _LONGEST)
 
 
 def _size(count: int) -> str:
-    """Bytes as people say them."""
+    """Bytes in a readable unit."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_json_argument, add_model_argument
 
     add_model_argument(parser)
-    parser.add_argument("-o", "--output", metavar="DIR", help="the folder to write")
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder to write")
     parser.add_argument(
         "--score", nargs=2, metavar=("DIR", "RESULTS"), help="grade the answers in RESULTS to the kit in DIR"
     )
@@ -35,7 +35,7 @@ def _write(args: argparse.Namespace) -> int:
     from assay.verify.conformance.vectors import write_kit
 
     if not args.output:
-        raise AssayError("kit: no folder named; give one with -o DIR")
+        raise AssayError("kit: no folder given; give one with -o DIR")
     _file, model, tokenizer = open_model(args)
     out = Path(args.output)
     with counting("computing probes", "probes") as tell:

@@ -1,4 +1,4 @@
-"""`assay list`: the models that are on this machine, by the names that `assay run` takes."""
+"""`assay list`: list the models on this machine under the names that `assay run` takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from assay.cli import common
 from assay.cli.style import size, table
 
-HELP = "the models on this machine"
+HELP = "list the models on this machine"
 EXAMPLE = "assay list"
 
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         for m in found
     ]
     rows = [(m.name, size(m.size), time.strftime("%Y-%m-%d", time.localtime(m.modified)), m.owner) for m in found]
-    none = "no model is here yet; `assay pull smollm2` fetches one"
+    none = "no models on this machine; `assay pull smollm2` downloads one"
     common.emit(args, {"models": objects}, "")
     if not args.json:
         print(table(("NAME", "SIZE", "MODIFIED", "KEPT BY"), rows, right=(1,)) if rows else none)

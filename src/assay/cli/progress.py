@@ -1,9 +1,9 @@
-"""Long work, told on stderr: a bar with an estimate where a terminal is, one line a stage where it is not.
+"""Progress of long work on stderr: a bar with an estimate on a terminal, one line per stage elsewhere.
 
-    with progress("tensors") as tell:
-        tell("quantising", done, total)
+    with progress("tensors") as report:
+        report("quantising", done, total)
 
-Work that is over within half a second shows nothing on a terminal.
+On a terminal, work of less than half a second shows nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from assay.system.terminal import harmless
 
-Tell = Callable[[str, int, int], None]  # what is going on, how much is done, how much there is
+Tell = Callable[[str, int, int], None]  # stage, amount done, total amount
 _DELAY = 0.5  # seconds before anything is drawn
 _PACE = 0.1  # seconds between two drawings
 _WIDEST = 30  # characters of a bar
@@ -24,7 +24,7 @@ _WIDEST = 30  # characters of a bar
 
 @contextmanager
 def progress(unit: str = "MB") -> Iterator[Tell]:
-    """A function to tell how far the work is. MB is what bytes are shown as; other units are counted one by one."""
+    """A function that reports progress. With the unit MB the amounts are bytes; other units are counted as they are."""
     live = sys.stderr.isatty()
     scale = 1e6 if unit == "MB" else 1
     stage, begun, drawn = "", 0.0, 0.0
@@ -49,7 +49,7 @@ def progress(unit: str = "MB") -> Iterator[Tell]:
 
 @contextmanager
 def loading() -> Iterator[Tell]:
-    """Of a file into memory: silent without a terminal, and gone when the last tensor has been read."""
+    """Progress of loading a file. It prints nothing without a terminal, and is erased at the end."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
@@ -58,7 +58,7 @@ def loading() -> Iterator[Tell]:
 
 
 def _line(what: str, done: int, total: int, seconds: float, scale: float, unit: str) -> str:
-    """`fetching smollm2 ██████···· 41 of 98 MB, 0:07 left`, as much of it as the terminal is wide."""
+    """`fetching smollm2 ██████···· 41 of 98 MB, 0:07 left`, cut to the width of the terminal."""
     share = min(done / total, 1.0) if total > 0 else 0.0
     left = f", {clock(seconds * (1 - share) / share)} left" if 0 < share < 1 and seconds > 1 else ""
     sizes = f"{done / scale:.0f} of {total / scale:.0f} {unit}{left}"
@@ -77,7 +77,7 @@ def clock(seconds: float) -> str:
 
 @contextmanager
 def counting(what: str, unit: str = "nodes") -> Iterator[Callable[[int, int], None]]:
-    """The same for work of one stage, silent without a terminal."""
+    """Progress of work with one stage. It prints nothing without a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

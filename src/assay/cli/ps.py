@@ -1,4 +1,4 @@
-"""`assay ps`: what a running server is doing."""
+"""`assay ps`: the state of a running server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.cli.style import size, table
 from assay.errors import AssayError
 from assay.system.terminal import printable
 
-HELP = "what a running server does: models, streams, queue, cache"
+HELP = "show the state of a running server: models, streams, queue, cache"
 EXAMPLE = """
 assay ps
 assay ps --url http://gpu-box:8080 --api-key "$KEY"
@@ -24,8 +24,10 @@ _LARGEST = 8 << 20  # bytes of an answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="of the server (default %(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="default: the environment's ASSAY_API_KEY")
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="address of the server (default %(default)s)")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="API key of the server; default: the environment variable ASSAY_API_KEY"
+    )
     common.add_json_argument(parser)
 
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             print(_text(found))
         except (LookupError, TypeError, ValueError):
-            raise AssayError(f"{args.url}: is no assay server, or of another version") from None
+            raise AssayError(f"{args.url}: not an assay server, or one of another version") from None
     return 0
 
 
@@ -76,5 +78,5 @@ def _get(url: str, key: str | None) -> dict[str, Any]:
             f"{url}: no server answers there ({printable(str(reason), 100)}); start one with `assay serve`"
         ) from None
     if not isinstance(found, dict):
-        raise AssayError(f"{url}: is no assay server")
+        raise AssayError(f"{url}: not an assay server")
     return found

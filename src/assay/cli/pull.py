@@ -1,4 +1,4 @@
-"""`assay pull`: fetch a model and say where it is."""
+"""`assay pull`: download a model and print its path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from assay.cli import common
 from assay.cli.progress import progress
 
-HELP = "fetch a model and print its path"
+HELP = "download a model and print its path"
 EXAMPLE = """
 assay pull smollm2
 assay pull --list
@@ -16,7 +16,9 @@ assay pull --list
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
-    parser.add_argument("--list", action="store_true", help="the models of the catalogue, and whether they are here")
+    parser.add_argument(
+        "--list", action="store_true", help="list the models of the catalogue, and whether they are downloaded"
+    )
     common.add_json_argument(parser)
 
 
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         common.emit(args, {"models": models}, "\n".join(lines))
         return 0
     name = args.model or hub.DEFAULT
-    if name in CATALOGUE:  # asked for by name: make sure that what is here is whole
+    if name in CATALOGUE:  # a catalogue name: verify the checksum of the local file
         with progress() as bar:
             path = pull(CATALOGUE[name], progress=bar, verify=True)
     else:

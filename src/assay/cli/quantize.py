@@ -1,4 +1,4 @@
-"""`assay quantize`: the same model in fewer bits, with the tensor types that llama.cpp would choose."""
+"""`assay quantize`: write a model in fewer bits, with the tensor types that llama.cpp would choose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.gguf.types import GGMLType
 
 HELP = "write a model in another quantisation"
-TYPE_HELP = "such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all"
+TYPE_HELP = "target type, such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; an unknown one lists all"
 EXAMPLE = """\
 assay quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M
 assay quantize model-f16.gguf model-iq3_s.gguf --type IQ3_S --imatrix imatrix.gguf
@@ -34,17 +34,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("type", metavar="TYPE", nargs="?", action=Once, default=argparse.SUPPRESS, help=TYPE_HELP)
     parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same as TYPE")
     parser.add_argument(
-        "--budget", type=number, metavar="BITS", help="bits a weight: types are chosen tensor by tensor, by measured KL"
+        "--budget",
+        type=number,
+        metavar="BITS",
+        help="bits per weight: choose a type for each tensor by measured KL divergence",
     )
     parser.add_argument("-f", "--file", metavar="FILE", help="text to measure on, for --budget")
-    parser.add_argument("--windows", type=whole(1), default=2, metavar="N", help="of 512 tokens of it; default: 2")
-    parser.add_argument("--html", metavar="FILE", help="with --budget: a page that shows where the error comes from")
+    parser.add_argument(
+        "--windows",
+        type=whole(1),
+        default=2,
+        metavar="N",
+        help="windows of 512 tokens of the text to measure on; default: 2",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="with --budget: also write a page that shows the error of each tensor"
+    )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix (GGUF or .dat); see `assay imatrix`")
     parser.add_argument(
-        "--allow-requantize", action="store_true", help="quantise quantised tensors again (loses quality)"
+        "--allow-requantize",
+        action="store_true",
+        help="allow quantising tensors that are already quantised (loses quality)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the types chosen and the size; write nothing")
-    parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: one a core")
+    parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: one per core")
     add_json_argument(parser)
 
 
@@ -55,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.gguf.requantize import plan, quantize
 
     if (args.type is None) == (args.budget is None):
-        raise AssayError("quantize: name a TYPE such as Q4_K_M, or a --budget in bits a weight; one of them")
+        raise AssayError("quantize: give either a TYPE such as Q4_K_M or a --budget in bits per weight")
     mix = mix_by_name(args.type) if args.type else None
     if args.output is None and not args.dry_run:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
@@ -94,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 def _measured(
     args: argparse.Namespace, path: Path, importance: Importance | None
 ) -> tuple[Mix, Mapping[str, GGMLType], Importance]:
-    """Types under the budget, and the importance they were measured with: the one given, or the text's own."""
+    """Types within the budget, and the importance matrix used: the given one, or one collected on the text."""
     from collections import Counter
 
     from assay.cli.eval import progress
@@ -141,7 +154,7 @@ def summary(steps: list[TensorStep]) -> str:
 
 
 def fallbacks(mix: Mix, steps: list[TensorStep]) -> list[str]:
-    """Which tensors got another type than they would have, because their rows are no whole number of its blocks."""
+    """Tensors that got a fallback type, because their row length is not a multiple of the block size."""
     from assay.gguf.mixes import FLOATS, is_quantizable
     from assay.gguf.types import by_name
 

@@ -1,4 +1,4 @@
-"""`assay rm`: delete a model that assay fetched."""
+"""`assay rm`: delete a model that assay downloaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import argparse
 from assay.cli import common
 from assay.cli.style import size
 
-HELP = "delete a model that assay fetched"
+HELP = "delete a downloaded model"
 EXAMPLE = "assay rm tinyllama"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="NAME", help="as `assay list` names it")
+    parser.add_argument("models", nargs="+", metavar="NAME", help="name of a model in `assay list`")
     common.add_json_argument(parser)
 
 

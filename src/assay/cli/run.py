@@ -1,4 +1,4 @@
-"""`assay run`: a prompt in, an answer out."""
+"""`assay run`: answer a prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay.runtime.generate import Generation, Result
     from assay.text import Tokenizer
 
-HELP = "answer a prompt, streaming; without one, converse"
+HELP = "answer a prompt, streaming; without a prompt, hold a conversation"
 EXAMPLE = """
 assay run smollm2 "What is the capital of France?"
 assay run -m model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
@@ -30,26 +30,35 @@ assay run --batch prompts.jsonl -o answers.jsonl --seed 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="[MODEL] [PROMPT]", help=f"MODEL is {common.MODEL_HELP}")
     common.add_model_option(parser)
-    group = parser.add_argument_group("prompt (standard input comes before it, when it is a pipe or a file)")
+    group = parser.add_argument_group("prompt (piped standard input is put before it)")
     source = group.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT", help="the same as PROMPT")
-    source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
-    source.add_argument("--batch", metavar="FILE",
-                        help="many prompts, one JSON value a line, - for standard input; docs/reference/python.md")  # fmt: skip
-    source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
+    source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input")
+    source.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="file of prompts, one JSON value per line, - for stdin; see docs/reference/python.md",
+    )
+    source.add_argument(
+        "--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, without a template"
+    )
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(group)
-    group.add_argument("--raw", action="store_true", help="no chat template, even when the file has one")
-    group.add_argument("-e", "--escape", action="store_true", help=r"turn \n, \t, \\ in -p into what they stand for")
+    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument("-e", "--escape", action="store_true", help=r"interpret \n, \t and \\ in -p as escapes")
     group.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
-                       help="end the answer where this text comes; repeatable")  # fmt: skip
+                       help="end the answer before this text; repeatable")  # fmt: skip
     group.add_argument("--logprobs", type=common.whole(0), metavar="N",
-                       help="with --json: log-probabilities of every token and of the N best")  # fmt: skip
+                       help="with --json: log-probability of every token and of the N best alternatives")  # fmt: skip
     add_form_arguments(group)
     batch = parser.add_argument_group("batch")
-    batch.add_argument("-o", "--output", metavar="FILE", help="answers, one JSON object a line; default: stdout")
-    batch.add_argument("--resume", action="store_true", help="go on behind the answers that are in FILE already")
-    batch.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 64)")
+    batch.add_argument(
+        "-o", "--output", metavar="FILE", help="file for the answers, one JSON object per line; default: stdout"
+    )
+    batch.add_argument("--resume", action="store_true", help="continue after the answers that FILE already has")
+    batch.add_argument(
+        "--parallel", type=common.whole(1), metavar="N", help="maximum sequences computed at once (default 64)"
+    )
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
     common.add_stats_argument(parser)
@@ -58,10 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_form_arguments(group: argparse._ArgumentGroup) -> None:
     form = group.add_mutually_exclusive_group()
-    form.add_argument("--grammar", type=common.text_argument, metavar="TEXT", help="the answer's form, GBNF or Lark")
-    form.add_argument("--grammar-file", metavar="FILE", help="the same from a file")
+    form.add_argument(
+        "--grammar", type=common.text_argument, metavar="TEXT", help="grammar of the answer, GBNF or Lark"
+    )
+    form.add_argument("--grammar-file", metavar="FILE", help="file with the grammar")
     form.add_argument("-j", "--json-schema", type=common.text_argument, metavar="SCHEMA",
-                      help="the answer is JSON of this schema; {} is any object")  # fmt: skip
+                      help="JSON schema of the answer; {}: any object")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return run_batch(args)
     if args.output is not None or args.resume:
         raise AssayError(
-            f"{'--resume' if args.resume else '-o'}: goes with --batch; settings are options, such as --temp 0"
+            f"{'--resume' if args.resume else '-o'}: needs --batch; settings are options, such as --temp 0"
         )
     start = time.perf_counter()
     text = None if args.ids is not None else _prompt_text(args)
@@ -81,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
         return chat.run(args)
     if args.logprobs is not None and not args.json:
-        raise AssayError("--logprobs: are part of the JSON object; add --json")
+        raise AssayError("--logprobs: only part of the JSON object; add --json")
     start_template_process(args, text)
     opened = common.opened(args)
     prompt_ids = args.ids if text is None else encode_prompt(args, text, opened)
@@ -102,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def stream(generation: Generation, *, quiet: bool = False) -> Result:
-    """Run to the end, showing text as it comes; Ctrl-C ends the generation and keeps what there is."""
+    """Generate to the end and stream the text. Ctrl-C ends the generation and keeps the partial answer."""
     shown = 0
     with common.interruptible(generation):
         for event in generation:
@@ -119,19 +130,19 @@ def stream(generation: Generation, *, quiet: bool = False) -> Result:
 
 
 def _assign_words(args: argparse.Namespace) -> None:
-    """Which word is the model and which the prompt: the first is the model, unless -m named one or it is a sentence."""
+    """Assign the words to MODEL and PROMPT. The first is the model, unless -m is given or it is a sentence."""
     words = list(args.words)
     sentence = len(words) == 1 and any(c.isspace() for c in words[0].strip()) and not os.path.exists(words[0])
     if words and args.model is None and not sentence:
         args.model = words.pop(0)
     if words and (args.prompt, args.file, args.ids, args.batch) != (None,) * 4:
-        raise AssayError(f"{words[0]:.40}: a second prompt; it is given once, as PROMPT, -p, -f, --ids or --batch")
+        raise AssayError(f"{words[0]:.40}: a second prompt; give one of PROMPT, -p, -f, --ids and --batch")
     if words:
         args.prompt = common.text_argument(" ".join(words))
 
 
 def _prompt_text(args: argparse.Namespace) -> str | None:
-    """The prompt; None where there is none, and a person at both ends to ask for it."""
+    """The prompt, or None to start a chat: no prompt is given and both ends are terminals."""
     if args.file is not None:
         return common.read_text(args.file)
     given = _unescape(args.prompt) if args.prompt is not None and args.escape else args.prompt
@@ -146,7 +157,7 @@ def _prompt_text(args: argparse.Namespace) -> str | None:
 
 
 def _form(args: argparse.Namespace) -> dict[str, Any]:
-    """The form that the answer must have, if one is asked for."""
+    """The grammar or schema of the answer, if one is given."""
     if args.json_schema is not None:
         try:
             return {"json_schema": json.loads(args.json_schema) or {"type": "object"}}

@@ -1,4 +1,4 @@
-"""`assay serve`: models behind the routes that clients know, and a page to look at them with."""
+"""`assay serve`: a server with the HTTP routes of OpenAI, Ollama and llama-server, and a web page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.system import machine
 if TYPE_CHECKING:
     from assay.serve.server import Config
 
-HELP = "a server with OpenAI's, Ollama's and llama-server's routes, and a page at /"
+HELP = "start a server with the routes of OpenAI, Ollama and llama-server, and a web page at /"
 EXAMPLE = """
 assay serve
 assay serve smollm2 other.gguf --port 8000 --api-key "$KEY" --models-memory 4G
@@ -28,46 +28,74 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
-                        help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
-    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="as MODEL; repeatable")
+                        help="model as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
+    parser.add_argument(
+        "-m", "--model", action="append", default=[], metavar="MODEL", help="the same as MODEL; repeatable"
+    )
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
-    group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
-    group.add_argument("--api-key", metavar="KEY", help="required of every request but /health")
     group.add_argument(
-        "--api-key-file", metavar="FILE", help="the key from a file: a command line is seen by all users"
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
+    group.add_argument(
+        "--port",
+        type=common.whole(0),
+        default=8080,
+        metavar="N",
+        help="port to listen on (default 8080; 0: any free port)",
+    )
+    group.add_argument("--api-key", metavar="KEY", help="key that every request except /health must send")
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="file with the key; safer, because all users can read a command line"
     )
     group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
-                       help="pages of this origin may call (https://app.example); repeatable; *: all")  # fmt: skip
-    group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
-    group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
-    group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
-    group.add_argument("--chunk", type=common.whole(1), metavar="N", help="prompt tokens in one step (default 128)")
+                       help="allow pages of this origin, such as https://app.example; repeatable; *: all")  # fmt: skip
+    group.add_argument(
+        "--models-memory",
+        type=size,
+        metavar="SIZE",
+        help="memory for loaded models, such as 4G; default: 3/4 of the machine's memory",
+    )
+    group.add_argument(
+        "--parallel", type=common.whole(1), metavar="N", help="maximum sequences computed at once (default 32)"
+    )
+    group.add_argument(
+        "--queue", type=common.whole(0), metavar="N", help="maximum queue depth: requests that may wait (default 256)"
+    )
+    group.add_argument(
+        "--chunk", type=common.whole(1), metavar="N", help="prompt tokens computed per step (default 128)"
+    )
     group.add_argument("--cache-size", type=common.whole(1), metavar="N",
-                       help="positions in the cache, for all sequences (default: 16384, or one context)")  # fmt: skip
-    group.add_argument("--timeout", type=common.number, metavar="S", help="deadline of a request (default 600)")
-    group.add_argument("--drain", type=common.number, metavar="S", help="after SIGTERM, until the end (default 30)")
+                       help="KV cache size in tokens, for all sequences (default: 16384, or one context)")  # fmt: skip
+    group.add_argument(
+        "--timeout", type=common.number, metavar="S", help="deadline of a request in seconds (default 600)"
+    )
+    group.add_argument(
+        "--drain", type=common.number, metavar="S", help="seconds to finish running requests after SIGTERM (default 30)"
+    )
     common.add_template_argument(group)
     cluster = parser.add_argument_group("cluster")
     cluster_options.add_cluster_argument(cluster, sweep=False)
     cluster.add_argument(
-        "--replicas", type=cluster_options.bounds, metavar="N", help="how many; 1:4 lets waiting decide; default 1"
+        "--replicas",
+        type=cluster_options.bounds,
+        metavar="N",
+        help="number of replicas; MIN:MAX scales with queue time; default 1",
     )
     cluster.add_argument("--split", type=stages, metavar="N",
-                         help="stages of layers, a process each; 8G: as many as that size asks for")  # fmt: skip
+                         help="pipeline stages per replica, a process each; 8G: the largest stage")  # fmt: skip
     cluster.add_argument("--audit", type=cluster_options.share, default=0.0, metavar="P",
-                         help="share of answers that are computed again elsewhere and compared")  # fmt: skip
+                         help="share of answers that another replica recomputes and compares")  # fmt: skip
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
 
 
 def stages(text: str) -> int | str:
-    """A number of stages, or the bytes of one as text."""
+    """An argument type: a number of stages, or the bytes of the largest stage as text."""
     return int(text) if text.isdigit() else str(size(text))
 
 
 def size(text: str) -> int:
-    """`512M` as bytes."""
+    """An argument type: a size such as 512M, in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
         raise argparse.ArgumentTypeError(f"expected a size such as 4G (found {text!r})")
@@ -85,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
     if key is not None and not key.strip():
-        raise AssayError("--api-key: is empty; give one, or leave it out")
+        raise AssayError("--api-key: is empty; give a key, or leave the option out")
     given = {
         "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
         "request_s": args.timeout, "drain_s": args.drain,
@@ -118,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"serving {', '.join(names)} at {url}; Ctrl-C ends", file=sys.stderr, flush=True)
         sys.stdout.flush()
 
-    asyncio.run(serve(_elsewhere(args, config), ready))
+    asyncio.run(serve(_replicated(args, config), ready))
     return 0
 
 
@@ -130,8 +158,8 @@ def _origin(text: str) -> str:
     return found
 
 
-def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
-    """With --cluster, the models are computed by replicas."""
+def _replicated(args: argparse.Namespace, config: Config) -> Config:
+    """The configuration with models computed by replicas, if --cluster is given."""
     if args.cluster is None:
         return config
     from assay.cluster.fleet import Bounds
@@ -141,17 +169,19 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
 
     if config.key is None and not is_loopback(config.host) and not args.insecure_cluster:
         raise AssayError(
-            f"--host {config.host}: whoever reaches this router could use the cluster; give --api-key-file, or say "
-            "--insecure-cluster"
+            f"--host {config.host}: any client that reaches this router could use the cluster; give --api-key-file "
+            "or --insecure-cluster"
         )
     here = local_processes(args.cluster)
     if here and args.replicas:
-        raise AssayError(f"--cluster {args.cluster}: says how many replicas there are, and so does --replicas")
+        raise AssayError(
+            f"--cluster {args.cluster}: sets the number of replicas, and so does --replicas; leave one out"
+        )
     bounds = args.replicas or Bounds(here or 1, here or 1)
     if args.audit and bounds.most < 2:
-        raise AssayError("--audit: answers are computed again on another replica; say --replicas 2 or more")
+        raise AssayError("--audit: needs another replica to recompute answers; give --replicas 2 or more")
     threads = config.options.threads
-    if here is not None and threads is None:  # together they have the cores of this machine
+    if here is not None and threads is None:  # the processes share the cores of this machine
         cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
     found = Cluster(cluster_options.launcher(args), bounds, args.split or 0, args.audit)
@@ -161,7 +191,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
 
 
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
-    """The name under which clients ask for it, and its file."""
+    """The name that clients use for a model, and its file."""
     from assay.runtime import hub
     from assay.runtime.registry_models import CATALOGUE
 

@@ -1,4 +1,4 @@
-"""`assay show`: what a model is, on one screen. `assay inspect` has the whole file."""
+"""`assay show`: a summary of a model on one screen. `assay inspect` prints the whole file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.system.terminal import harmless
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
 
-HELP = "what a model is: architecture, size, context, quantisation, template"
+HELP = "summarise a model: architecture, size, context, quantisation, template"
 EXAMPLE = """
 assay show smollm2
 assay show smollm2 --template
@@ -22,7 +22,7 @@ assay show smollm2 --template
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
-    parser.add_argument("--template", action="store_true", help="print the chat template alone")
+    parser.add_argument("--template", action="store_true", help="print only the chat template")
     common.add_json_argument(parser)
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         shown = {name: harmless(str(value)) for name, value in found.items() if value not in (None, "")}
         shown["size"] = size(found["bytes"])
         shown["parameters"] = f"{found['parameters']:,}"
-        shown["template"] = "its own" if template else "none: use --raw, or name one with --template"
+        shown["template"] = "in the file" if template else "none: use --raw, or name one with --template"
         del shown["bytes"]
         width = max(map(len, shown))
         print("\n".join(f"{paint(f'{name:<{width}}', 'bold')}  {value}" for name, value in shown.items()))
@@ -61,7 +61,7 @@ def _facts(file: GGUFFile) -> dict[str, Any]:
         "architecture": hparams.arch,
         "parameters": parameters,
         "bytes": file.size,
-        "quantisation": f"{by_bytes.most_common(1)[0][0]}, {8 * weights / max(parameters, 1):.2f} bits a weight",
+        "quantisation": f"{by_bytes.most_common(1)[0][0]}, {8 * weights / max(parameters, 1):.2f} bits per weight",
         "context": hparams.n_ctx_train,
         "layers": hparams.n_layer,
         "width": hparams.n_embd,

@@ -1,4 +1,4 @@
-"""`assay tokenize`: ids and pieces of a text or a chat, text of ids, and what is wrong with somebody's ids."""
+"""`assay tokenize`: token ids of a text or a chat, text of ids, and differences to the ids of another tokenizer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from assay.text import Tokenizer
     from assay.text.compare import Chat, TokenDifference
 
-HELP = "ids and pieces of a text or a chat; what is wrong with somebody's ids"
+HELP = "show token ids and pieces of a text or a chat; explain the wrong ids of another tokenizer"
 EXAMPLE = """assay tokenize smollm2 "Hello world"
 assay tokenize smollm2 --ids 19556,905
 assay tokenize tinyllama "1" --chat --check [1,29966,29989,1792,29989,29958,13,29896]"""
 
-_SHOWN = 20  # findings
+_SHOWN = 20  # differences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,20 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_option(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the same as TEXT")
     parser.add_argument("--ids", type=token_ids, metavar="IDS", help="decode these ids instead")
-    parser.add_argument("--no-bos", action="store_true", help="leave BOS out")
-    parser.add_argument("--no-special", action="store_true", help="take special tokens in the text for plain text")
+    parser.add_argument("--no-bos", action="store_true", help="do not add BOS")
+    parser.add_argument("--no-special", action="store_true", help="treat special tokens in the text as plain text")
     chat = parser.add_argument_group("chat")
-    chat.add_argument("--chat", action="store_true", help="the text is a user's message: apply the chat template")
-    chat.add_argument("--system", type=text_argument, metavar="TEXT", help="with a system message before it")
+    chat.add_argument(
+        "--chat", action="store_true", help="treat the text as a user message and apply the chat template"
+    )
+    chat.add_argument("--system", type=text_argument, metavar="TEXT", help="system message for --chat")
     chat.add_argument(
         "--template", metavar="NAME|FILE",
-        help="instead of the model's own: chatml, llama2, llama3, zephyr (TinyLlama's), mistral, phi3, gemma, "
-        "alpaca, or a file",
+        help="chat template instead of the model's own: chatml, llama2, llama3, zephyr (TinyLlama's), mistral, phi3, "
+        "gemma, alpaca, or a file",
     )  # fmt: skip
     add_template_variables(chat)
     parser.add_argument(
         "--check", metavar="IDS",
-        help="compare these ids, or those in a file, with ours and say what differs; exit code 1 if they do",
+        help="compare ids (or a file of ids) with the right ones and explain the differences; exit code 1 if any",
     )  # fmt: skip
     add_json_argument(parser)
 
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _operands(args: argparse.Namespace) -> str | bytes | None:
-    """Sort the positional arguments into MODEL and TEXT; the text, or None where ids are decoded."""
+    """Assign the positional arguments to MODEL and TEXT. Returns the text, or None if ids are decoded."""
     words: list[str] = [*([] if args.model is None else [args.model]), *args.words]
     words += [] if args.prompt is None else [args.prompt]
     wanted = 0 if args.ids is not None else 1
@@ -108,7 +110,7 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
     args.model = words[0] if len(words) > wanted else None
     if not wanted:
         if args.check is not None or args.chat:
-            raise AssayError("--ids decodes ids; it does not go with --check or --chat")
+            raise AssayError("--ids: decodes ids; leave out --check and --chat")
         return None
     if (args.system is not None or args.template is not None or args.template_args) and not args.chat:
         raise AssayError("--system, --template and --template-arg need --chat")
@@ -131,18 +133,20 @@ def _messages(args: argparse.Namespace, text: str | bytes) -> list[dict[str, str
         try:
             text = text.decode()
         except UnicodeDecodeError as error:
-            raise AssayError(f"standard input: not valid UTF-8 at offset {error.start}; a chat is text") from None
+            raise AssayError(
+                f"standard input: not valid UTF-8 at offset {error.start}; a chat message must be text"
+            ) from None
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": text}]
 
 
 def _listing(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, Any]:
-    """For programs; bytes of a piece that are no text by themselves are written `\\xHH`."""
+    """Tokens as JSON. Bytes of a piece that are not valid UTF-8 alone are written `\\xHH`."""
     return {"ids": list(ids), "pieces": [tokenizer.piece(i).decode("utf-8", "backslashreplace") for i in ids]}
 
 
 def _table(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
-    """For people: one line a token, ids aligned."""
+    """A table with one line per token."""
     width = max((len(str(token)) for token in ids), default=0)
     for token in ids:
         yield f"{token:>{width}}  {tokenizer.show(token)}"
@@ -178,7 +182,7 @@ def _verdict(ids: list[int], given: list[int], findings: list[TokenDifference]) 
 
 
 def _given(argument: str) -> list[int]:
-    """Ids from the argument itself or from the file it names."""
+    """Ids from the argument, or from the file that it names."""
     try:
         return token_ids(argument)
     except argparse.ArgumentTypeError:

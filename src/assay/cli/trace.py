@@ -1,4 +1,4 @@
-"""`assay trace`: every node's value on any engine, to a safetensors or .npz file or as JSON lines."""
+"""`assay trace`: write the value of every node, on any engine, to a safetensors or .npz file or as JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assay.verify.witness import WITNESSES
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
 
-HELP = "write every node's value to a file, on any engine"
+HELP = "write the value of every node to a file, on any engine"
 EXAMPLE = """\
 assay trace smollm2 -p "The capital of France is" -o truth.safetensors
 assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
@@ -28,44 +28,48 @@ assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_token_arguments(parser)
-    parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name matches somewhere")
+    parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name contains a match")
     add_run_arguments(parser, "reference")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="the file to write, .safetensors or .npz; --summary: default stdout"
     )
-    parser.add_argument("--summary", action="store_true", help="JSON lines with statistics and first values instead")
+    parser.add_argument(
+        "--summary", action="store_true", help="write JSON lines with statistics and first values instead"
+    )
     add_json_argument(parser)
 
 
 def add_token_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help=f"the text to feed; default: {PROMPT!r}")
-    parser.add_argument("--tokens", type=token_ids, metavar="IDS", help="the ids to feed, such as 1,2,3")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help=f"text to compute; default: {PROMPT!r}")
+    parser.add_argument("--tokens", type=token_ids, metavar="IDS", help="token ids to compute, such as 1,2,3")
     parser.add_argument(
-        "--decode", type=whole(0), default=0, metavar="K", help="feed the last K tokens one by one through the cache"
+        "--decode", type=whole(0), default=0, metavar="K", help="decode the last K tokens one by one, with the KV cache"
     )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     names = ", ".join(("reference", "cpu", "cuda", *WITNESSES))
-    parser.add_argument("--engine", default=default, metavar="NAME", help=f"{names}; default: {default}")
+    parser.add_argument("--engine", default=default, metavar="NAME", help=f"engine: {names}; default: {default}")
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help="the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+        help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
     )
-    parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
-    parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+    parser.add_argument(
+        "-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: chosen by the engine"
+    )
+    parser.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
 
 
 def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
-    """The ids that -p or --tokens give."""
+    """The token ids of -p or --tokens."""
     if args.prompt is not None and args.tokens is not None:
         raise AssayError("give -p TEXT or --tokens IDS, not both")
     ids = args.tokens
     if ids is None:
         ids = found.tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
     if not ids:
-        raise AssayError("no tokens to feed; give a text with -p or ids with --tokens")
+        raise AssayError("no tokens to compute; give a text with -p or ids with --tokens")
     return list(ids)
 
 
@@ -79,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     found = opened(args)
     model, tokens = found.model, chosen_tokens(args, found)
     steps = steps_of(len(tokens), args.decode)
-    choose(model.graph, args.nodes)  # complain before the engine is made
-    once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
+    choose(model.graph, args.nodes)  # fails before the engine is made
+    once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is used twice
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
         n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,

@@ -1,14 +1,18 @@
-"""Beyond one machine: replicas behind a router, layers on several hosts, sweeps over many.
+"""Beyond one machine: replicas behind a router, layers split over several hosts, sweeps over many workers.
 
-    frames     the wire: authenticated frames over TCP
-    jobs       a job and its updates as frames
-    fingerprint  who gives the same bits
-    places     where processes run: here, or on the nodes of a Ray cluster
-    replica    a scheduler and its engine behind frames
-    fleet      the router: streams on replicas, and their move when one dies
-    stages     layers elsewhere, as an engine
-    sweep      many independent tasks, resumable
+    frames            the wire: authenticated frames over TCP
+    jobs              a job and its updates as frames; `chunk_frames` does the same for chunks of a batch
+    fingerprint       which replicas compute the same bits
+    launchers         start processes on this machine; `ray_cluster` starts actors on the nodes of a Ray cluster
+    service           a process that listens for frames; `service_process` is its command
+    replica           a scheduler and its engine behind frames
+    fleet             the router: placement, failover and autoscaling; `replica_link` is its end of one connection
+    affinity          the cost of placing a stream on a replica
+    audit             compares the answers of replicas bit for bit
+    replicated_model  a model of the server that is computed by replicas
+    split, stage      pipeline parallelism: a model whose layers are in several processes, as one engine
+    sweep             many independent tasks, resumable; `worker_pool` has the workers, `tasks` has the functions
 
-A stream is a function of its prompt, its settings and its seed. So whoever has these and the tokens so far can go on
-with it, and nothing that dies takes more with it than time.
+A stream is a function of its prompt, its settings and its seed. A replica that has these and the tokens so far can
+continue the stream with the same bits. So the loss of a process costs time and never an answer.
 """

@@ -1,12 +1,11 @@
-"""Where a stream should go: where it costs least, counted in tokens that have to be computed before its first one.
+"""Placement: a stream goes to the replica with the lowest cost, in tokens to compute before its first token.
 
-    cost = tokens that the replica's cache does not hold
-         + tokens of the prompts that it has still to compute for others
-         + DECODES for every stream that decodes there, for each takes a share of every step
+    cost = prompt tokens that the replica's prefix cache does not hold
+         + prompt tokens that the replica still has to compute for other streams
+         + DECODES for every stream that decodes there, because each takes a share of every step
 
-What a replica's cache holds it says itself, page by page, as pages come and go: nothing is guessed from past texts.
-Only what was sent there a moment ago and has no first token yet is counted as if it were there already, so that
-requests with a common beginning that come together go together.
+A replica reports the pages of its prefix cache as they are added and evicted; the router does not guess from texts.
+A prompt that was just sent counts as cached before its first token, so simultaneous requests with one prefix meet.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from collections.abc import Iterable, Sequence
 
 from assay.engines.contract import PAGE
 
-DECODES = 16  # tokens
+DECODES = 16  # tokens of prefill that one decoding stream costs a newcomer
 
 
-class Known:
-    """What one replica holds and has before it."""
+class ReplicaLoad:
+    """The prefix cache and the pending prefill work of one replica."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
         self._coming: Counter[str] = Counter()
-        self.owed = 0  # prompt tokens sent there and not computed yet
+        self.owed = 0  # prompt tokens sent to the replica and not computed yet
 
     def reset(self, held: Iterable[str]) -> None:
-        """A new connection: what it says counts, what was sent over the old one does not come."""
+        """Start again for a new connection: streams of the old one are not pending any more."""
         self._held = set(held)
         self._coming.clear()
         self.owed = 0
@@ -38,7 +37,7 @@ class Known:
             (self._held.add if here else self._held.discard)(name)
 
     def found(self, names: Sequence[str]) -> int:
-        """How many tokens of a prompt with these pages are there, or will be."""
+        """How many tokens of a prompt with these pages are cached, or will be."""
         n = 0
         for name in names:
             if name not in self._held and not self._coming[name]:
@@ -47,14 +46,14 @@ class Known:
         return n * PAGE
 
     def send(self, names: Sequence[str], n_tokens: int) -> int:
-        """A prompt goes there: how many of its tokens have to be computed."""
+        """Count a prompt as sent. Returns how many of its tokens must be computed."""
         owed = max(n_tokens - self.found(names), 1)
         self.owed += owed
         self._coming.update(names)
         return owed
 
     def began(self, names: Sequence[str], owed: int) -> None:
-        """It has its first token, or is gone."""
+        """A prompt is no longer pending: its stream has its first token, or left."""
         self.owed = max(self.owed - owed, 0)
         self._coming.subtract(names)
         for name in names:
@@ -62,5 +61,6 @@ class Known:
                 del self._coming[name]
 
 
-def cost(known: Known, names: Sequence[str], n_tokens: int, decoding: int) -> int:
+def cost(known: ReplicaLoad, names: Sequence[str], n_tokens: int, decoding: int) -> int:
+    """The cost of a prompt on a replica with `decoding` streams, in tokens."""
     return max(n_tokens - known.found(names), 1) + known.owed + DECODES * decoding

@@ -1,9 +1,9 @@
-"""Audit: a share of the finished answers is computed again on another replica and compared bit for bit.
+"""Audit: recompute a share of the finished answers on another replica, and compare them bit for bit.
 
-Replicas with equal fingerprints give equal bits, so one difference means that a machine is broken: its memory, its
-driver, its build. Which one, a third replica decides: one that is there, or a fresh one. Where, the nodes decide: the
-outputs of the layers first, then every node of the first layer that differs. The replica that stands alone is named,
-and drained: nothing that a broken machine says goes to a client for longer than it must.
+Replicas with equal fingerprints compute equal bits, so one difference means a broken machine: its memory, its driver
+or its build. A third replica decides which one is broken: a running replica, or a new one. The graph nodes show where:
+first the outputs of the layers, then every node of the first layer that differs. The replica that disagrees with the
+two others is reported and drained, so that a broken machine stops answering clients.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence_errors import EngineFailed
 
 log = logging.getLogger("assay.cluster")
-AT_ONCE = 4  # audits; more are left out, for clients come first
+AT_ONCE = 4  # audits at once; further answers are not audited, because clients have priority
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """A difference. `replica` is the one that two others contradict, or both names where there was no third."""
+    """A difference. `replica` is the one that disagrees with two others, or both names if there was no third."""
 
     replica: str
-    node: str  # the machine
-    position: int  # of the first token that differs, in the answer
-    first: str  # the first node of the graph that differs there
+    node: str  # the machine, not a node of the graph
+    position: int  # index in the answer of the first token that differs
+    first: str  # the first graph node that differs there
     detail: str
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class AuditFinding:
 
 
 class Auditor:
-    """Looks at what a fleet has finished. `names` are the graph's nodes in their order."""
+    """Audits finished answers of a fleet. `names` are the nodes of the graph, in order."""
 
     def __init__(self, fleet: Fleet, share: float, names: Sequence[str]) -> None:
         self._fleet, self._share, self._names = fleet, share, list(names)
@@ -57,15 +57,15 @@ class Auditor:
         fleet.finished = self.finished
 
     def finished(self, stream: RoutedStream, link: Link) -> None:
-        """An answer has ended; the draw whether it is audited is not the answer's."""
+        """Decide at random whether to audit a finished answer. The draw does not touch the answer's own seed."""
         whole = not stream.moves and not stream.job.keep and stream.job.prompt_logprobs is None
         if whole and stream.generated and len(self._tasks) < AT_ONCE and random.random() < self._share:
             task = asyncio.ensure_future(self._audit(stream, link))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def settled(self) -> None:
-        """Until nothing is being audited."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no audit is running."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -81,12 +81,12 @@ class Auditor:
             return
         self.done += 1
         if position is not None:
-            await self._name(stream, link, other, position)
+            await self._report(stream, link, other, position)
 
     async def _compare(self, stream: RoutedStream, link: Link, other: Link) -> int | None:
-        """Where the other replica gives something else than the client was given, if anywhere.
+        """The first token at which the other replica differs from the client's answer, or None.
 
-        Drawn tokens hide small differences, so the last row of the final norm is compared as well, on both replicas.
+        Sampled tokens hide small differences, so the final norm is compared as well, computed on both replicas.
         """
         again = await self._run(other, replace(stream.job, params=replace(stream.job.params, seed=stream.seed)))
         n = stream.n_prompt
@@ -100,7 +100,7 @@ class Auditor:
         rows = _differs(mine[last], theirs[last])
         return None if rows is None else max(rows - n + 1, 0)
 
-    async def _name(self, stream: RoutedStream, link: Link, other: Link, position: int) -> None:
+    async def _report(self, stream: RoutedStream, link: Link, other: Link, position: int) -> None:
         ids = stream.ids[: stream.n_prompt + position]
         fresh: Link | None = None
         try:
@@ -116,8 +116,8 @@ class Auditor:
             if fresh:
                 await self._fleet.dismiss(fresh)
         named = alone.name if alone else f"{link.name} or {other.name}"
-        where = alone.handle.node if alone else f"{link.handle.node} or {other.handle.node}"
-        finding = AuditFinding(named, where, position, first, detail)
+        machine = alone.handle.node if alone else f"{link.handle.node} or {other.handle.node}"
+        finding = AuditFinding(named, machine, position, first, detail)
         self.found.append(finding)
         log.error("%s", finding)
         if alone and alone.state == "up":
@@ -125,12 +125,12 @@ class Auditor:
             self._fleet.replace(alone)
 
     async def _search(self, ids: Sequence[int], a: Link, b: Link, third: Link) -> tuple[str, str, Link | None]:
-        """The first node on which the two differ, by how much, and which of them the third contradicts."""
+        """The first node on which two replicas differ, by how much, and the one that the third disagrees with."""
         layers = [name for name in self._names if split(name)[0] == "l_out"]
         outputs = await asyncio.gather(*(self._nodes(o, ids, layers) for o in (a, b)))
         wrong = next((n for n in layers if _differs(outputs[0][n], outputs[1][n]) is not None), None)
         layer = split(wrong)[1] if wrong else None
-        if layer is None:  # behind the last layer
+        if layer is None:  # after the last layer
             names = [name for name in self._names if split(name)[1] is None]
         else:
             names = [name for name in self._names if split(name)[1] == layer]
@@ -144,15 +144,15 @@ class Auditor:
             gap = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64))))
             alone = b if _differs(x, z) is None else a if _differs(y, z) is None else None
             return name, f"by up to {gap:.3g}", alone
-        return "no node when asked again", "the difference did not come back", None
+        return "no node when recomputed", "the difference did not occur again", None
 
     async def _nodes(self, link: Link, ids: Sequence[int], names: Sequence[str]) -> dict[str, Array]:
-        """Nodes of a prompt, computed afresh."""
+        """Nodes of a prompt, recomputed."""
         done = await self._run(link, Job(tuple(ids), keep=tuple(names)))
         return {name: np.concatenate(parts, axis=0) for name, parts in done.nodes.items() if _by_token(parts, ids)}
 
     async def _run(self, link: Link, job: Job) -> RoutedStream:
-        """A job on one replica and no other."""
+        """Run a job on one replica, without failover."""
         over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def sink(update: Update) -> None:
@@ -167,12 +167,12 @@ class Auditor:
 
 
 def _by_token(parts: Sequence[Array], ids: Sequence[int]) -> bool:
-    """Whether the chunks of a node are rows of tokens; scores against keys grow with the chunks and are left out."""
+    """Whether a node has one row for each token. Attention scores have not: their rows grow with the keys."""
     return len({part.shape[1:] for part in parts}) == 1 and sum(len(part) for part in parts) == len(ids)
 
 
 def _differs(a: Array, b: Array) -> int | None:
-    """The first row that is not equal to the bit."""
+    """The first row that is not bit-identical, or None."""
     if a.shape != b.shape:
         return 0
     x, y = (np.ascontiguousarray(v).reshape(len(v), -1).view(np.uint8) for v in (a, b))

@@ -13,7 +13,7 @@ from assay.engines.contract import Chunk
 
 
 def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Chunks as frames say them."""
+    """The heads and the arrays of chunks."""
     heads: list[dict[str, Any]] = []
     arrays: dict[str, Array] = {}
     for i, chunk in enumerate(chunks):
@@ -26,6 +26,7 @@ def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Ar
 
 
 def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -> list[Chunk]:
+    """The chunks that `pack_chunks` has packed."""
     rows: list[dict[str, Array]] = [{} for _ in heads]
     for key, value in arrays.items():
         place, kind, *name = key.split("/", 2)

@@ -1,10 +1,10 @@
-"""Who gives the same bits. A stream moves only between replicas whose fingerprints are equal.
+"""Which replicas compute the same bits. A stream moves only between replicas whose fingerprints are equal.
 
 file         the bytes of the model
-arithmetic   whose sums and roundings, precision, type of the cache, version of the definition
-sampling     what NumPy's exp, log and sums give on this machine: the draw and the log-probabilities use them
-text         this version, and that of the grammars
-context      where an answer ends because the context is full
+arithmetic   the engine's order of sums and rounding, its precision, the type of its cache, the version of both
+sampling     the bits of NumPy's exp, log and sums on this machine: sampling and log-probabilities use them
+text         the versions of assay and of the grammar library
+context      the context size, which may end an answer
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PIECE = 16 << 20  # bytes hashed at a time, by several threads
 
 
 def file_digest(path: Path) -> str:
-    """Of all bytes: the SHA-256 of the SHA-256 of every 16 MiB."""
+    """The SHA-256 over the SHA-256 of every 16 MiB of the file, so that threads can share the work."""
 
     def pieces() -> Iterator[int]:
         yield from range(0, path.stat().st_size, _PIECE)
@@ -44,14 +44,14 @@ def file_digest(path: Path) -> str:
 
 @cache
 def sampling_digest() -> str:
-    """NumPy picks its routines by the processor: a hash of what they give on numbers like a sampler's."""
+    """A hash of NumPy's results on values like a sampler's. NumPy chooses its routines by the processor."""
     x = -np.geomspace(1e-6, 60, 4099)
     found = [np.exp(x), np.log(-x), np.cumsum(np.exp(x)), np.exp(x).sum(keepdims=True)]
     return blake2b(b"".join(part.tobytes() for part in found), digest_size=8).hexdigest()
 
 
 def fingerprint(path: Path, engine: Engine, n_ctx: int) -> dict[str, Any]:
-    """All that a stream's bytes depend on beside the request."""
+    """Everything that the bytes of a stream depend on, apart from the request."""
     try:
         grammars = version("llguidance")
     except PackageNotFoundError:
@@ -66,5 +66,5 @@ def fingerprint(path: Path, engine: Engine, n_ctx: int) -> dict[str, Any]:
 
 
 def short(found: dict[str, Any]) -> str:
-    """A name for a fingerprint, for people."""
+    """A short name of a fingerprint, for display."""
     return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=4).hexdigest()

@@ -1,16 +1,17 @@
-"""The router: streams on replicas, and their move when one dies. It is what a server's handlers submit jobs to.
+"""The router: places streams on replicas, fails over when a replica is lost, and autoscales.
 
-A replica is lost when its connection breaks, when it has said nothing for 0.45 s (and another one could go on),
-or when its engine stands still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed
-are all that another replica needs, and because bits depend on nothing else, the client receives what it would have
-received. Only replicas with the same fingerprint go on with a stream.
+The server's handlers submit jobs to it. A replica is lost in three cases: its connection breaks; it sends no frame for
+0.45 s while another replica could continue; or its engine makes no step although it has work. The streams of a lost
+replica move at once. Another replica needs only the prompt, the tokens so far and the seed, because bits depend on
+nothing else. The client receives the same tokens as without the loss. A stream moves only between replicas with the
+same fingerprint.
 
-Who killed it? A request that kills replicas must not go through all of them, and one that was only there must not pay
-for it. A stream is blamed for a loss if the replica may have begun with it. Its next token clears it; so does a replica
-that was silent, comes back and says that it never stood still: only the way was cut. Blamed MOVES times in a row, it is
-tried alone: where it goes nobody else comes until it has a token. If that replica is lost too, it gets an error.
+A request that kills replicas must not kill all of them, and a request that was only present must not be punished.
+So a stream is blamed for a loss if the replica may have started it. Its next token clears it. A replica that reconnects
+and reports no stall clears it too, because then only the network was cut. A stream blamed MOVES times in a row gets a
+trial: it runs alone on a replica until its next token. If that replica is lost too, the stream ends with an error.
 
-Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
+Everything here runs on one event loop. A late frame for a stream that has moved is dropped.
 """
 
 from __future__ import annotations
@@ -37,37 +38,39 @@ from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, QueueFull
 
 log = logging.getLogger("assay.cluster")
-MOVES = 2  # in a row, without a token between
-AGAIN_S = 5.0  # a replica that was lost but lives may come back for so long
-STUCK_S = 60.0  # with work and without a step
-SPAWN_S = 30.0  # between two attempts to start a replica, at most
+MOVES = 2  # blamed losses in a row, without a token between, before a stream is tried alone
+AGAIN_S = 5.0  # seconds for which a lost replica whose process lives may reconnect
+STUCK_S = 60.0  # seconds with work but without an engine step
+SPAWN_S = 30.0  # longest pause between two attempts to start a replica
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many replicas there are: between `least` and `most`, by how long streams wait."""
+    """Autoscaling: between `least` and `most` replicas, decided by queue time."""
 
     least: int = 1
     most: int = 1
-    up_s: float = 1.0  # a stream that has waited so long on every replica asks for another one
-    down_s: float = 60.0  # a replica that was not needed for so long goes
-    drain_s: float = 30.0  # to finish what it has; then that moves
+    up_s: float = 1.0  # queue time on every replica after which one is added
+    down_s: float = 60.0  # idle time after which a replica is removed
+    drain_s: float = 30.0  # time for a draining replica to finish its streams; then they move
 
 
 @dataclass
 class Tally:
-    """What the router has counted."""
+    """Counters of the router."""
 
     moves: int = 0
     lost: int = 0
     errors: int = 0
     silences: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=10_000))
-    """Seconds around a move: from token to token, and of these what was neither the time in which no replica was up nor
-    the new replica's queue and prefill."""
+    """Interruptions by failover: seconds from token to token, and the router's own part of them.
+
+    The router's part leaves out the time without any replica, and the queue and prefill of the new one.
+    """
 
 
 class Fleet:
-    """Submit jobs; their sinks get updates until one that finishes. `start` first."""
+    """The router of one model. Call `start`, then submit jobs; each sink gets updates until one that finishes."""
 
     def __init__(
         self,
@@ -86,20 +89,20 @@ class Fleet:
         self.meter = meter or Meter()
         self.links: list[Link] = []
         self.tally = Tally()
-        self.finished: Callable[[RoutedStream, Link], None] | None = None  # who looks at answers that have ended
+        self.finished: Callable[[RoutedStream, Link], None] | None = None  # the auditor's callback
         self._choose = choose or cheapest
         self._queue = waiting
         self._numbers = count(1)
-        self._homeless: list[RoutedStream] = []  # no replica can take them now
+        self._unplaced: list[RoutedStream] = []  # streams that no replica can take now
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting = 0
         self._stop: Exception | None = None
         self._changed = asyncio.Event()
-        self._spread = 1.0  # seconds of a stream, a running mean
-        self._served = False  # whether a replica has ever been up
-        self._failure: AssayError | None = None  # of the last attempt to start a replica
+        self._stream_s = 1.0  # duration of a stream in seconds, a running mean
+        self._served = False  # whether a replica was ever up
+        self._failure: AssayError | None = None  # the error of the last failed start of a replica
 
-    # --- what handlers use
+    # --- used by the server's handlers
 
     @property
     def ready(self) -> bool:
@@ -111,7 +114,7 @@ class Fleet:
         live = self.live
         if live + len(given) > max(len(self.up), 1) * self.spec["running"] + self._queue:
             slots = max(len(self.up), 1) * self.spec["running"]
-            raise QueueFull(live, max(1, min(60, round(self._spread * live / slots))))
+            raise QueueFull(live, max(1, min(60, round(self._stream_s * live / slots))))
         streams = [RoutedStream(job, sink) for job, sink in zip(given, sinks, strict=True)]
         for stream in streams:
             self.place(stream)
@@ -126,7 +129,7 @@ class Fleet:
 
     def stop(self, error: Exception) -> None:
         self._stop = self._stop or error
-        for stream in [*self._homeless, *(s for link in self.links for s in link.streams.values())]:
+        for stream in [*self._unplaced, *(s for link in self.links for s in link.streams.values())]:
             if stream.link:
                 stream.link.cancel([stream.number])
             self._end(stream, Update(finish="error", error=error))
@@ -145,10 +148,10 @@ class Fleet:
     def streams(self) -> list[Progress]:
         return [stream for link in self.links for stream in link.streams.values() if stream.began]
 
-    def who(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         return [link.row() for link in self.links]
 
-    # --- the state of things
+    # --- state
 
     @property
     def up(self) -> list[Link]:
@@ -156,20 +159,20 @@ class Fleet:
 
     @property
     def live(self) -> int:
-        return len(self._homeless) + sum(len(link.streams) for link in self.links)
+        return len(self._unplaced) + sum(len(link.streams) for link in self.links)
 
     async def start(self) -> None:
-        """Until the first replica is up; the others come as they are ready."""
-        self._task(self._watch())
-        self._heal()
+        """Start the replicas, and wait until the first one is up."""
+        self._task(self._monitor())
+        self._start_missing()
         while not self.up:
             if self._failure and not self._starting and not self.links:
                 raise self._failure
             self._changed.clear()
             await self._changed.wait()
 
-    async def settled(self) -> None:
-        """Until as many replicas are up as there should be at least."""
+    async def wait_until_complete(self) -> None:
+        """Wait until the least number of replicas is up."""
         while len(self.up) < self.bounds.least:
             self._changed.clear()
             await self._changed.wait()
@@ -177,17 +180,17 @@ class Fleet:
     # --- streams
 
     def place(self, stream: RoutedStream, avoid: Link | None = None) -> None:
-        """Send a stream to the replica where it costs least, or keep it until there is one."""
+        """Send a stream to the replica with the lowest cost, or keep it until a replica can take it."""
         equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
         links = [link for link in equal if link is not avoid] or equal
         links = [link for link in links if not link.quiet] or links
         if not links:
-            stream.homeless = stream.homeless or time.monotonic()
-            self._homeless.append(stream)
+            stream.unplaced = stream.unplaced or time.monotonic()
+            self._unplaced.append(stream)
             return
-        if stream.homeless:
-            stream.homeless_s += time.monotonic() - stream.homeless
-            stream.homeless = 0.0
+        if stream.unplaced:
+            stream.unplaced_s += time.monotonic() - stream.unplaced
+            stream.unplaced = 0.0
         names = page_names(stream.ids)
         if len(stream.blamed) >= MOVES:
             link = min(links, key=lambda link: len(link.streams))
@@ -198,10 +201,10 @@ class Fleet:
         link.send(stream, next(self._numbers), names)
 
     def move(self, stream: RoutedStream, why: str, *, strike: bool) -> None:
-        """Go on elsewhere."""
+        """Move a stream to another replica. `strike` blames the stream for the loss if it may have caused it."""
         link = stream.link
         if link:
-            if strike and link.accuses(stream):
+            if strike and link.may_blame(stream):
                 stream.blamed.append(link)
             link.leave(stream)
         stream.moves += 1
@@ -210,23 +213,23 @@ class Fleet:
         if stream.pinned:
             self._end(stream, Update(finish="error", error=EngineFailed(why)))
         elif len(stream.blamed) > MOVES:
-            message = f"{why}; the request was moved {MOVES} times without coming further, and is not moved again"
+            message = f"{why}; the request was moved {MOVES} times without a new token, and is not moved again"
             self._end(stream, Update(finish="error", error=EngineFailed(message)))
         else:
             self.place(stream, avoid=link)
 
     def only(self, job: Job, sink: Sink, link: Link) -> RoutedStream:
-        """A stream that is computed on one replica or not at all."""
+        """Submit a job that runs on one replica only, without failover."""
         if link.channel is None:
-            raise AssayError(f"{link.name}: is not connected")
+            raise AssayError(f"{link.name}: not connected")
         stream = RoutedStream(job, sink)
         stream.pinned = True
         stream.fingerprint = link.fingerprint
         link.send(stream, next(self._numbers), page_names(stream.ids))
         return stream
 
-    def _news(self, stream: RoutedStream, found: Mapping[str, Any], nodes: dict[str, list[Array]]) -> None:
-        """An update of a stream that is where the frame came from."""
+    def _apply_update(self, stream: RoutedStream, found: Mapping[str, Any], nodes: dict[str, list[Array]]) -> None:
+        """Apply an update from the replica that has the stream."""
         update, link, now = jobs.to_update(found), stream.link, time.monotonic()
         assert link
         if isinstance(update.error, EngineFailed):
@@ -244,8 +247,8 @@ class Fleet:
         if update.choice is not None:
             if stream.moves and stream.generated == stream.moved_at and stream.times.last:
                 silence = now - stream.times.last
-                self.tally.silences.append((silence, silence - stream.homeless_s - found.get("took_s", 0.0)))
-                stream.homeless_s = 0.0
+                self.tally.silences.append((silence, silence - stream.unplaced_s - found.get("took_s", 0.0)))
+                stream.unplaced_s = 0.0
             stream.ids.append(update.choice.id)
             stream.blamed.clear()
             if not stream.pinned:
@@ -261,28 +264,28 @@ class Fleet:
         assert update.finish
         if stream.link:
             stream.link.leave(stream)
-        elif stream in self._homeless:
-            self._homeless.remove(stream)
+        elif stream in self._unplaced:
+            self._unplaced.remove(stream)
         stream.finished = True
         stream.sink(update)
         if stream.pinned:
             return
-        self._spread += 0.1 * (time.monotonic() - stream.times.arrived - self._spread)
+        self._stream_s += 0.1 * (time.monotonic() - stream.times.arrived - self._stream_s)
         self.tally.errors += update.finish == "error"
         self.meter.finished(stream, update.finish)
         if self.finished and link and update.finish not in ("error", "cancelled"):
             self.finished(stream, link)
 
-    def _settle(self) -> None:
-        """Somebody can take streams again."""
+    def _place_waiting(self) -> None:
+        """A replica can take streams again: place those that had none."""
         self._served = True
-        waiting, self._homeless = self._homeless, []
+        waiting, self._unplaced = self._unplaced, []
         for stream in waiting:
             self.place(stream)
         self._changed.set()
 
-    def _relieve(self, fresh: Link) -> None:
-        """Of the streams that wait elsewhere, one that has just come takes its share, those first that wait longest."""
+    def _rebalance(self, fresh: Link) -> None:
+        """Move a share of the queued streams of other replicas to a new one, the longest waiting first."""
         waiting = [
             stream for link in self.up if link.like(fresh)
             for number in link.beat.get("queue", ()) if (stream := link.streams.get(number))
@@ -302,25 +305,25 @@ class Fleet:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _heal(self) -> None:
-        """Start what is missing."""
+    def _start_missing(self) -> None:
+        """Start replicas until the least number is running or starting."""
         there = sum(link.state in ("starting", "up", "lost") for link in self.links) + self._starting
         for _ in range(self.bounds.least - there):
-            self.grow()
+            self.add_replica()
 
-    def grow(self) -> None:
-        """Another replica."""
+    def add_replica(self) -> None:
+        """Start one more replica."""
         self._starting += 1
-        self._task(self._life())
+        self._task(self._run_replica())
 
     async def spawn(self) -> Link:
-        """A replica that nobody has met yet."""
+        """Start a replica, without connecting to it."""
         return Link(await asyncio.to_thread(self.launcher.spawn, self.spec))
 
     async def guest(self) -> Link:
-        """A fresh replica that gets no streams but those that are sent to it by name."""
+        """Start and connect a replica that gets no streams by placement, only by `only`."""
         link = await self.spawn()
-        await link.meet(self.token, timeout=5.0)
+        await link.handshake(self.token, timeout=5.0)
         link.state = "guest"
         self.links.append(link)
         self._task(self._listen(link))
@@ -330,24 +333,24 @@ class Fleet:
         assert link.channel
         with suppress(ConnectionBroken):
             while True:
-                link.hear(await link.channel.receive(), self._news)
-        self.lose(link, "cut")
+                link.handle_frame(await link.channel.receive(), self._apply_update)
+        self.mark_lost(link, "cut")
 
     async def dismiss(self, link: Link) -> None:
-        """A guest goes."""
+        """Kill a guest replica."""
         self.links.remove(link)
         if link.channel:
             link.channel.close()
         await asyncio.to_thread(link.handle.kill)
 
     def replace(self, link: Link) -> None:
-        """One that cannot be trusted goes, and another comes."""
+        """Drain a replica that cannot be trusted, and start another one."""
         link.state = "draining"
         self._task(self.drain(link))
-        self._heal()
+        self._start_missing()
 
-    async def _life(self) -> None:
-        """One replica, from its start to its end."""
+    async def _run_replica(self) -> None:
+        """The life cycle of one replica: start, connect, serve, kill, replace."""
         try:
             link = await self.spawn()
         except AssayError as error:
@@ -357,48 +360,48 @@ class Fleet:
             self._changed.set()
             await asyncio.sleep(min(SPAWN_S, 1.0 + 2 * self.tally.lost))
             if self._served:
-                self._heal()
+                self._start_missing()
             return
         self._starting -= 1
         self.links.append(link)
         try:
-            await self._attend(link)
+            await self._keep_connected(link)
         finally:
             draining, link.state = link.state == "draining", "gone"
             self.links.remove(link)
             self._changed.set()
             await asyncio.to_thread(link.handle.kill)
             if not draining and not self._stop:
-                self._heal()
+                self._start_missing()
 
-    async def _attend(self, link: Link) -> None:
-        """Talk to it for as long as it can be talked to."""
+    async def _keep_connected(self, link: Link) -> None:
+        """Handle the frames of a replica, and reconnect for AGAIN_S after a break."""
         since = time.monotonic()
         while link.state != "draining" and time.monotonic() - since < AGAIN_S:
             if not await asyncio.to_thread(link.handle.alive):
                 return
             try:
-                channel = await link.meet(self.token, timeout=1.0)
+                channel = await link.handshake(self.token, timeout=1.0)
             except ConnectionBroken as error:
                 log.info("%s", error)
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
             if link.cut_off:
-                for stream in self._homeless + [s for other in self.links for s in other.streams.values()]:
+                for stream in self._unplaced + [s for other in self.links for s in other.streams.values()]:
                     stream.blamed = [other for other in stream.blamed if other is not link]
-            self._settle()
+            self._place_waiting()
             if link.state == "up":
-                self._relieve(link)
+                self._rebalance(link)
             try:
                 while True:
-                    link.hear(await channel.receive(), self._news)
+                    link.handle_frame(await channel.receive(), self._apply_update)
             except ConnectionBroken as error:
-                self.lose(link, str(error))
+                self.mark_lost(link, str(error))
             since = time.monotonic()
 
-    def lose(self, link: Link, why: str) -> None:
-        """It cannot be relied upon: what it had goes elsewhere."""
+    def mark_lost(self, link: Link, why: str) -> None:
+        """Close the connection of a replica and move its streams to others."""
         if link.channel:
             link.channel.close()
             link.channel = None
@@ -412,7 +415,7 @@ class Fleet:
             self.move(stream, f"{link.name} was lost ({why})", strike=True)
 
     async def drain(self, link: Link) -> None:
-        """Nothing new goes there; what it has may end, and after a while moves."""
+        """Remove a replica: it gets no new streams, and those that do not finish in time move."""
         link.state = "draining"
         until = time.monotonic() + self.bounds.drain_s
         while link.streams and time.monotonic() < until:
@@ -424,8 +427,8 @@ class Fleet:
         if link.channel:
             link.channel.close()
 
-    async def _watch(self) -> None:
-        """Who is silent, who stands still, who is out of time, and how many there should be."""
+    async def _monitor(self) -> None:
+        """Every tick: detect silent and stalled replicas, end streams past their deadline, autoscale."""
         word, scale = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -437,18 +440,18 @@ class Fleet:
                 link.still += bool(link.beat.get("running"))
                 silence = link.silent * TICK_S
                 if link.silent > SILENT and any(other.like(link) and not other.quiet for other in self.up):
-                    self.lose(link, f"silent for {silence:.2f} s")
-                elif silence > AGAIN_S or link.still * TICK_S > STUCK_S:  # where nobody else is, it may take its time
+                    self.mark_lost(link, f"silent for {silence:.2f} s")
+                elif silence > AGAIN_S or link.still * TICK_S > STUCK_S:  # the only replica gets more time
                     why = f"silent for {silence:.0f} s" if silence > AGAIN_S else f"no step for {STUCK_S:g} s"
-                    self.lose(link, why)
+                    self.mark_lost(link, why)
                     with suppress(OSError):
                         await asyncio.to_thread(link.handle.kill)
                 elif now - word > WORD_S:
                     link.channel.send({"op": "beat"})
             word = now if now - word > WORD_S else word
-            if self._homeless and self.up:  # somebody was tried there, and is cleared
-                self._settle()
-            for stream in [s for s in self._homeless if now > s.job.deadline]:
+            if self._unplaced and self.up:  # a trial has ended, or a replica came up
+                self._place_waiting()
+            for stream in [s for s in self._unplaced if now > s.job.deadline]:
                 message = f"no replica could take the request in time ({stream.generated} tokens generated)"
                 self._end(stream, Update(finish="error", error=DeadlinePassed(message)))
             if now - scale > 0.25:
@@ -456,22 +459,22 @@ class Fleet:
                 self._scale(now)
 
     def _scale(self, now: float) -> None:
-        """One more when streams wait everywhere, one less when nobody would miss it."""
+        """Add a replica when streams queue on every one; remove one that was idle for long."""
         up, bounds = self.up, self.bounds
         for link in up:
             if link.streams:
                 link.idle_since = now
         wanted = sum(link.state in ("starting", "up", "lost") for link in self.links) + self._starting
         waits = min((link.beat.get("queued_s", 0.0) for link in up), default=0.0)
-        if (waits > bounds.up_s or (self._homeless and up)) and wanted < bounds.most and not self._starting:
-            log.info("streams wait %.1f s, %d find no replica: another one", waits, len(self._homeless))
-            self.grow()
+        if (waits > bounds.up_s or (self._unplaced and up)) and wanted < bounds.most and not self._starting:
+            log.info("autoscale: queue time %.1f s, %d unplaced streams: adding a replica", waits, len(self._unplaced))
+            self.add_replica()
         idle = [link for link in up if now - link.idle_since > bounds.down_s]
         if idle and len(up) > bounds.least:
-            log.info("%s is not needed", idle[-1].name)
+            log.info("autoscale: %s is idle: removing it", idle[-1].name)
             self._task(self.drain(idle[-1]))
 
 
 def cheapest(links: list[Link], names: list[str], n_tokens: int) -> Link:
-    """Where the first token comes soonest; of equals, where least is kept."""
+    """The replica with the lowest cost; of equals, the one with the fewest streams."""
     return min(links, key=lambda link: (cost(link.known, names, n_tokens, link.decoding), len(link.streams)))

@@ -1,12 +1,12 @@
-"""The wire between router, replicas and stages: frames over TCP, each end sure of the other.
+"""The wire between router, replicas and stages: mutually authenticated frames over TCP.
 
     frame   = length (u32, of what follows) | mac (16 bytes) | body
     body    = length (u32) | JSON object | arrays, one after the other
 
-Both ends know a token. They prove it to each other by answering a challenge, so it never crosses the wire, and the keys
-of the connection come out of the two nonces. Every frame carries a MAC (BLAKE2b) over its number and its body: a frame
-that was forged, repeated, or changed by a bit on the way is a broken connection and never another answer. Frames are
-not encrypted. Nothing in a frame is code: numbers, text and arrays of a few known types.
+Both ends know a token. Each proves it by answering a challenge, so the token never crosses the wire. The keys of the
+connection are derived from the two nonces. Every frame carries a MAC (BLAKE2b) over its sequence number and its body:
+a forged, replayed or corrupted frame breaks the connection and cannot change an answer. Frames are not encrypted.
+A frame carries no code, only numbers, text and arrays of a few known types.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from assay.errors import AssayError
 
 Array = NDArray[Any]
 LARGEST = 1 << 30  # bytes of a frame
-BUFFERED = 512 << 20  # bytes that wait for a peer who does not read, before it is given up
-HELLO_S = 2.0  # for the other end to prove itself
+BUFFERED = 512 << 20  # bytes buffered for a slow peer before the connection is dropped
+HELLO_S = 2.0  # seconds for the peer to prove the token
 TYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8", "bool")}
 _MAGIC = b"assay-frames-1\n\0"  # 16 bytes
 _NONCE, _PROOF, _MAC = 16, 32, 16
@@ -39,12 +39,12 @@ _U32 = struct.Struct("<I")
 
 
 class ConnectionBroken(AssayError):
-    """The connection cannot go on: it was cut, or the other end is not who it should be."""
+    """The connection cannot continue: it was cut, or the peer failed to authenticate."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a frame says."""
+    """A decoded frame: its JSON object and its arrays."""
 
     head: dict[str, Any]
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -68,11 +68,11 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> 
 
 
 def unpack(body: bytes) -> Frame:
-    """What a body says; anything that `pack` would not write is refused."""
+    """Decode the body of a frame. Anything that `pack` would not write is refused."""
     try:
         (size,) = _U32.unpack_from(body)
         if size > len(body) - 4:
-            raise ValueError("shorter than it says")
+            raise ValueError("shorter than its length field")
         head = json.loads(body[4 : 4 + size])
         if not isinstance(head, dict):
             raise ValueError("not an object")
@@ -96,7 +96,7 @@ def unpack(body: bytes) -> Frame:
 
 
 class Channel:
-    """Frames both ways. `send` does not wait; a peer that does not read for long is given up."""
+    """A connection that carries frames both ways. `send` never waits; a peer that does not read is dropped."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: tuple[bytes, bytes]) -> None:
         self._reader, self._writer = reader, writer
@@ -124,7 +124,7 @@ class Channel:
             self._writer.transport.abort()
 
     async def drain(self) -> None:
-        """Until the peer has taken most of it."""
+        """Wait until the write buffer is mostly empty."""
         with suppress(OSError):
             await self._writer.drain()
 
@@ -138,7 +138,7 @@ class Channel:
             raise ConnectionBroken(f"connection to {self.peer}: cut ({error})") from None
         mac, body = data[:_MAC], data[_MAC:]
         if not hmac.compare_digest(mac, _mac(self._in, self._got, body)):
-            raise ConnectionBroken(f"connection to {self.peer}: a frame was changed on the way")
+            raise ConnectionBroken(f"connection to {self.peer}: a frame failed its authentication (MAC)")
         self._got += 1
         return unpack(body)
 
@@ -151,23 +151,23 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """At once: nobody waits for a peer that may be gone."""
+        """Abort the connection without flushing, because the peer may be gone."""
         self._writer.transport.abort()
 
 
 async def connect(host: str, port: int, token: str, *, timeout: float = HELLO_S) -> Channel:
-    """A channel to whoever listens there, once both have shown that they know the token."""
+    """Connect, and return a channel once both ends have proved the token."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 hello = await reader.readexactly(len(_MAGIC) + _NONCE)
                 if not hello.startswith(_MAGIC):
-                    raise ConnectionBroken(f"{host}:{port}: does not speak assay's frames")
+                    raise ConnectionBroken(f"{host}:{port}: is not an assay service")
                 nonces = hello[len(_MAGIC) :] + secrets.token_bytes(_NONCE)
                 writer.write(nonces[_NONCE:] + _proof(token, b"client", nonces))
                 if not hmac.compare_digest(await reader.readexactly(_PROOF), _proof(token, b"server", nonces)):
-                    raise ConnectionBroken(f"{host}:{port}: has another token")
+                    raise ConnectionBroken(f"{host}:{port}: has a different token")
             except BaseException:
                 writer.transport.abort()
                 raise
@@ -183,17 +183,17 @@ async def connect(host: str, port: int, token: str, *, timeout: float = HELLO_S)
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> Channel:
-    """The other end of `connect`. A stranger learns nothing but a random number."""
+    """The server's end of `connect`. A client without the token sees only a random nonce."""
     nonce = secrets.token_bytes(_NONCE)
     writer.write(_MAGIC + nonce)
     try:
         async with asyncio.timeout(HELLO_S):
             answer = await reader.readexactly(_NONCE + _PROOF)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        raise ConnectionBroken("a stranger hung up") from None
+        raise ConnectionBroken("a client disconnected before it proved the token") from None
     nonces = nonce + answer[:_NONCE]
     if not hmac.compare_digest(answer[_NONCE:], _proof(token, b"client", nonces)):
-        raise ConnectionBroken("a stranger without the token")
+        raise ConnectionBroken("a client has a different token")
     writer.write(_proof(token, b"server", nonces))
     return Channel(reader, writer, (_key(token, b"to client", nonces), _key(token, b"to server", nonces)))
 

@@ -1,5 +1,8 @@
-"""A job and its updates as frames say them. What only one machine understands is translated: a deadline becomes the
-seconds that are left, a grammar its text, an error its kind."""
+"""A job and its updates as frames.
+
+Values that only one process understands are translated: a deadline becomes the seconds left, a compiled grammar
+becomes its text, and an exception becomes its kind and message.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 from assay.cluster.frames import Array, ConnectionBroken
 from assay.engines.contract import CacheLost
 from assay.errors import AssayError
-from assay.runtime.grammar import Grammars, Maker
+from assay.runtime.grammar import ConstraintMaker, Grammars
 from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
@@ -23,7 +26,7 @@ from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarE
 _PLAIN = (
     "max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "pooling", "show_special", "ignore_eos", "owner",
 )  # fmt: skip
-POOLED = "(pooled)"  # beside the names of nodes, what pooling made of one
+POOLED = "(pooled)"  # key of the pooled vector, beside the names of nodes
 _ERRORS: dict[str, Callable[[str], Exception]] = {
     "deadline": DeadlinePassed,
     "engine": EngineFailed,
@@ -33,7 +36,7 @@ _ERRORS: dict[str, Callable[[str], Exception]] = {
 
 
 def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The head and the arrays. The seed is decided by whoever sends it, so that it is one wherever the job goes."""
+    """The head and the arrays of a frame. The router decides the seed, so it stays the same when the job moves."""
     settings = asdict(replace(job.params, dry_breakers={}))
     settings["seed"] = seed
     settings["dry_breakers"] = [[token, list(rest)] for token, rest in job.params.dry_breakers.items()]
@@ -41,14 +44,14 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     if job.deadline < math.inf:
         head["seconds"] = job.deadline - time.monotonic()
     if job.constraint is not None:
-        if not isinstance(job.constraint, Maker):
-            raise AssayError("job: this constraint is only known to the process that made it")
+        if not isinstance(job.constraint, ConstraintMaker):
+            raise AssayError("job: the constraint has no text that another process could compile")
         head["grammar"] = [job.constraint.kind, job.constraint.text, job.constraint.param]
     return head, {"ids": np.array(job.ids, np.int32), "answered": np.array(job.answered, np.int32)}
 
 
 def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Grammars) -> Job:
-    """The job that a frame describes. Slow where it has a grammar: that is compiled."""
+    """The job that a frame describes. Slow if it has a grammar, which is compiled here."""
     try:
         settings = dict(head["params"])
         settings["dry_breakers"] = {
@@ -98,7 +101,7 @@ def to_update(found: Mapping[str, Any]) -> Update:
 
 
 def from_error(error: Exception) -> list[str]:
-    """Its kind and its words; a fault of ours says nothing of the inside."""
+    """The kind and the message of an error. Internal errors do not expose internals."""
     if isinstance(error, GrammarError):
         return ["grammar", str(error)]
     if isinstance(error, DeadlinePassed):

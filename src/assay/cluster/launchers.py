@@ -1,7 +1,7 @@
-"""Where replicas and stages run: as processes of this machine here, as actors of a Ray cluster in `rays.py`.
+"""Start replicas and stages: as processes of this machine here, as actors of a Ray cluster in `ray_cluster.py`.
 
-Whoever wants one says what it should be and gets a handle: an address to connect to, whether it lives, a way to end it.
-All of this may block; nothing of it lies between a token and its client.
+A launcher takes a specification and returns a handle: an address to connect to, a liveness check, and a way to kill it.
+Its calls may block. Tokens never pass through it, so its speed does not matter to clients.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from typing import Any, Protocol
 
 from assay.errors import AssayError
 
-START_S = 600.0  # a large file takes its time
+START_S = 600.0  # seconds until a service must listen; loading a large file takes long
 LOOPBACK = "127.0.0.1"
 
 
 class Handle(Protocol):
-    """Something that was started."""
+    """A service that was started."""
 
     name: str
-    node: str  # the machine, in words
+    node: str  # the machine, for display
     host: str
     port: int
 
     def alive(self) -> bool: ...
 
     def kill(self) -> None:
-        """At once, without grace."""
+        """Kill it immediately."""
         ...
 
 
 class Launcher(Protocol):
-    """Somewhere to start things."""
+    """Starts services, and ends them when it is closed."""
 
-    where: str  # in words
+    where: str  # for display
 
     def spawn(self, spec: Mapping[str, Any]) -> Handle:
-        """Start what the specification says and wait until it listens."""
+        """Start a service from its specification, and wait until it listens."""
         ...
 
     def close(self) -> None:
-        """End everything that was started."""
+        """Kill every service that was started."""
         ...
 
 
 def local_processes(address: str) -> int | None:
-    """What `local` or `local:N` names: N processes of this machine, 0 where the number is open. None: a Ray cluster."""
+    """N of the address `local:N`, 0 for `local`, None for the address of a Ray cluster."""
     name, colon, n = address.partition(":")
     if name != "local":
         return None
     if colon and not (n.isdigit() and 1 <= int(n) <= 1024):
-        raise AssayError(f"--cluster: expected local:N with a number of processes (found {address})")
+        raise AssayError(f"--cluster: expected local:N, N processes from 1 to 1024 (found {address})")
     return int(n or 0)
 
 
@@ -80,8 +80,11 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Processes of this machine. `cpus` pins them, one list each in turn; `nodes` has names, commands to start them
-    under (such as `ip netns exec NAME`) and the addresses they then have."""
+    """Processes of this machine.
+
+    `cpus` pins processes to cores, one list for each in turn. `nodes` simulates several machines: a name, a command
+    prefix such as `ip netns exec NAME`, and the address that a process has under it.
+    """
 
     where = "processes of this machine"
 

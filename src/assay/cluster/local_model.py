@@ -12,7 +12,7 @@ from assay.runtime.opening import Opened, OpenOptions
 
 
 def open_here(spec: Mapping[str, Any]) -> Opened:
-    """This host's own copy of the model: at the same path, or where its name leads."""
+    """Open this host's own copy of the model: at the same path, or resolved by its name."""
     path = Path(spec["path"])
     if not path.exists() and spec.get("name"):
         path = hub.resolve(spec["name"])

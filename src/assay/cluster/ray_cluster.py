@@ -1,7 +1,7 @@
-"""The nodes of a Ray cluster as places. Ray says who is a member, where there is room, and starts and ends actors; what
-actors say to each other goes over their own frames.
+"""Replicas and stages as actors of a Ray cluster. Ray handles membership, placement, starting and killing.
 
-Whoever reaches Ray's ports can run code, so a cluster without its token authentication is refused unless asked for.
+Actors talk to the router and to each other over their own frames, not over Ray. A client that reaches Ray's ports can
+run code, so a cluster without Ray's token authentication is refused unless `--insecure-cluster` is given.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from assay.system.extras import install
 
 
 def join(address: str | None, *, insecure: bool = False) -> Any:
-    """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process.
+    """The `ray` module, connected to the cluster at `address`, or to a new one that ends with this process.
 
-    How Ray authenticates is decided when it is imported, so that comes last.
+    Ray reads its authentication settings when it is imported, so the import comes after they are set.
     """
     if find_spec("ray") is None:
-        raise AssayError(f"--cluster: ray is not installed; {install('cluster')}, or say --cluster local")
-    if address is None and not insecure:  # a cluster that nobody else joins
+        raise AssayError(f"--cluster: ray is not installed; {install('cluster')}, or use --cluster local")
+    if address is None and not insecure:  # a new cluster for this process alone
         os.environ["RAY_AUTH_MODE"] = "token"
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     if os.environ.get("RAY_AUTH_MODE") != "token" and not insecure:
         raise AssayError(
-            "--cluster: Ray runs without authentication, and whoever reaches it can run code; set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every node, or say --insecure-cluster"
+            "--cluster: Ray runs without authentication, so any client that reaches it can run code; set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every node, or give --insecure-cluster"
         )
     found = import_module("ray")
     if found.is_initialized():
@@ -45,14 +45,14 @@ def join(address: str | None, *, insecure: bool = False) -> Any:
     given: dict[str, Any] = {"address": address} if address else alone
     try:
         found.init(logging_level="ERROR", log_to_driver=False, configure_logging=False, **given)
-    except Exception as error:  # Ray raises many kinds for one thing: no cluster there
+    except Exception as error:  # Ray raises many kinds of exception when there is no cluster
         where, words = address or "this machine", "is it running, and is RAY_AUTH_TOKEN its token?"
         raise AssayError(f"--cluster: no Ray cluster at {where} ({_line(error)}); {words}") from None
     return found
 
 
 class ServiceActor:
-    """The actor: a service in a thread, and its address."""
+    """The actor that runs a service in a thread."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         found = import_module("ray")
@@ -77,14 +77,14 @@ class ServiceActor:
 
 
 class RayActor:
-    """A handle on one."""
+    """The handle of a service that runs in an actor."""
 
     def __init__(self, name: str, actor: Any, host: str, port: int, node: str, pid: int) -> None:
         self.name, self.host, self.port, self.node, self.pid = name, host, port, node, pid
         self._ray, self._actor = import_module("ray"), actor
 
     def alive(self) -> bool:
-        """Asked of the actor itself; no answer in a second counts as dead, for the stream's own beats decide."""
+        """Whether the actor answers within a second. The router relies on heartbeats, so a wrong answer is harmless."""
         try:
             self._ray.get(self._actor.address.remote(), timeout=1.0)
         except Exception:
@@ -96,7 +96,7 @@ class RayActor:
 
 
 class RayLauncher:
-    """Actors, spread over the nodes."""
+    """Starts services as actors, spread over the nodes."""
 
     where = "a Ray cluster"
 
@@ -108,7 +108,7 @@ class RayLauncher:
 
     @classmethod
     def inside(cls) -> RayLauncher:
-        """For an actor that starts others."""
+        """A launcher for code that runs in an actor, such as a replica that starts its stages."""
         return cls(import_module("ray"))
 
     def spawn(self, spec: Mapping[str, Any]) -> RayActor:
@@ -130,6 +130,6 @@ class RayLauncher:
 
 
 def _line(error: Exception) -> str:
-    """The last line of Ray's long words."""
+    """The last line of Ray's error message, which can be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]

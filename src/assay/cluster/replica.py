@@ -1,11 +1,11 @@
 """A replica: one scheduler and its engine behind frames.
 
-    router → replica   submit (id, job) · cancel (ids) · beat
-    replica → router   hello (fingerprint, pages held) · news (updates) · beat (how it is, pages that came and went)
+    router → replica   submit (id, job) · cancel (ids) · beat (heartbeat)
+    replica → router   hello (fingerprint, cached pages) · news (updates) · beat (load, pages added and evicted)
 
-A connection owns the sequences that came over it: when it breaks they are cancelled, for whoever wanted them will ask
-another replica. The beat comes from the event loop and says how many steps the engine has done, so a router can tell a
-dead process (no beat) from a stuck engine (beats, but no steps).
+A connection owns the sequences that came over it. When it breaks they are cancelled, because the router moves them to
+another replica. The heartbeat is sent by the event loop and has the number of engine steps. So the router can tell a
+dead process (no heartbeat) from a stuck engine (heartbeats, but no steps).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from assay.runtime.sequence import Sequence, Update
 from assay.runtime.worker import Worker
 
 log = logging.getLogger("assay.cluster")
-BEAT_S = 0.1
-ALONE_S = 5.0  # without a frame from a router: it is gone
-LATELY_S = 10.0  # for how long it knows that its event loop has stood still
-MANY = 1 << 20  # sequences that may wait: the router bounds them
+BEAT_S = 0.1  # seconds between heartbeats
+ALONE_S = 5.0  # seconds without a frame from the router, after which it counts as gone
+LATELY_S = 10.0  # seconds for which a stall of the event loop is remembered
+MANY = 1 << 20  # queue limit of the replica: the router enforces the real one
 
 
 class Counts(Meter):
-    """What a scheduler has done so far, as numbers that only grow."""
+    """Totals of a scheduler. They only grow."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = dict.fromkeys(("steps", "step_tokens", "tokens", "preempted"), 0)
@@ -58,8 +58,8 @@ class Counts(Meter):
         self.totals["tokens"] += n
 
 
-class Held:
-    """Which prefixes the cache holds, for everybody who listens; fed by the scheduler's thread."""
+class HeldPrefixes:
+    """The prefixes in the cache, for each router that listens. The scheduler's thread updates it."""
 
     def __init__(self, pages: Pages) -> None:
         self._lock = threading.Lock()
@@ -74,12 +74,12 @@ class Held:
                 changes[name] = here
 
     def listen(self, who: object) -> list[str]:
-        """All of them; from here on `news` tells what changed."""
+        """All cached prefixes. From now on `changes` has the differences for this listener."""
         with self._lock:
             self._changes[who] = {}
             return list(self._names)
 
-    def news(self, who: object) -> dict[str, bool]:
+    def changes(self, who: object) -> dict[str, bool]:
         with self._lock:
             found = self._changes[who]
             self._changes[who] = {}
@@ -91,7 +91,7 @@ class Held:
 
 
 class Replica:
-    """The service. One event loop; the scheduler has a thread of its own."""
+    """The service. One event loop for connections, one thread for the scheduler."""
 
     def __init__(self, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.opened = open_here(spec)
@@ -103,12 +103,12 @@ class Replica:
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
             speculator=self.opened.speculator(),
         )  # fmt: skip
-        self.held = Held(self.scheduler.pages)
+        self.held = HeldPrefixes(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outboxes: set[_Outbox] = set()
         self._pulse: asyncio.Task[None] | None = None
-        self._stood: deque[tuple[float, float]] = deque(maxlen=16)  # when the event loop stood still, and how long
+        self._stood: deque[tuple[float, float]] = deque(maxlen=16)  # stalls of the event loop: end, duration
 
     def _engine(self, spec: Mapping[str, Any], launcher: Launcher) -> PagedEngine:
         if spec.get("split"):
@@ -116,7 +116,7 @@ class Replica:
         return self.opened.engine(scheduled=True)
 
     def close(self) -> None:
-        self.worker.stop(AssayError("the replica is ending"))
+        self.worker.stop(AssayError("the replica is shutting down"))
         self.worker.join()
         self.scheduler.close()
 
@@ -124,7 +124,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         outbox = _Outbox(channel)
         self._outboxes.add(outbox)
-        self._pulse = self._pulse or asyncio.ensure_future(self._feel())
+        self._pulse = self._pulse or asyncio.ensure_future(self._watch_for_stalls())
         held = self.held.listen(outbox)
         channel.send(
             {
@@ -153,7 +153,7 @@ class Replica:
                 elif message.op == "cancel":
                     self._cancel(outbox, message.head["ids"])
         except TimeoutError:
-            log.info("no word from the router at %s for %s s", channel.peer, ALONE_S)
+            log.info("no frame from the router at %s for %s s", channel.peer, ALONE_S)
         finally:
             self._outboxes.discard(outbox)
             self.held.leave(outbox)
@@ -169,7 +169,7 @@ class Replica:
             return error
 
     async def _compiled(self, outbox: _Outbox, message: Frame) -> None:
-        """A grammar is compiled off the event loop: the beat goes on meanwhile."""
+        """Compile a grammar in another thread, so that heartbeats continue."""
         job = await asyncio.to_thread(self._job, message)
         self._submit(outbox, message, job)
 
@@ -192,7 +192,7 @@ class Replica:
         self.worker.cancel(known)
 
     def _post(self, news: Updates) -> None:
-        """From the scheduler's thread."""
+        """Called by the scheduler's thread: deliver on the event loop."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, news)
@@ -202,8 +202,8 @@ class Replica:
         for outbox in self._outboxes:
             outbox.flush()
 
-    async def _feel(self) -> None:
-        """Note when this event loop stands still. A router that comes back asks: was it you, or was it the way?"""
+    async def _watch_for_stalls(self) -> None:
+        """Record stalls of this event loop. After a silence they tell the router whether the network was at fault."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(BEAT_S)
@@ -223,7 +223,7 @@ class Replica:
                     "waiting": waiting,
                     "queued_s": 0.0 if oldest is None else time.monotonic() - oldest,
                     "pages_available": self.scheduler.pages.available,
-                    "held": self.held.news(outbox),
+                    "held": self.held.changes(outbox),
                     "queue": [number for number, s in outbox.sequences.items() if s.lease is None],
                     **self.counts.totals,
                 }
@@ -231,12 +231,12 @@ class Replica:
 
 
 class _Outbox:
-    """What one router is told: the updates of a step go in one frame."""
+    """The updates for one router. All updates of a step go out in one frame."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.sequences: dict[int, Sequence] = {}
-        self.unwanted: set[int] = set()  # cancelled before they were there
+        self.unwanted: set[int] = set()  # cancelled before their job was submitted
         self._begun: set[int] = set()
         self._updates: list[dict[str, Any]] = []
         self._arrays: dict[str, Array] = {}

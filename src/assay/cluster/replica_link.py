@@ -1,4 +1,4 @@
-"""The router's end of one replica: its connection, what it said of itself, and the streams that it computes."""
+"""The router's end of one replica: its connection, its last heartbeat, and the streams that it computes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.cluster import jobs
-from assay.cluster.affinity import Known
+from assay.cluster.affinity import ReplicaLoad
 from assay.cluster.fingerprint import short
 from assay.cluster.frames import Array, Channel, ConnectionBroken, Frame, connect
 from assay.cluster.launchers import Handle
 from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05
-SILENT = 8  # ticks of our own event loop without a word: a loop that was busy itself does not blame others
-QUIET = 4  # ticks after which a beat is late
-WORD_S = 1.0  # that a router leaves between two words of its own
+SILENT = 8  # ticks without a frame. Counted in ticks of the router's own loop: a busy router does not blame replicas
+QUIET = 4  # ticks after which a heartbeat is late
+WORD_S = 1.0  # seconds between two heartbeats of the router
 
 
 class RoutedStream(Progress):
-    """A sequence that is computed elsewhere, and where it is."""
+    """A sequence that a replica computes, and its placement."""
 
     def __init__(self, job: Job, sink: Sink) -> None:
         super().__init__(job, sink)
         self.link: Link | None = None
-        self.number = 0  # under which its replica knows it
-        self.fingerprint: dict[str, Any] | None = None  # of those that may go on with it
-        self.pinned = False  # to one replica: it does not move
-        self.blamed: list[Link] = []  # those that were lost while they computed it, since its last token
+        self.number = 0  # its id on its replica
+        self.fingerprint: dict[str, Any] | None = None  # of the replicas that may continue it
+        self.pinned = False  # to one replica: it is not moved on failover
+        self.blamed: list[Link] = []  # replicas lost while they computed it, since its last token
         self.moved_at = 0  # tokens at the last move
         self.moves = 0
-        self.names: list[str] = []  # of the pages of what it was sent with
-        self.owed = 0
-        self.began = False  # since it was sent
-        self.homeless = 0.0  # since when no replica can take it
-        self.homeless_s = 0.0  # in all, since its last token
-        self.late = False  # it was sent when the replica was quiet already
+        self.names: list[str] = []  # page names of the ids it was sent with
+        self.owed = 0  # tokens that its replica had to compute when it was sent
+        self.began = False  # whether a token came since it was sent
+        self.unplaced = 0.0  # the time since which no replica can take it
+        self.unplaced_s = 0.0  # seconds without a replica, since its last token
+        self.late = False  # whether the replica's heartbeat was already late when the stream was sent
 
 
 ApplyUpdate = Callable[[RoutedStream, Mapping[str, Any], dict[str, list[Array]]], None]
@@ -45,23 +45,23 @@ ApplyUpdate = Callable[[RoutedStream, Mapping[str, Any], dict[str, list[Array]]]
 
 @dataclass(eq=False)
 class Link:
-    """One replica."""
+    """One replica, as the router sees it."""
 
     handle: Handle
     state: str = "starting"  # starting | up | lost | draining | guest | gone
     hello: dict[str, Any] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
-    known: Known = field(default_factory=Known)
+    known: ReplicaLoad = field(default_factory=ReplicaLoad)
     streams: dict[int, RoutedStream] = field(default_factory=dict)
-    decoding: int = 0  # streams that have had a token there
+    decoding: int = 0  # streams with a token from this replica
     channel: Channel | None = None
-    silent: int = 0  # ticks
-    still: int = 0  # ticks without a step though there is work
+    silent: int = 0  # ticks without a frame
+    still: int = 0  # ticks without an engine step although sequences run
     idle_since: float = 0.0
-    lost: int = 0  # times
-    cut_off: bool = False  # it was silent and is back, and by its own word it never stood still: the way was cut
-    trial: RoutedStream | None = None  # a stream that is tried here: until its next token nobody else comes
-    suspect: str = ""  # what an audit found
+    lost: int = 0  # how often it was lost
+    cut_off: bool = False  # it was silent, but its event loop never stalled: the network was cut
+    trial: RoutedStream | None = None  # a suspected stream, alone here until its next token: no other stream is placed
+    suspect: str = ""  # the finding of an audit
 
     @property
     def name(self) -> str:
@@ -72,11 +72,11 @@ class Link:
         return dict(self.hello.get("fingerprint", {}))
 
     def like(self, other: Link) -> bool:
-        """Whether it is another one that goes on with the same streams."""
+        """Whether it is another replica that can continue the same streams."""
         return self is not other and self.fingerprint == other.fingerprint
 
-    async def meet(self, token: str, timeout: float) -> Channel:
-        """Connect, and hear who it is."""
+    async def handshake(self, token: str, timeout: float) -> Channel:
+        """Connect, and read the replica's hello."""
         channel = await connect(self.handle.host, self.handle.port, token, timeout=timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -90,10 +90,10 @@ class Link:
         return channel
 
     def send(self, stream: RoutedStream, number: int, names: list[str]) -> None:
-        """Have the replica compute what is left of a stream."""
+        """Have the replica compute the rest of a stream."""
         assert self.channel
         answered = tuple(stream.ids[stream.n_prompt :])
-        scored = None if stream.prompt_choices else stream.job.prompt_logprobs  # once is enough
+        scored = None if stream.prompt_choices else stream.job.prompt_logprobs  # they are computed once
         job = replace(stream.job, answered=answered, prompt_logprobs=scored)
         head, arrays = jobs.from_job(job, stream.seed)
         stream.link, stream.number, stream.began, stream.late = self, number, False, self.quiet
@@ -102,14 +102,14 @@ class Link:
         self.channel.send({"op": "submit", "id": number, "job": head}, arrays)
 
     def leave(self, stream: RoutedStream) -> None:
-        """It is finished, cancelled or moved."""
+        """Take a stream off this replica: it has finished, was cancelled, or moves."""
         if self.streams.pop(stream.number, None) is stream:
             self.began(stream)
             self.decoding -= 1
         stream.link = None
 
     def began(self, stream: RoutedStream) -> None:
-        """Its prompt has been computed."""
+        """The prompt of a stream has been computed."""
         if not stream.began:
             stream.began = True
             self.decoding += 1
@@ -119,20 +119,22 @@ class Link:
 
     @property
     def quiet(self) -> bool:
-        """It should have said something: perhaps it is lost, and nobody is sent there who can go elsewhere."""
+        """The heartbeat is late. The replica may be lost, so streams are placed elsewhere if they can be."""
         return self.silent > QUIET
 
-    def accuses(self, stream: RoutedStream) -> bool:
-        """Whether a stream may be why it was lost: not one that waited when it last spoke, nor one that came when it
-        was silent already."""
+    def may_blame(self, stream: RoutedStream) -> bool:
+        """Whether a stream may have caused the loss of this replica.
+
+        A stream that was still queued at the last heartbeat did not, nor did one that was sent after the silence began.
+        """
         return stream.number not in self.beat.get("queue", ()) and not (stream.late and self.silent > SILENT)
 
     def cancel(self, numbers: list[int]) -> None:
         if self.channel and numbers:
             self.channel.send({"op": "cancel", "ids": numbers})
 
-    def hear(self, message: Frame, news: ApplyUpdate) -> None:
-        """A frame came: the replica lives."""
+    def handle_frame(self, message: Frame, news: ApplyUpdate) -> None:
+        """Handle a frame of the replica. Any frame proves that it is alive."""
         self.silent = 0
         if message.op == "beat":
             if message.head["steps"] != self.beat.get("steps") or not message.head["running"]:
@@ -146,7 +148,7 @@ class Link:
                 news(stream, update, _nodes(update, message.arrays))
 
     def row(self) -> dict[str, Any]:
-        """How it is, for people."""
+        """The state of the replica as a row of a table."""
         found: dict[str, Any] = {"replica": self.name, "node": self.handle.node, "state": self.state}
         if self.hello:
             found |= {"engine": self.hello["engine"], "isa": self.hello["isa"], "pages": self.hello["pages"]}
@@ -156,7 +158,7 @@ class Link:
 
 
 def _nodes(update: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """What a probe has kept, chunk by chunk."""
+    """The nodes that a finished job has kept, a list of chunks under each name."""
     found: dict[str, list[Array]] = {}
     if "finish" in update:
         for key, value in arrays.items():

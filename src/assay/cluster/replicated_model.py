@@ -1,4 +1,4 @@
-"""A model of a server whose engine is elsewhere: the same handlers, API and page, in front of replicas."""
+"""A model of the server that replicas compute: the same handlers, API and page in front of a fleet."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from assay.serve.pool.update_queue import Backend
 
 @dataclass(frozen=True)
 class Cluster:
-    """How a server's models are spread."""
+    """How the models of a server are replicated and split."""
 
     launcher: Callable[[], Launcher]
     bounds: Bounds = field(default_factory=Bounds)
-    split: int | str = 0  # stages of every replica, or the bytes that one may take
-    audit: float = 0.0  # share of answers that are computed again elsewhere
+    split: int | str = 0  # pipeline stages of every replica, or the bytes of one stage
+    audit: float = 0.0  # share of answers that are recomputed on another replica
 
 
 class ReplicatedModel(ServedModel):
-    """One model, computed by replicas. Of the file, this process reads metadata and vocabulary only."""
+    """One model, computed by replicas. This process reads only the metadata and the vocabulary of the file."""
 
     def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
@@ -58,24 +58,24 @@ class ReplicatedModel(ServedModel):
 
 
 class Gauges(Collector):
-    """Every replica of a model in /metrics, as it is when somebody looks."""
+    """The replicas of a model in /metrics, collected on every scrape."""
 
     def __init__(self, registry: CollectorRegistry, model: str, fleet: Fleet, auditor: Auditor | None) -> None:
         self._model, self._fleet, self._auditor = model, fleet, auditor
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        rows = self._fleet.who()
+        rows = self._fleet.rows()
         labels = ("model", "replica", "node")
         up = GaugeMetricFamily("assay_replica_up", "Whether the replica can be reached", labels=labels)
         fields = {
-            "running": "Sequences running on it",
-            "waiting": "Sequences waiting on it",
-            "pages_available": "Its cache pages free or idle",
-            "streams": "Streams that the router has there",
+            "running": "Sequences running on the replica",
+            "waiting": "Sequences waiting on the replica",
+            "pages_available": "Cache pages of the replica that are free or evictable",
+            "streams": "Streams that the router has placed on the replica",
         }
         found = {key: GaugeMetricFamily(f"assay_replica_{key}", text, labels=labels) for key, text in fields.items()}
-        tokens = CounterMetricFamily("assay_replica_tokens", "Tokens it has generated", labels=labels)
+        tokens = CounterMetricFamily("assay_replica_tokens", "Tokens that the replica has generated", labels=labels)
         for row in rows:
             who = [self._model, str(row["replica"]), str(row["node"])]
             up.add_metric(who, float(row["state"] in ("up", "draining")))
@@ -85,10 +85,10 @@ class Gauges(Collector):
         yield from (up, tokens, *found.values())
         tally, audit = self._fleet.tally, self._auditor
         totals = {
-            "moves": (tally.moves, "Streams that went on elsewhere"),
-            "replicas_lost": (tally.lost, "Replicas that died, fell silent or stood still"),
-            "audited": (audit.done if audit else 0, "Answers that were computed again elsewhere"),
-            "audit_differences": (len(audit.found) if audit else 0, "Of these, how many differed"),
+            "moves": (tally.moves, "Streams that moved to another replica"),
+            "replicas_lost": (tally.lost, "Replicas that died, missed heartbeats or stalled"),
+            "audited": (audit.done if audit else 0, "Answers that were recomputed on another replica"),
+            "audit_differences": (len(audit.found) if audit else 0, "Audited answers that differed"),
         }
         for key, (value, text) in totals.items():
             total = CounterMetricFamily(f"assay_cluster_{key}", text, labels=("model",))

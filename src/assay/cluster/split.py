@@ -1,11 +1,11 @@
-"""A model in stages, as an engine: the graph is cut at layer borders, and each part computed by a process of its own.
+"""Pipeline parallelism as an engine: the graph is cut at layer borders, and a process computes each part.
 
-Rows cross the borders as they are, in the engine's float type, so the bits are those of one machine. A step is cut into
-as many pieces as there are stages, and while one stage computes a piece the one before computes the next. Each stage
-maps its host's own copy of the file and touches only its layers.
+Rows cross the borders in the engine's float type, unchanged, so the bits are those of one machine. A step is cut into
+as many micro-batches as there are stages, so that all stages compute at the same time. Each stage maps the copy of the
+file on its own host and reads only its layers.
 
-A stage that dies takes its part of the cache with it. It is built again, the stages are wired anew, and `CacheLost`
-tells the scheduler to compute from their tokens what the running sequences had: the same bits again.
+When a stage dies, its part of the KV cache is lost. The engine starts a new stage, connects all stages again, and
+raises `CacheLost`. The scheduler then recomputes the running sequences from their tokens, with the same bits.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from assay.graph import Graph
 from assay.models import Model
 from assay.runtime.opening import Opened
 
-SILENT_S = 3.0  # a stage that says nothing for so long is dead
-WIRE_S = 30.0
-LEAST = 8  # tokens of a piece: smaller ones cost more in steps than they gain
+SILENT_S = 3.0  # a stage without a frame for this long is dead
+WIRE_S = 30.0  # seconds to connect the stages
+LEAST = 8  # tokens of a micro-batch: smaller ones cost more steps than the overlap saves
 T = TypeVar("T")
-Group = list[tuple[int, Chunk]]  # places in a batch, and what is computed of them together
+Group = list[tuple[int, Chunk]]  # one micro-batch: positions in the batch, and their chunks
 
 
 def layer_bytes(model: Model) -> list[int]:
-    """What each layer's weights take; what stands before the first and behind the last goes with them."""
+    """Bytes of weights of each layer. The first layer includes the embedding, the last one the output head."""
     layers = model.graph.layers
     return [
         sum(model.file.tensors[name].nbytes for name in {w for n in model.graph.part(i, i + 1) for w in n.weights})
@@ -57,7 +57,7 @@ def layer_bytes(model: Model) -> list[int]:
 
 
 def cuts(model: Model, split: int | str) -> list[int]:
-    """Where to cut: into so many stages of about equal size, or (a text) into stages of at most so many bytes."""
+    """The layers at which to cut: into `split` stages of about equal size; a text is the largest size in bytes."""
     sizes, first = layer_bytes(model), model.graph.layers.start
     if isinstance(split, str):
         for n in range(1, len(sizes) + 1):
@@ -71,7 +71,7 @@ def cuts(model: Model, split: int | str) -> list[int]:
 
 
 def _balanced(sizes: Sequence[int], n: int) -> list[int]:
-    """Borders of n parts whose largest is as small as it can be."""
+    """Borders of n parts that minimise the size of the largest part (dynamic programming)."""
     total = np.concatenate([[0], np.cumsum(sizes)])
     best: dict[tuple[int, int], tuple[int, list[int]]] = {(0, 0): (0, [0])}
     for parts in range(1, n + 1):
@@ -84,8 +84,8 @@ def _balanced(sizes: Sequence[int], n: int) -> list[int]:
     return best[n, len(sizes)][1]
 
 
-def pieces(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
-    """A batch as about n groups of (place in the batch, chunk), in an order that keeps every sequence's tokens."""
+def micro_batches(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
+    """Cut a batch into about n micro-batches. The tokens of a sequence keep their order."""
     total = sum(chunk.n_tokens for chunk in batch)
     size = max(-(-total // n), LEAST if cut else 1)
     parts: list[tuple[int, Chunk]] = []
@@ -111,7 +111,7 @@ def pieces(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
 
 @dataclass
 class _Work:
-    """A piece on its way."""
+    """A micro-batch that the stages are computing."""
 
     places: list[int]
     done: asyncio.Future[dict[str, Array]]
@@ -132,7 +132,7 @@ class _Stage:
 
 
 class SplitEngine(PagedEngine):
-    """The engine contract over stages. Called from one thread; the wire has another."""
+    """The engine contract over stages. Call it from one thread; another thread runs the connections."""
 
     name = "split"
 
@@ -174,13 +174,13 @@ class SplitEngine(PagedEngine):
 
     @property
     def stages(self) -> list[tuple[int, int, Handle]]:
-        """The layers of each, and where they are."""
+        """First layer, last layer and handle of each stage."""
         return [(stage.first, stage.last, stage.handle) for stage in self._stages]
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         check_batch(self, batch, keep)
         cut = not keep and not self.graph.whole
-        groups = pieces(batch, len(self._stages), cut=cut)
+        groups = micro_batches(batch, len(self._stages), cut=cut)
         try:
             found = self._call(self._run(groups, list(keep)))
         except ConnectionBroken as error:
@@ -215,21 +215,21 @@ class SplitEngine(PagedEngine):
         return _Stage(first, last, self.graph.part(first, last), handle)
 
     def _rebuild(self, why: str) -> None:
-        """Build dead stages again and wire all of them; then the cache is empty."""
+        """Start dead stages again and connect all of them. Always raises, because the cache is empty afterwards."""
         for stage in self._stages:
             if stage.channel is None and stage.handle.alive():
-                stage.handle.kill()  # it hangs, or cannot be reached
+                stage.handle.kill()  # it hangs or cannot be reached
         dead = [i for i, stage in enumerate(self._stages) if not stage.handle.alive()]
         for i in dead:
             self._stages[i] = self._spawn(self._stages[i].first, self._stages[i].last)
         try:
             self._call(self._connect())
         except ConnectionBroken as error:
-            raise AssayError(f"split: the stages cannot be wired again ({error})") from None
-        raise CacheLost(f"split: {why}; {len(dead)} stages were built again")
+            raise AssayError(f"split: the stages cannot be connected again ({error})") from None
+        raise CacheLost(f"split: {why}; {len(dead)} stages were started again")
 
     async def _connect(self) -> None:
-        """Meet every stage and tell each who is next."""
+        """Connect to every stage, and tell each the address of the next one."""
         self._epoch += 1
         for work in self._work.values():
             if not work.done.done():
@@ -258,7 +258,7 @@ class SplitEngine(PagedEngine):
                     "needed": sorted({name for other in behind for name in other.graph.given}),
                 }
             )
-        await _within(WIRE_S, self._wired.wait(), f"the wiring of {len(self._stages)} stages")
+        await _within(WIRE_S, self._wired.wait(), f"connecting {len(self._stages)} stages")
         if self._broken:
             raise ConnectionBroken(self._broken)
 
@@ -269,7 +269,7 @@ class SplitEngine(PagedEngine):
         await asyncio.gather(*readers, return_exceptions=True)
 
     async def _read(self, stage: _Stage, channel: Channel) -> None:
-        """What one stage says, until it says nothing more."""
+        """Handle the frames of one stage until its connection ends."""
         why = f"stage {stage.handle.name} (layers {stage.first} to {stage.last - 1}) on {stage.handle.node}"
         try:
             while True:
@@ -295,7 +295,7 @@ class SplitEngine(PagedEngine):
             self._fail(f"{why} was lost ({error or f'silent for {SILENT_S:g} s'})", None)
 
     def _fail(self, why: str, number: int | None) -> None:
-        """One piece has failed, or with it the whole wiring."""
+        """Fail one micro-batch or, without a number, all of them: the pipeline is broken."""
         if number is not None:
             if (work := self._work.get(number)) and not work.done.done():
                 work.done.set_exception(AssayError(why))
@@ -309,7 +309,7 @@ class SplitEngine(PagedEngine):
     # --- work
 
     async def _run(self, groups: list[Group], keep: list[str]) -> list[tuple[_Work, dict[str, Array]]]:
-        """All pieces are on their way at once; the stages keep their order."""
+        """Send all micro-batches at once and wait for their results. The stages keep their order."""
         if self._broken:
             raise ConnectionBroken(self._broken)
         works: dict[int, _Work] = {}
@@ -325,14 +325,14 @@ class SplitEngine(PagedEngine):
             for number, work in works.items():
                 self._work.pop(number, None)
                 if work.done.done() and not work.done.cancelled():
-                    work.done.exception()  # seen
+                    work.done.exception()  # marks the exception as retrieved
 
     def _send_first(self, head: dict[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         if channel := self._stages[0].channel:
             channel.send({**head, "epoch": self._epoch}, arrays)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the wire's thread, wait here."""
+        """Run a coroutine on the connections' thread, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

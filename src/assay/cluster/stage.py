@@ -1,11 +1,11 @@
-"""A stage: some layers of a model in a process of their own, with the part of the cache that is theirs.
+"""A pipeline stage: some layers of a model in their own process, with the KV cache of these layers.
 
-    head → stage    wire (who is next, what it needs) · work · copy (a page)
+    head → stage    wire (address of the next stage, the rows it needs) · work · copy (a page)
     stage → next    work (with the rows that were computed) · copy
-    stage → head    hello · done (the last one: logits) · kept (nodes that were asked for) · failed · beat
+    stage → head    hello · done (the last stage: logits) · kept (nodes to keep) · failed · beat (heartbeat)
 
-Work walks through the stages in the order in which it was sent, each stage computing one piece while the next computes
-the one before. An epoch is one wiring: what is still on the way from an earlier one finds nobody.
+Work passes through the stages in the order in which it was sent. A stage computes one micro-batch while the next stage
+computes the previous one. Every wiring of the stages has an epoch; frames of an earlier epoch are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NONE = np.zeros(0, np.int32)
 
 
 class StageService:
-    """The service. The engine has one thread; pieces wait for it in order."""
+    """The service. One thread runs the engine; micro-batches queue for it in order."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         opened = open_here(spec)
@@ -50,7 +50,7 @@ class StageService:
         self._epoch = -1
         self._head: Channel | None = None
         self._next: Channel | None = None
-        self._needed: list[str] = []  # by stages behind this one
+        self._needed: list[str] = []  # values that later stages need
         self._last = True
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class StageService:
                 elif message.head.get("epoch") != self._epoch:
                     continue
                 elif message.op == "copy":
-                    # Behind the pieces before it: they may still read the page.
+                    # Queued behind earlier micro-batches, which may still read the page.
                     await asyncio.wrap_future(
                         self._thread.submit(self._copy_page, message.head["source"], message.head["to"])
                     )
@@ -105,7 +105,7 @@ class StageService:
             head.send({"op": "failed", "epoch": self._epoch, "error": str(error)})
 
     async def _work(self, message: Frame) -> None:
-        """Compute a piece and pass it on. Frames of one connection are read one after the other: order holds."""
+        """Compute a micro-batch and pass it on. Frames of a connection are handled in turn, which keeps the order."""
         epoch, head = self._epoch, self._head
         assert head
         chunks = unpack_chunks(message.head["chunks"], message.arrays)
@@ -143,7 +143,7 @@ class StageService:
         return self.engine.forward(own, [name for name in dict.fromkeys((*keep, *passed)) if name in self.graph])
 
     def _onward(self, chunk: Chunk, output: Output) -> Chunk:
-        """What the stages behind this one need of a chunk."""
+        """A chunk with the rows that later stages need."""
         here = {**chunk.rows, **output.nodes, self.graph.output: output.logits}
         rows = {name: here[name] for name in self._needed if name in here}
         return Chunk(chunk.tokens, chunk.start, chunk.pages, chunk.outputs, chunk.positions, rows)

@@ -1,10 +1,10 @@
 """Many independent tasks over many workers, with the same result to the bit as one process, and resumable.
 
-A task names a function and what it is given, as JSON. Its result is JSON too, and is kept under the hash of the task:
-a sweep that was killed finds there what it had, and so does another sweep that asks the same. Floats are written so
-that they are read back to the bit. Results are put together in the order of the tasks, whoever computed which.
+A task names a function and its arguments, as JSON. Its result is JSON too, and is stored under the hash of the task.
+A killed sweep resumes from the stored results, and another sweep with the same tasks reuses them. Floats are written so
+that they are read back to the bit. Results are joined in the order of the tasks, so the workers do not matter.
 
-A worker that dies is replaced and its task given to another; a task on which workers die is not tried for ever.
+A worker that dies is replaced, and its task goes to another worker. A task is given up after TRIES dead workers.
 """
 
 from __future__ import annotations
@@ -22,36 +22,39 @@ from assay.errors import AssayError
 from assay.system.files import recall, remember
 from assay.system.home import home
 
-TRIES = 3
+TRIES = 3  # workers that may die on one task
 
 
 @dataclass(frozen=True)
 class Task:
-    """`shared` is the same for all tasks of a sweep (the model): workers keep what they make of it. The result depends
-    on `shared` and `given`; `where` (paths, threads) says how to come by them."""
+    """A function and its arguments.
+
+    `shared` is the same for all tasks of a sweep, such as the model; workers cache the value they prepare from it.
+    The result depends on `shared` and `given` only. `where` has paths and thread counts, which do not change it.
+    """
 
     function: str  # module:name
     shared: Mapping[str, Any]
     given: Mapping[str, Any]
     where: Mapping[str, Any]
-    label: str  # for people
+    label: str  # for display
 
     def to_dict(self) -> dict[str, Any]:
         return {"function": self.function, "shared": self.shared, "given": self.given, "where": self.where}
 
     @property
     def key(self) -> str:
-        """The hash of all that the result depends on."""
+        """The hash of everything that the result depends on."""
         text = json.dumps([self.function, self.shared, self.given], sort_keys=True)
         return sha256(text.encode()).hexdigest()
 
 
 class WorkerLost(Exception):
-    """The worker is gone."""
+    """The worker died before it answered."""
 
 
 class TaskWorker(Protocol):
-    """Somebody who does tasks, one at a time."""
+    """Runs tasks, one at a time."""
 
     name: str
 
@@ -63,14 +66,14 @@ class TaskWorker(Protocol):
 
 
 class WorkerPool(Protocol):
-    """Where workers come from. `n` is how many there should be."""
+    """Starts workers. `n` is the number of workers to use."""
 
     n: int
 
     def start_worker(self, number: int) -> TaskWorker: ...
 
 
-Progress = Callable[[int, int, Mapping[str, str]], None]  # done, all, what each worker does
+Progress = Callable[[int, int, Mapping[str, str]], None]  # tasks done, tasks in all, the current task of each worker
 
 
 def folder(results: str | None) -> Path:
@@ -78,7 +81,7 @@ def folder(results: str | None) -> Path:
 
 
 def kept(where: Path, key: str) -> Any:
-    """A result of before, or None."""
+    """A stored result, or None."""
     found = recall(where / key[:2] / f"{key}.json")
     try:
         return json.loads(found)["result"] if found is not None else None
@@ -103,7 +106,7 @@ def sweep(
     errors: list[BaseException] = []
     doing: dict[str, str] = {}
 
-    def tell() -> None:
+    def report() -> None:
         progress(len(tasks) - left, len(tasks), dict(doing))
 
     def finish(i: int, result: Any) -> None:
@@ -113,7 +116,7 @@ def sweep(
         with lock:
             results[i] = result
             left -= 1
-            tell()
+            report()
             if not left:
                 over.set()
 
@@ -129,7 +132,7 @@ def sweep(
                     worker = worker or pool.start_worker(number)
                     with lock:
                         doing[worker.name] = tasks[i].label
-                        tell()
+                        report()
                     finish(i, worker.ask(tasks[i].to_dict()))
                 except WorkerLost as error:
                     if worker:
@@ -137,7 +140,9 @@ def sweep(
                     worker = None
                     deaths[i] += 1
                     if deaths[i] >= TRIES:
-                        raise AssayError(f"{tasks[i].label}: {deaths[i]} workers died on it ({error})") from None
+                        raise AssayError(
+                            f"{tasks[i].label}: {deaths[i]} workers died while computing it ({error})"
+                        ) from None
                     todo.put(i)
         except BaseException as error:
             errors.append(error)

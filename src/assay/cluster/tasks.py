@@ -1,7 +1,7 @@
-"""What a sweep's workers do: windows of a text, questions, lengths of a check, sections of a kit.
+"""The functions that workers of a sweep run: windows of a text, questions, lengths of a check, sections of a kit.
 
-`prepare` makes what all tasks of a sweep share; the functions take that and their own part, and give JSON. A task says
-which bytes it is about by their digest, not by their path: the same file elsewhere is the same task.
+`prepare` makes the value that all tasks of a sweep share. A task function takes it with the task's own arguments and
+returns JSON. A task names files by digest, not by path, so the same file on another machine is the same task.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ try:
 except ImportError:  # not built: the reference alone
     ARITHMETIC = 0
 
-WINDOWS = 16  # of a text in one task: seconds, so that a killed sweep loses little
+WINDOWS = 16  # windows of a text in one task: a few seconds of work, so a killed sweep loses little
 _ME = "assay.cluster.tasks"
 
 
 class SweepModels:
-    """The models of a sweep, opened and loaded when a task first asks."""
+    """The models of a sweep, opened and loaded when a task first uses them."""
 
     def __init__(self, shared: Mapping[str, Any], where: Mapping[str, Any]) -> None:
         self._shared, self.where = shared, where
@@ -58,7 +58,7 @@ class SweepModels:
             found = open_model(where["path"], OpenOptions(**side["options"], threads=threads))
             if (digest := file_digest(found.file.path)) != side["file"]:
                 raise AssayError(
-                    f"{found.file.path}: another file than where the sweep was started "
+                    f"{found.file.path}: not the file with which the sweep was started "
                     f"(found {digest[:12]}…, expected {side['file'][:12]}…)"
                 )
             self._opened[name] = found
@@ -75,7 +75,7 @@ def prepare(shared: Mapping[str, Any], where: Mapping[str, Any]) -> SweepModels:
 
 
 def side(opened: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model as tasks name it, and where it is."""
+    """A model as tasks name it, and its path on this machine."""
     options = asdict(opened.options)
     for name in ("template", "template_arguments", "threads"):
         del options[name]
@@ -87,7 +87,7 @@ def side(opened: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def windows(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, object]]:
-    """The scores of some windows."""
+    """Task: the scores of some windows."""
     source = EngineSource(models.engine("model"))
     base = EngineSource(models.engine("base")) if given["base"] else None
     pieces = [TextWindow(i, np.array(tokens, np.int32), start, first) for i, tokens, start, first in given["pieces"]]
@@ -97,7 +97,7 @@ def windows(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, obj
 def evaluate(
     pieces: Sequence[TextWindow], model: Opened, base: Opened | None, pool: WorkerPool, where: Path, progress: Progress
 ) -> Evaluation:
-    """The scores of a text, shared out; what comes out has the bits of one process."""
+    """The scores of a text, computed by the pool. The result has the bits of one process."""
     sides = {"model": side(model)} | ({"base": side(base)} if base else {})
     shared = {name: what for name, (what, _) in sides.items()} | {"sampling": sampling_digest()}
     found_at = {name: at for name, (_, at) in sides.items()}
@@ -115,7 +115,7 @@ def evaluate(
 
 
 def questions(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The answers to some questions."""
+    """Task: the answers to some questions."""
     engine, tokenizer = models.engine("model"), models.opened("model").tokenizer
     return [asdict(answer(engine, tokenizer, Question(**row))) for row in given["items"]]
 
@@ -123,7 +123,7 @@ def questions(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, A
 def answers(
     items: Sequence[Question], model: Opened, pool: WorkerPool, where: Path, progress: Progress
 ) -> ChoiceResult:
-    """The answers to all of them, in their order."""
+    """The answers to all questions, in their order, computed by the pool."""
     what, found_at = side(model)
     shared = {"model": what, "sampling": sampling_digest()}
     parts = [(at, items[at : at + WINDOWS]) for at in range(0, len(items), WINDOWS)]
@@ -139,7 +139,7 @@ def answers(
 
 
 def length(models: SweepModels, given: Mapping[str, Any]) -> list[list[Any]]:
-    """The checks of one length: name, whether it passed, and in which words."""
+    """Task: the checks of one length, each as its name, whether it passed, and its detail."""
     found = list(checks(models.opened("model"), given["engine"], lengths=[given["n"]], **given["options"]))
     return [[check.name, check.passed, check.detail] for check in (found if given["last"] else found[:-1])]
 
@@ -148,7 +148,7 @@ def check(
     model: Opened, engine: str, lengths: Sequence[int], options: Mapping[str, Any], pool: WorkerPool, where: Path,
     progress: Progress,
 ) -> list[tuple[str, bool, str]]:  # fmt: skip
-    """The lines of a check, in order."""
+    """The results of a check, in order, one task for each length."""
     what, found_at = side(model)
     tasks = [
         Task(f"{_ME}:length", {"model": what}, {"engine": engine, "n": n, "last": n == lengths[-1], "options": options},
@@ -162,7 +162,7 @@ def check(
 
 
 def trials(models: SweepModels, given: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """How some hypotheses about a dump fare, by their number."""
+    """Task: how well some hypotheses fit a dump, by the number of the hypothesis."""
     on = models.opened("model")
     dump = load_dump(models.where["dump"], on, **given["asked"])
     with np.errstate(all="ignore"):
@@ -176,7 +176,7 @@ def trials(models: SweepModels, given: Mapping[str, Any]) -> dict[str, list[Any]
 def shared_trials(
     model: Opened, dump: Path, asked: Mapping[str, Any], pool: WorkerPool, where: Path, progress: Progress
 ) -> Share:
-    """Hypotheses that cost a run of the model each, shared out. The dump must be where the workers see it."""
+    """Test the hypotheses that need a run of the model on the pool. Workers read the dump at the same path."""
     what, found_at = side(model)
 
     def share(unit: EvidenceUnit) -> dict[int, ObservationFit]:
@@ -201,13 +201,13 @@ def shared_trials(
 
 
 def section(models: SweepModels, given: Mapping[str, Any]) -> list[list[str]]:
-    """The grades of one section of a kit."""
+    """Task: the grades of one section of a kit."""
     grades = grade_section(Path(models.where["kit"]), Path(models.where["results"]), given["section"])
     return [[g.section, g.item, g.verdict, g.detail] for g in grades]
 
 
 def grade(kit: Path, results: Path, pool: WorkerPool, where: Path, progress: Progress) -> Score:
-    """A kit's answers, a section a task. Both folders must be where the workers see them."""
+    """Grade the answers to a kit, one task for each section. Workers read both folders at the same paths."""
     digests = {name: _folder_digest(path) for name, path in (("kit", kit), ("results", results))}
     paths = {"kit": str(kit.resolve()), "results": str(results.resolve())}
     tasks = [Task(f"{_ME}:section", digests, {"section": name}, paths, name) for name in SECTIONS]

@@ -1,4 +1,7 @@
-"""Workers of a sweep: processes of this machine, or one actor on every node of a Ray cluster, the model loaded once."""
+"""The workers of a sweep: processes of this machine, or one actor on every node of a Ray cluster.
+
+A worker loads the model once and keeps it for all tasks of the sweep.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from assay.system import machine
 
 
 def perform(task: Mapping[str, Any]) -> Any:
-    """Do a task here. What a function makes of `shared` stays for the next."""
+    """Run a task in this process. The value that the module prepares from `shared` is cached for the next task."""
     module, _, name = str(task["function"]).partition(":")
     function = getattr(import_module(module), name)
     return function(_shared(json.dumps([task["shared"], task["where"]], sort_keys=True), module), task["given"])
@@ -29,12 +32,12 @@ def perform(task: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=2)
 def _shared(text: str, module: str) -> Any:
-    """The model and what else is the same for many tasks, as the module's `prepare` makes it."""
+    """The values that many tasks share, such as the model, as the module's `prepare` makes them."""
     return import_module(module).prepare(*json.loads(text))
 
 
 def answer(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A result, or what is wrong with the task, as JSON."""
+    """The result of a task, or its error, as JSON."""
     try:
         return {"result": perform(task)}
     except AssayError as error:
@@ -42,7 +45,7 @@ def answer(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ProcessWorker:
-    """A worker of this machine."""
+    """A worker process of this machine."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -81,7 +84,7 @@ def unwrap(found: Mapping[str, Any]) -> Any:
 
 
 class LocalPool:
-    """Processes of this machine."""
+    """Worker processes of this machine."""
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n or machine.cores()
@@ -91,7 +94,7 @@ class LocalPool:
 
 
 class TaskActor:
-    """The actor."""
+    """The actor that runs tasks on a node."""
 
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
         return answer(task)
@@ -101,7 +104,7 @@ class TaskActor:
 
 
 class ActorWorker:
-    """A worker on a node."""
+    """A worker on a node of a Ray cluster."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name, self._actor, self._ray = name, actor, import_module("ray")
@@ -117,7 +120,7 @@ class ActorWorker:
 
 
 class RayPool:
-    """One actor on every node. A node that computes exp or log otherwise would change bits, and is refused."""
+    """One actor on every node. A node whose exp or log gives other bits is refused, because results would differ."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -127,7 +130,7 @@ class RayPool:
     def start_worker(self, number: int) -> ActorWorker:
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         if not alive:
-            raise AssayError("--cluster: no node is left")
+            raise AssayError("--cluster: all nodes are gone")
         node = alive[number % len(alive)]
         strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         name = f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
@@ -140,13 +143,13 @@ class RayPool:
             raise WorkerLost(f"{name}: {type(error).__name__}") from None
         if digest != sampling_digest():
             raise AssayError(
-                f"{name}: its NumPy computes exp and log with other bits than this machine's; leave it out"
+                f"{name}: NumPy computes exp and log with other bits than on this machine; remove that node"
             )
         return ActorWorker(name, actor)
 
 
 def worker_pool(address: str, *, insecure: bool = False) -> WorkerPool:
-    """The workers that `--cluster ADDRESS` names: `local`, `local:N`, a Ray cluster's address, or none for its own."""
+    """The workers of `--cluster ADDRESS`: `local`, `local:N`, or a Ray cluster; empty starts a Ray cluster here."""
     if (n := local_processes(address)) is not None:
         return LocalPool(n or None)
     from assay.cluster.ray_cluster import join
@@ -155,9 +158,9 @@ def worker_pool(address: str, *, insecure: bool = False) -> WorkerPool:
 
 
 def main() -> int:
-    """A worker process: a task a line on standard input, an answer a line on standard output."""
+    """The worker process: one task per line on standard input, one answer per line on standard output."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is not an answer
+    os.dup2(2, 1)  # a library that prints must not write into the answers
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,1 +1,4 @@
-"""A Hugging Face folder in, a GGUF file out: names, rows, hyper-parameters and vocabulary as llama.cpp has them."""
+"""Convert a Hugging Face folder to a GGUF file with the names, layouts, keys and vocabulary that llama.cpp expects.
+
+Touch `architectures` for a new architecture, `vocabulary` for a new tokenizer.
+"""

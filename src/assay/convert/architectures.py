@@ -1,6 +1,6 @@
-"""What differs between architectures: names of tensors, what is done to their values, and the keys that are written.
+"""The differences between architectures: tensor names, changes of their values, and metadata keys.
 
-A new one is a row of `ARCHITECTURES`, under the name that config.json gives it.
+A new architecture is a row of `ARCHITECTURES`, under its name in config.json.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from assay.convert.folder import Folder
 
 Array = NDArray[np.float32]
-Keys = dict[str, Any]  # below the architecture's name, or whole where it begins with a dot
+Keys = dict[str, Any]  # keys relative to the architecture's name; a leading dot makes them absolute
 
 LAYER: dict[str, str] = {
     "input_layernorm": "attn_norm",
@@ -46,27 +46,27 @@ TOP: dict[str, str] = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-EXPERTS: dict[str, str] = {  # of one expert, below `experts.N.`
+EXPERTS: dict[str, str] = {  # tensors of one expert, below `experts.N.`
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
-AFTER = {"post_attention_layernorm": "post_attention_norm"}  # where this norm does come after the attention
+AFTER = {"post_attention_layernorm": "post_attention_norm"}  # if this norm really follows the attention
 OLMO2_LAYER = {**AFTER, "post_feedforward_layernorm": "post_ffw_norm"}
 GEMMA_LAYER = {**OLMO2_LAYER, "pre_feedforward_layernorm": "ffn_norm"}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row: GGUF's name, and what is special. `keys` adds to the common ones or replaces them."""
+    """One architecture: its GGUF name and its differences. `keys` extends or replaces the common keys."""
 
     name: str
-    layer: Mapping[str, str] = field(default_factory=dict)  # names of its own
+    layer: Mapping[str, str] = field(default_factory=dict)  # additional tensor names.
     keys: Callable[[Folder], Keys] = lambda folder: {}
-    pairs: bool = False  # RoPE turns neighbours: rows of queries and keys are brought into that order
-    shifted_norms: bool = False  # norms are stored less one
-    tied: bool = False  # an output matrix of its own is left out
-    extra: Callable[[Folder], dict[str, Array]] = lambda folder: {}  # tensors made from settings
-    common: bool = True  # the common keys are written
+    pairs: bool = False  # RoPE rotates neighbouring rows: reorder the rows of queries and keys.
+    shifted_norms: bool = False  # norm weights are stored minus one.
+    tied: bool = False  # drop a separate output matrix.
+    extra: Callable[[Folder], dict[str, Array]] = lambda folder: {}  # tensors computed from the configuration.
+    common: bool = True  # whether the common keys are written.
 
 
 def head_dim(folder: Folder) -> int:
@@ -77,7 +77,7 @@ def head_dim(folder: Folder) -> int:
 
 
 def rope(folder: Folder) -> Mapping[str, Any]:
-    """The rotation's settings: newer files have them in one object, older ones beside the others."""
+    """The RoPE settings: newer files have them in one object, older ones at the top level."""
     found = folder.config.get("rope_parameters") or folder.config.get("rope_scaling") or {}
     found = dict(found) if isinstance(found, dict) else {}
     full = found.get("full_attention")
@@ -96,7 +96,7 @@ def _sliding_theta(folder: Folder) -> float | None:
 
 
 def common(folder: Folder) -> Keys:
-    """Keys that most architectures have, where config.json has what they say."""
+    """The keys of most architectures, as far as config.json has their values."""
     names: dict[str, tuple[str, ...]] = {
         "block_count": ("num_hidden_layers", "n_layer"),
         "context_length": ("max_position_embeddings", "n_ctx", "n_positions"),
@@ -154,7 +154,7 @@ def _llama(folder: Folder) -> Keys:
 
 
 def _llama3_factors(folder: Folder) -> dict[str, Array]:
-    """The factor of every frequency, where long waves are stretched and short ones are not."""
+    """Llama 3's factor for every frequency: long wavelengths are stretched, short ones are not."""
     found = rope(folder)
     if str(found.get("rope_type", "")).lower() != "llama3":
         return {}
@@ -164,7 +164,7 @@ def _llama3_factors(folder: Folder) -> dict[str, Array]:
     names = (("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
     factor, low, high = (float(found.get(name, default)) for name, default in names)
     old = float(found.get("original_max_position_embeddings", 8192))
-    # In float32, and a number divided by an array is the number times its reciprocal: as torch rounds it.
+    # In float32, and a number divided by an array is computed as number times reciprocal, to round as torch does.
     waves = one / frequencies * np.float32(2 * math.pi)
     smooth = (one / waves * np.float32(old) - np.float32(low)) / np.float32(high - low)
     between = one / ((one - smooth) / np.float32(factor) + smooth)
@@ -180,7 +180,7 @@ def _experts(folder: Folder) -> Keys:
 
 
 def _gemma(folder: Folder) -> Keys:
-    """Only these: Gemma's first two write no RoPE base."""
+    """The keys of Gemma 1 and 2, which have no RoPE base."""
     shared = common(folder)
     names = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
              "attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length")  # fmt: skip

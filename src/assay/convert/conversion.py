@@ -1,4 +1,4 @@
-"""Write a folder as a GGUF file: one tensor in memory at a time."""
+"""Convert a folder to a GGUF file, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor to write: its name, and where its values come from; several sources are stacked."""
+    """A tensor to write: its name and its sources. Several sources are stacked."""
 
     name: str
     sources: tuple[StoredTensor, ...]
@@ -44,13 +44,15 @@ class TensorPlan:
 def convert(
     path: Path, out: Path, kind: str | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Write the model in `path` to `out`. `kind` is F32, F16, BF16 or Q8_0; by default, BF16 or F16 as it is stored."""
+    """Write the model in `path` to `out`. `kind` is F32, F16, BF16 or Q8_0; by default BF16 or F16, as stored."""
     folder = Folder(path)
     architecture = recognised(folder)
     plans = list(plan(folder, architecture))
     kind = (kind or natural(plans)).upper()
     if kind not in OUT_TYPES:
-        raise AssayError(f"{kind}: cannot be converted to directly (expected {', '.join(OUT_TYPES)}); then quantise")
+        raise AssayError(
+            f"{kind}: not a target of convert (expected {', '.join(OUT_TYPES)}); use `assay quantize` afterwards"
+        )
     keys = metadata(folder, architecture, kind)
     n_vocab = len(keys["tokenizer.ggml.tokens"].value)  # type: ignore[arg-type]
     done = 0
@@ -84,7 +86,7 @@ def recognised(folder: Folder) -> Architecture:
 
 
 def plan(folder: Folder, architecture: Architecture) -> Iterator[TensorPlan]:
-    """The tensors in the order of the folder; the experts of a layer together."""
+    """The tensors in the order of the folder, with the experts of a layer stacked."""
     layer = LAYER | dict(architecture.layer)
     stacks: dict[str, dict[int, StoredTensor]] = {}
     for key, source in folder.tensors.items():
@@ -104,7 +106,7 @@ def plan(folder: Folder, architecture: Architecture) -> Iterator[TensorPlan]:
             name = f"blk.{block[1]}.{layer[block[2]]}.{block[3]}"
             yield TensorPlan(name, (source,), _change(folder, architecture, key))
         else:
-            raise AssayError(f"{folder.path}: tensor {key!r:.100} has no place in {architecture.name}")
+            raise AssayError(f"{folder.path}: tensor {key!r:.100} is unknown in {architecture.name}")
     for name, experts in stacks.items():
         n = folder.need("num_local_experts", "num_experts")
         if sorted(experts) != list(range(n)):
@@ -127,20 +129,20 @@ def _change(
 
 
 def paired(x: NDArray[np.float32], n_head: int) -> NDArray[np.float32]:
-    """Rows of each head from halves (i and i + d/2 turn together) to neighbours (2i and 2i + 1 do)."""
+    """Reorder the rows of each head for RoPE: from halves (pairs i and i + d/2) to neighbours (pairs 2i and 2i + 1)."""
     if len(x) % (2 * n_head):
-        raise AssayError(f"{len(x)} rows cannot be shared out to the halves of {n_head} heads; config.json is wrong")
+        raise AssayError(f"{len(x)} rows cannot be divided into halves of {n_head} heads; config.json is wrong")
     return x.reshape(n_head, 2, len(x) // n_head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def natural(plans: list[TensorPlan]) -> str:
-    """BF16 where the first matrix of 16 bits is that, else F16."""
+    """BF16 if the first 16-bit matrix is BF16, else F16."""
     kinds = (p.sources[0].entry.dtype for p in plans if len(p.shape) > 1)
     return "BF16" if next((kind for kind in kinds if kind in ("BF16", "F16")), "F16") == "BF16" else "F16"
 
 
 def stored(one: TensorPlan, kind: str) -> GGMLType:
-    """Vectors, norms and routers stay F32; a row that is no whole number of blocks is F16."""
+    """The type of a tensor: F32 for vectors, norms and routers; F16 if the row length does not fit the blocks."""
     exact = len(one.shape) <= 1 or one.name.endswith(("_norm.weight", ".bias"))
     if exact or one.name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
         return by_name("F32")
@@ -160,7 +162,7 @@ def encoded(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
 
 
 def metadata(folder: Folder, architecture: Architecture, kind: str) -> dict[str, Typed]:
-    """General keys, the architecture's, the vocabulary's."""
+    """All metadata: general keys, those of the architecture, and those of the vocabulary."""
     found = {**(common(folder) if architecture.common else {}), **architecture.keys(folder)}
     keys = {
         "general.architecture": Typed(ValueType.STRING, architecture.name),

@@ -1,4 +1,4 @@
-"""A model as Hugging Face publishes it: JSON files and safetensors in one folder. All of it is a stranger's."""
+"""A model folder of Hugging Face: JSON files and safetensors. All of it is untrusted input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.verify.dumps.formats.safetensors import Entry, read_safetensors
 
-MOST = 256 << 20  # bytes of a JSON file
+MOST = 256 << 20  # largest JSON file in bytes
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the folder, not read yet."""
+    """A tensor of the folder, read on demand."""
 
     entry: Entry
     read: Callable[[], NDArray[Any]]
@@ -32,17 +32,17 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "config.json").is_file():
-            raise AssayError(f"{path}: no config.json in it; expected a folder as Hugging Face publishes a model")
+            raise AssayError(f"{path}: has no config.json; expected a Hugging Face model folder")
 
     @cached_property
     def config(self) -> Json:
-        """The text model's settings: where they stand under `text_config`, they come first."""
+        """The settings of the text model. Those under `text_config` take precedence."""
         found = self.json("config.json")
         inner = found.get("text_config")
         merged = {**found, **inner} if isinstance(inner, dict) else found
         if isinstance(merged.get("quantization_config"), dict):
             method = merged["quantization_config"].get("quant_method")
-            raise AssayError(f"{self.path}: weights are quantised already ({method}); convert the original model")
+            raise AssayError(f"{self.path}: the weights are already quantised ({method}); convert the original model")
         return merged
 
     @cached_property
@@ -66,7 +66,7 @@ class Folder:
         return found
 
     def setting(self, *names: str, default: Any = None, kind: type | tuple[type, ...] = (int, float)) -> Any:
-        """The first of these settings that is given; it must be of its kind."""
+        """The first of these settings that is present, checked for its type."""
         for name in names:
             value = self.config.get(name)
             if value is not None:
@@ -91,13 +91,13 @@ class Folder:
         else:
             names = sorted(p.name for p in self.path.glob("model*.safetensors"))
         if not names:
-            raise AssayError(f"{self.path}: no model.safetensors in it; weights in other formats are not converted")
+            raise AssayError(f"{self.path}: has no model.safetensors; other weight formats are not supported")
         found: dict[str, StoredTensor] = {}
         for name in names:
             if Path(name).name != name:
                 raise AssayError(f"{index}: names a file outside the folder ({name!r:.60})")
             if not (self.path / name).is_file():
-                raise AssayError(f"{self.path}: {name} is missing; fetch the whole model")
+                raise AssayError(f"{self.path}: {name} is missing; download the whole model")
             readers, entries, _ = read_safetensors(self.path / name)
             found |= {key: StoredTensor(entries[key], readers[key]) for key in entries}
         return found

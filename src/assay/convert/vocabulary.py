@@ -1,8 +1,8 @@
-"""The vocabulary of a folder as GGUF's `tokenizer.ggml.*` keys: byte-level BPE from tokenizer.json, SentencePiece from
-tokenizer.model.
+"""The vocabulary of a folder as GGUF's `tokenizer.ggml.*` keys.
 
-Which way a byte-level tokenizer splits text is told by its regular expressions (`PRE`), not by a hash of what it makes
-of a sample, so that a model with a vocabulary of its own is recognised too.
+Byte-level BPE is read from tokenizer.json, SentencePiece from tokenizer.model. The pre-tokenizer of a byte-level
+vocabulary is recognised by its regular expressions (`PRE`), not by a hash of its output on a sample. So a new
+vocabulary is recognised, too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from assay.gguf.types import Typed, ValueType
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED_SCORE, PAD_SCORE = -1000.0, -10000.0
 KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # the format's own spelling
+KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # GGUF's spelling
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# The splits of a tokenizer.json, one after another, and the name that llama.cpp has for them.
+# The splits of a tokenizer.json in order, and llama.cpp's name for them.
 PRE: dict[tuple[str, ...], str] = {
     ("<bytes>",): "gpt-2",
     (_GPT2,): "gpt-2",
@@ -39,12 +39,12 @@ PRE: dict[tuple[str, ...], str] = {
 
 
 def vocabulary(folder: Folder) -> dict[str, Typed]:
-    """The keys, from whatever the folder has."""
+    """The keys, from the tokenizer files of the folder."""
     n_vocab = folder.need("vocab_size")
     if (folder.path / "tokenizer.model").is_file():
         keys = sentencepiece(folder, n_vocab)
     elif not folder.tokenizer:
-        raise AssayError(f"{folder.path}: neither tokenizer.model nor tokenizer.json in it; fetch the whole model")
+        raise AssayError(f"{folder.path}: has neither tokenizer.model nor tokenizer.json; download the whole model")
     elif _splits(folder.tokenizer) is None:
         keys = byte_fallback(folder, n_vocab)
     else:
@@ -53,7 +53,7 @@ def vocabulary(folder: Folder) -> dict[str, Typed]:
 
 
 def looks_special(text: str) -> bool:
-    """Tokens that are control tokens although nobody marked them as such."""
+    """Whether a text looks like a control token that is not marked as one."""
     if text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]"):
         return True
     return any(text.startswith(a) and text.endswith(b) for a, b in (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">")))
@@ -67,7 +67,7 @@ def _model(folder: Folder) -> dict[str, int]:
     model = folder.tokenizer.get("model")
     found = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(found, dict) or not all(isinstance(i, int) and i >= 0 for i in found.values()):
-        raise AssayError(f"{folder.path}/tokenizer.json: no vocabulary of tokens and ids in it")
+        raise AssayError(f"{folder.path}/tokenizer.json: has no vocabulary of tokens and ids")
     return found
 
 
@@ -78,7 +78,7 @@ def _added(folder: Folder) -> list[dict[str, Any]]:
 
 
 def _splits(tokenizer: dict[str, Any]) -> tuple[str, ...] | None:
-    """The pre-tokenizer's splits in order, `<bytes>` for the byte-level one's own; None where it is not byte-level."""
+    """The splits of the pre-tokenizer in order, `<bytes>` for the built-in one; None if it is not byte-level."""
     pre = tokenizer.get("pre_tokenizer")
     parts = pre.get("pretokenizers", [pre]) if isinstance(pre, dict) else []
     found, bytes_seen = [], False
@@ -106,7 +106,7 @@ def byte_level(folder: Folder, n_vocab: int) -> dict[str, Typed]:
     pre = PRE.get(splits or ())
     if pre is None:
         said = " then ".join(splits or ())
-        raise AssayError(f"{folder.path}/tokenizer.json: splits text in a way that is not known ({said!r:.200})")
+        raise AssayError(f"{folder.path}/tokenizer.json: has an unknown pre-tokenizer ({said!r:.200})")
     tokens, kinds = _padded(folder, n_vocab), [UNUSED] * n_vocab
     for text, i in _model(folder).items():
         tokens[i], kinds[i] = text, NORMAL
@@ -124,19 +124,19 @@ def byte_level(folder: Folder, n_vocab: int) -> dict[str, Typed]:
 
 
 def _merges(folder: Folder) -> Iterator[str]:
-    """`left right`; a space inside a part is written as the byte-level alphabet does."""
+    """Merges as `left right`. A space inside a part is written in the byte-level alphabet."""
     found = folder.tokenizer["model"].get("merges")
     for merge in found if isinstance(found, list) else []:
         parts = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
-            raise AssayError(f"{folder.path}/tokenizer.json: a merge is no pair of tokens ({merge!r:.60})")
+            raise AssayError(f"{folder.path}/tokenizer.json: a merge is not a pair of tokens ({merge!r:.60})")
         yield " ".join(part.replace(" ", "Ġ") for part in parts)
 
 
 def byte_fallback(folder: Folder, n_vocab: int) -> dict[str, Typed]:
-    """A SentencePiece vocabulary of which only tokenizer.json is left: the rank of a merge stands for its score.
+    """A SentencePiece vocabulary that has only a tokenizer.json: the rank of a merge is used as score.
 
-    llama.cpp's converter gives every token the score -1000 here, and the order of merges is lost.
+    llama.cpp's converter gives every token the score -1000 in this case, which loses the order of merges.
     """
     tokens, scores, kinds = _padded(folder, n_vocab), [PAD_SCORE] * n_vocab, [UNUSED] * n_vocab
     rank = {merge.replace(" ", "", 1): n for n, merge in enumerate(_merges(folder))}
@@ -151,7 +151,7 @@ def byte_fallback(folder: Folder, n_vocab: int) -> dict[str, Typed]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protocol buffer message: number and value, of the four kinds of wire there are."""
+    """The fields of a protocol buffer message: number and value, for the four wire types."""
     at = 0
 
     def varint() -> int:
@@ -202,7 +202,7 @@ def sentencepiece(folder: Folder, n_vocab: int) -> dict[str, Typed]:
     except ValueError as error:
         raise AssayError(f"{path}: not a SentencePiece model ({error})") from None
     if not pieces:
-        raise AssayError(f"{path}: not a SentencePiece model (no pieces in it)")
+        raise AssayError(f"{path}: not a SentencePiece model (it has no pieces)")
     for i, (text, score, kind) in enumerate(pieces[:n_vocab]):
         tokens[i], scores[i], kinds[i] = text, score, NORMAL if kind == USER_DEFINED else kind
     _add(folder, tokens, scores, kinds)
@@ -210,7 +210,7 @@ def sentencepiece(folder: Folder, n_vocab: int) -> dict[str, Typed]:
 
 
 def _add(folder: Folder, tokens: list[str], scores: list[float], kinds: list[int]) -> None:
-    """The tokens that were added to the model's own."""
+    """Add the tokens that tokenizer.json adds to the model's vocabulary."""
     listed = folder.tokenizer_config.get("added_tokens_decoder")
     added = {int(i): t for i, t in listed.items() if str(i).isdecimal()} if isinstance(listed, dict) else {}
     if not added:
@@ -257,7 +257,7 @@ def special(folder: Folder, n_vocab: int) -> dict[str, Typed]:
 
 
 def _adds(folder: Folder) -> dict[str, bool]:
-    """What the post-processor puts around a text; else what tokenizer_config.json says."""
+    """Whether BOS and EOS are added: by the post-processor, else by tokenizer_config.json."""
     config, found = folder.tokenizer_config, dict[str, bool]()
     post = folder.tokenizer.get("post_processor")
     for part in (p for p in post.get("processors", [post]) if isinstance(p, dict)) if isinstance(post, dict) else ():
@@ -285,6 +285,6 @@ def _template(folder: Folder) -> str | None:
     path = folder.path / "chat_template.jinja"
     if found is None and path.is_file():
         found = path.read_text("utf-8")
-    if isinstance(found, list):  # several by name: the default one
+    if isinstance(found, list):  # several templates by name: take the default
         found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
     return found if isinstance(found, str) else None

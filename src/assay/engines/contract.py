@@ -12,8 +12,8 @@ Every engine must
     close            `close` frees weights and cache; it may be called twice, and is the last use of an engine
     state its bits   `arithmetic`: two engines with equal `Arithmetic` produce equal bits
 
-An engine may offer capabilities. Each is an attribute that is None or empty unless the engine sets it. Callers test
-the attribute, never the engine's name.
+An engine may offer capabilities. Each is an attribute, which is None or empty in an engine without the
+capability. Callers test the attribute, never the engine's name.
     top_values       returns the k largest logits of a row instead of the row (`TopValues`)
     decode_runner    continues decoding by itself, several steps per call (`DecodeRunner`)
     copy_page        copies a page, so that sequences can share the first part of a page (`CopyPage`)
@@ -130,7 +130,7 @@ class Arithmetic:
     """Identifies the bits that an engine produces. File, tokens and positions being equal, two engines with equal
     `Arithmetic` produce equal bits."""
 
-    name: str  # the definition of sums and rounding: "native" is docs/arithmetic.md, "cuda" is tensor cores
+    name: str  # the definition of sums and rounding: "native" is docs/reference/arithmetic.md, "cuda" is tensor cores
     precision: str
     kv_type: str
     version: int = 1  # of the definition; it rises when any bit changes
@@ -222,7 +222,7 @@ class Engine(Protocol):
     isa: str = ""  # the instruction set or device it computes with, for reports
     threads: int = 0  # its own threads; 0 if it has none
 
-    # Capabilities: None or empty unless the engine offers them.
+    # Capabilities
     cannot_keep: tuple[str, ...] = ()  # roles of nodes that `keep` cannot return
     windows: Mapping[int, int] = MappingProxyType({})  # window size -> its number of pages, if they are separate
     separate_windows: bool = False  # its constructor takes `window_pages`: window size -> pages to allocate

@@ -1,1 +1,4 @@
-"""How good a model is: perplexity and divergence on a text, choices, and what each tensor's rounding costs."""
+"""Measure the quality of a model: perplexity, KL divergence, multiple choice, and the cost of quantising each tensor.
+
+It judges models, not engines; `verify` judges engines.
+"""

@@ -1,10 +1,10 @@
-"""Types by measurement: which tensor may lose how much, so that a file of a given size diverges least.
+"""Choose tensor types by measurement, so that a file of a given size has the least KL divergence.
 
-Each tensor is rounded once, alone, and the divergence that this causes on a text is measured. A rounding is a small
-change, so the divergence grows with its weighted square: what any other type would cost follows from the error of that
-type on a few of the tensor's rows. The costs of tensors add up, near enough; so the best choice under a size is found
-by a price of a bit (a Lagrange multiplier): every tensor takes the type for which cost and price together are least,
-and the price is moved until the size fits.
+Each tensor is quantised alone, and the divergence that this causes on a text is measured. Quantising is a small change,
+so the divergence is proportional to the weighted squared error. The cost of any other type follows from its error on a
+few rows of the tensor. Costs of tensors add up approximately. So the best choice for a size is found with a price per
+bit (a Lagrange multiplier): every tensor takes the type with the least cost plus price, and the price is adjusted until
+the size fits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from assay.gguf.importance import Importance
 from assay.gguf.mixes import FLOATS, NEEDY, is_quantizable, layer_of, role_of
 from assay.gguf.types import GGMLType, by_name
 
-PROBE = "Q4_0"  # the rounding that is measured
-SAMPLED = 48  # rows of a tensor on which the other types are tried
-ROWS = 4096  # rounded at a time
+PROBE = "Q4_0"  # the type that is measured
+SAMPLED = 48  # rows of a tensor on which the errors of other types are estimated
+ROWS = 4096  # rows quantised at a time
 CANDIDATES = (
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "IQ4_NL", "Q4_0",
     "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0",
@@ -38,7 +38,7 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What rounding one tensor costs: the divergence in nats a token for every type it can have."""
+    """The cost of quantising one tensor: the divergence in nats per token for every possible type."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class TypeChoice:
-    """A type for every tensor, and what is expected of the file."""
+    """A type for every tensor, and the expected size and cost of the file."""
 
     types: Mapping[str, GGMLType]
     bits_per_weight: float
@@ -63,7 +63,7 @@ def measure(
     importance: Importance | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sensitivity]:
-    """Round every tensor of the engine's file alone, and see."""
+    """Measure the sensitivity of every tensor of the engine's file."""
     names = measurable(engine)
     source = EngineSource(engine)
     base = [source.rows(piece) for piece in pieces]
@@ -75,13 +75,13 @@ def measure(
 
 
 def measurable(engine: CpuEngine) -> list[str]:
-    """The matrices of the engine's file; all must be floats."""
+    """The matrices of the engine's file. All must be unquantised."""
     file = engine.model.file
     names = [n for n, t in file.tensors.items() if is_quantizable(n, t.shape) and n in engine.graph.weights]
     coarse = [n for n in names if file.tensors[n].type.name not in FLOATS]
     if coarse:
         kind = file.tensors[coarse[0]].type
-        raise AssayError(f"{file.path.name}: {coarse[0]} is {kind} already; measure on the F16 or F32 original")
+        raise AssayError(f"{file.path.name}: {coarse[0]} is already {kind}; measure on the F16 or F32 original")
     return names
 
 
@@ -93,7 +93,7 @@ def sensitivity(
     base: Sequence[Rows],
     importance: Importance | None,
 ) -> Sensitivity:
-    """What one tensor's rounding does to the predictions `base` for the pieces."""
+    """How quantising one tensor changes the predictions `base` for the windows."""
     file = engine.model.file
     info = file.tensors[name]
     shape, row = info.shape, info.shape[-1]
@@ -123,7 +123,7 @@ def sensitivity(
 def _flat(
     file: GGUFFile, name: str, importance: Importance | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
-    """The tensor's rows, and a weight row for each: the same object where all share one."""
+    """The rows of a tensor, and a row of weights for each; shared weights are one object."""
     raw = file.raw(name)
     rows = raw.reshape(-1, raw.shape[-1])
     found = importance.of(name, file.tensors[name].shape) if importance is not None else None
@@ -142,15 +142,15 @@ def _error(kind: str, rows: NDArray[np.float32], weights: NDArray[np.float32] | 
 
 
 def choose(found: Sequence[Sensitivity], bits_per_weight: float) -> TypeChoice:
-    """The types of least expected cost whose size is at most the budget."""
+    """The types with the least expected cost whose size is within the budget."""
     weights = sum(math.prod(s.shape) for s in found)
     budget = bits_per_weight * weights
     least = sum(min(s.bits(kind) for kind in s.cost) for s in found)
     if least > budget:
         raise AssayError(
-            f"budget of {bits_per_weight:g} bits a weight: too small for these shapes (at least {least / weights:.2f})"
+            f"budget of {bits_per_weight:g} bits per weight: too small for this model (at least {least / weights:.2f})"
         )
-    low, high = 0.0, 1.0  # the price of a bit: free, and so dear that the smallest types are taken
+    low, high = 0.0, 1.0  # bounds of the price per bit: at `high` every tensor takes its smallest type
     while _size(found, _at(found, high)) > budget:
         high *= 4
     for _ in range(100):
@@ -171,7 +171,7 @@ def _size(found: Sequence[Sensitivity], chosen: Sequence[str]) -> int:
 
 
 def _filled(found: Sequence[Sensitivity], chosen: list[str], budget: float) -> list[str]:
-    """What is left of the budget goes where it helps most, step by step."""
+    """Spend the rest of the budget greedily where it reduces the cost most."""
     chosen, left = list(chosen), budget - _size(found, chosen)
     while True:
         best, gain = None, 0.0
@@ -186,7 +186,7 @@ def _filled(found: Sequence[Sensitivity], chosen: list[str], budget: float) -> l
 
 
 def page(title: str, found: Sequence[Sensitivity], choice: TypeChoice, said: Sequence[str]) -> str:
-    """Where the error comes from: a map of layers and roles, darker for more of the divergence, and every tensor."""
+    """A page about the sources of the error: a heat map of layers and roles, and a table of all tensors."""
     cost = {s.name: s.cost[choice.types[s.name].name] for s in found}
     total = sum(cost.values()) or 1.0
     largest = max(cost.values(), default=0.0) or 1.0

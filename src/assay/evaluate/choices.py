@@ -1,15 +1,15 @@
 """Multiple choice: which of a few endings does a model find most probable?
 
-Questions come from a local file, a JSON object a line or one list, in the shapes people have:
+Questions come from a local file, as JSON lines or one JSON list, in one of these forms:
 
     HellaSwag    ctx_a, ctx_b (or ctx), activity_label, endings, label
     ARC          question, choices {text, label}, answerKey
     MMLU         question, choices [4], answer, perhaps subject
-    a harness's  doc, target, arguments: what `lm_eval --log_samples` writes; asked exactly as it asked
+    harness      doc, target, arguments: samples of `lm_eval --log_samples`; asked in exactly the same form
     plain        query (or context), choices (or endings), gold (or label)
 
-Prompts are spelled as lm-evaluation-harness spells them without examples, and answers judged as there: `acc` takes the
-ending with the largest log-probability, `acc_norm` divides by the ending's length in characters first.
+Prompts and scores are those of lm-evaluation-harness without examples: `acc` takes the ending with the largest
+log-probability, `acc_norm` first divides by the length of the ending in characters.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from assay.evaluate.evaluation import Mean
 from assay.text import Tokenizer
 
 LETTERS = "ABCDEFGHIJ"
-MOST = 64 << 20  # bytes of a file of questions
+MOST = 64 << 20  # largest file of questions in bytes
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question: its context, the endings as they follow it (with their space), and which is right."""
+    """A question: its context, the endings with their leading space, and the index of the right one."""
 
     context: str
     endings: tuple[str, ...]
     gold: int
-    letters: bool = False  # the endings are names of the choices: a length means nothing
+    letters: bool = False  # the endings are letters of the choices, so lengths have no meaning
 
 
 @dataclass(frozen=True)
 class QuestionAnswer:
-    """What the model made of an item."""
+    """The answer of a model to a question."""
 
     logprobs: tuple[float, ...]
     gold: int
@@ -85,16 +85,14 @@ def read(path: str | Path) -> list[Question]:
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise AssayError(f"{path}: not UTF-8; expected JSON, an object a line or one list") from None
+        raise AssayError(f"{path}: not UTF-8; expected JSON lines or a JSON list") from None
     items = []
     for i, row in enumerate(_rows(path, text)):
         try:
             items.append(item(row))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise AssayError(
-                f"{path}: question {i}: not a shape that is known ({what}); see docs/reference/eval.md"
-            ) from None
+            raise AssayError(f"{path}: question {i}: unknown form ({what}); see docs/reference/eval.md") from None
     if not items:
         raise AssayError(f"{path}: no questions in it")
     return items
@@ -107,15 +105,15 @@ def _rows(path: Path, text: str) -> list[Row]:
             lines = [json.loads(line) for line in text.splitlines() if line.strip()]
             found = lines[0]["rows"] if len(lines) == 1 and "rows" in lines[0] else lines
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise AssayError(f"{path}: not JSON ({error}); expected an object a line, or one list") from None
+        raise AssayError(f"{path}: not JSON ({error}); expected JSON lines or a JSON list") from None
     rows = [row["row"] if isinstance(row, dict) and set(row) >= {"row_idx", "row"} else row for row in found]
     if not all(isinstance(row, dict) for row in rows):
-        raise AssayError(f"{path}: a question is no object; expected an object a line, or one list")
+        raise AssayError(f"{path}: a question is not an object; expected JSON lines or a JSON list")
     return rows
 
 
 def item(row: Row) -> Question:
-    """A row in any of the shapes."""
+    """The question of a row in any of the forms."""
     if "arguments" in row and "doc" in row:
         return _harness(row)
     if "endings" in row and ("ctx" in row or "ctx_a" in row):
@@ -138,7 +136,7 @@ def _checked(context: str, endings: Sequence[str], gold: int, letters: bool = Fa
 
 
 def _hellaswag(row: Row) -> Question:
-    """WikiHow's section marks are taken out, as the task does it."""
+    """HellaSwag. WikiHow's section marks are removed, as in the task."""
 
     def clean(text: str) -> str:
         text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
@@ -168,7 +166,7 @@ def _mmlu(row: Row) -> Question:
 
 
 def _harness(row: Row) -> Question:
-    """The requests that a harness made of a question, and its target."""
+    """A sample of lm-evaluation-harness: its requests and its target."""
     found = row["arguments"]
     if isinstance(found, dict):  # {"gen_args_0": {"arg_0": context, "arg_1": ending}, …}
         found = [found[key] for key in sorted(found, key=lambda k: int(k.rsplit("_", 1)[1]))]
@@ -185,7 +183,7 @@ def answer_all(
     items: Sequence[Question],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ChoiceResult:
-    """Put every question. Questions are independent of each other."""
+    """Answer every question. Questions are independent of each other."""
     answers = []
     for it in items:
         answers.append(answer(engine, tokenizer, it))

@@ -1,4 +1,4 @@
-"""How probable endings are after a context: the context is computed once, the endings share its pages."""
+"""Log-probabilities of endings after a context. The context is computed once, and the endings share its pages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Request = tuple[tuple[int, ...], tuple[int, ...]]  # ids of the context, ids of 
 @dataclass(frozen=True)
 class Likelihood:
     logprob: float  # of the whole ending
-    greedy: bool  # every token of it was the most probable
+    greedy: bool  # whether every token of it was the most probable
 
 
 def pair(tokenizer: Tokenizer, context: str, ending: str, bos: bool | None = None) -> Request:
-    """The ids of both, cut where the context's own ids end: spaces at its end go to the ending, whose words they begin.
+    """The ids of context and ending. Spaces at the end of the context move to the ending, whose first word they start.
 
-    `bos`: begin with BOS; default: as the file says.
+    `bos`: start with BOS; default: as the file says.
     """
     stripped = context.rstrip()
     ending = context[len(stripped) :] + ending
@@ -37,23 +37,25 @@ def pair(tokenizer: Tokenizer, context: str, ending: str, bos: bool | None = Non
     first = [tokenizer.bos] if add and tokenizer.bos is not None else []
     before = first + ids(stripped)
     whole = first + ids(stripped + ending)
-    if not before:  # nothing stands before the ending: BOS or the end of a text does
+    if not before:  # an empty context is represented by BOS or EOS
         token = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
         if token is None:
-            raise AssayError("an empty context: the model has neither BOS nor EOS to stand for it")
+            raise AssayError("an empty context: the model has neither BOS nor EOS to represent it")
         before, whole = [token], [token, *whole]
     return tuple(before), tuple(whole[len(before) :])
 
 
 def loglikelihoods(engine: PagedEngine, requests: Sequence[Request]) -> list[Likelihood]:
-    """Every ending after its context. What the requests begin with in common is computed once."""
+    """Score every ending after its context. The common prefix of all requests is computed once."""
     limit = engine.n_pages * PAGE
     for _, ending in requests:
         if not 0 < len(ending) < limit:
             raise AssayError(f"an ending of {len(ending)} tokens (expected 1 to {limit - 1}, the context less one)")
-    cut = [(np.array((*c, *e)[-limit:], np.int32), len(e)) for c, e in requests]  # a long context loses its beginning
+    cut = [
+        (np.array((*c, *e)[-limit:], np.int32), len(e)) for c, e in requests
+    ]  # a long context is truncated at its start
     pages = np.arange(engine.n_pages, dtype=np.int32)
-    whole = _common([ids[: -n - 1] for ids, n in cut]) // PAGE  # pages that nobody writes again
+    whole = _common([ids[: -n - 1] for ids, n in cut]) // PAGE  # full pages of the common prefix, which are read-only
     if whole:
         engine.forward([Chunk(cut[0][0][: whole * PAGE], 0, pages[:whole], "none")])
     found = []
@@ -65,7 +67,7 @@ def loglikelihoods(engine: PagedEngine, requests: Sequence[Request]) -> list[Lik
 
 
 def _common(rows: Sequence[NDArray[np.int32]]) -> int:
-    """How many ids all rows begin with."""
+    """The length of the common prefix of all rows."""
     least = min(map(len, rows))
     same = np.all([row[:least] == rows[0][:least] for row in rows], axis=0)
     return int(np.argmin(np.append(same, False)))

@@ -1,4 +1,4 @@
-"""Score pieces one after another and say what came out: means with their errors, and the worst tokens."""
+"""Score all windows of a text, and summarise: means with standard errors, and the worst tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from assay.evaluate.score import score
 from assay.text import Tokenizer
 
 WORST = 10
-BEFORE = 24  # tokens of context shown before a bad one
+BEFORE = 24  # tokens of context shown before a worst token
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
-NORMAL = 1.96  # standard errors to either side of a mean: 95 of 100 intervals hold it
+NORMAL = 1.96  # standard errors of a 95 % confidence interval
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Mean:
         return Mean(value, 0.5 / value * self.error if value else 0.0)
 
     def __str__(self) -> str:
-        """As many digits as the error leaves, and two of the error."""
+        """The mean to the precision of the error, and the error with two digits."""
         digits = 4 if not self.error else min(9, max(2, 1 - math.floor(math.log10(self.error))))
         return f"{self.value:.{digits}f} ± {self.error:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Worst:
-    """One token on which the two differ most (or, without a base, the least expected one)."""
+    """A token with a large divergence (without a base: with a large loss)."""
 
-    at: int  # in the text's tokens
+    at: int  # index in the tokens of the text
     before: str
     token: str
     kl: float | None
@@ -68,7 +68,7 @@ class Worst:
 
 
 class Evaluation:
-    """All scores of a text, and what they come to."""
+    """All scores of a text, and their means."""
 
     def __init__(self, parts: Iterable[Scores], *, name: str, base: str | None, seconds: float = 0.0) -> None:
         self.parts = joined(parts)
@@ -96,7 +96,7 @@ class Evaluation:
 
     @cached_property
     def log_ratio(self) -> Mean | None:
-        """ln(perplexity / the base's): token by token, so that what both find hard cancels."""
+        """ln(perplexity / perplexity of the base), as a mean over tokens, so that common difficulty cancels."""
         return Mean.of(self._all("nll") - self._all("base_nll")) if self.base else None
 
     @cached_property
@@ -110,19 +110,19 @@ class Evaluation:
 
     @cached_property
     def same_best(self) -> Mean | None:
-        """How often both expect the same token."""
+        """The share of tokens at which both have the same best token."""
         return Mean.of((self._all("best") == self._all("base_best")).astype(np.float64)) if self.base else None
 
     @cached_property
     def delta_p(self) -> Mean | None:
-        """Root mean square of the change in the right token's probability."""
+        """Root mean square of the change in the probability of the right token."""
         if not self.base:
             return None
         change = np.exp(-self._all("nll")) - np.exp(-self._all("base_nll"))
         return Mean.of(change**2).root()
 
     def worst(self, pieces: Sequence[TextWindow], tokenizer: Tokenizer, n: int = WORST) -> list[Worst]:
-        """The tokens with the largest divergence (without a base: the largest loss), in their context."""
+        """The tokens with the largest divergence (without a base: the largest loss), in context."""
         values = self._all("kl" if self.base else "nll")
         ends = np.cumsum([len(s.nll) for s in self.parts])
         found = []
@@ -130,7 +130,7 @@ class Evaluation:
             number = int(np.searchsorted(ends, i, side="right"))
             part, piece = self.parts[number], pieces[number]
             j = i - (int(ends[number - 1]) if number else 0)
-            k = part.first + 1 + j  # in the window
+            k = part.first + 1 + j  # index in the window
             based = self.base is not None
             found.append(
                 Worst(
@@ -169,7 +169,7 @@ class Evaluation:
         }
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The result as lines of text."""
         out = [f"perplexity      {self.perplexity}   {self.name}"]
         if self.base_perplexity is not None:
             out += [
@@ -193,7 +193,7 @@ def evaluate(
     base: LogitsSource | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Score every piece here, one after another."""
+    """Score every window in this process, one after another."""
     started, found = time.perf_counter(), []
     for piece in pieces:
         found.append(score(piece, source, base))

@@ -1,9 +1,9 @@
-"""assay as a model of lm-evaluation-harness.
+"""assay as a model in lm-evaluation-harness.
 
     python -m assay.evaluate.harness --model assay --model_args pretrained=smollm2 --tasks hellaswag --limit 200
 
 or `import assay.evaluate.harness` before `lm_eval.simple_evaluate(model="assay", …)`. `model_args` are `pretrained`
-(what MODEL is on the command line), `engine`, `precision`, `threads`, `ctx_size` and `add_bos_token`.
+(the MODEL of the command line), `engine`, `precision`, `threads`, `ctx_size` and `add_bos_token`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from assay.text import encode_chat
 
-MAX_GEN = 256  # tokens of an answer, where the task names no number
+MAX_GEN = 256  # maximum tokens of an answer, if the task sets no limit
 
 
 @register_model("assay")
 class AssayLM(LM):  # type: ignore[misc,unused-ignore]
-    """The three requests of the harness on an assay engine."""
+    """The three request types of the harness, on an assay engine."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AssayLM(LM):  # type: ignore[misc,unused-ignore]
         add_bos_token: bool | None = None,
         batch_size: int
         | str
-        | None = None,  # the harness always gives these two; requests are run one context at a time
+        | None = None,  # always passed by the harness; unused, because requests run one context at a time
         device: str | None = None,
         **_: Any,
     ) -> None:
@@ -68,7 +68,7 @@ class AssayLM(LM):  # type: ignore[misc,unused-ignore]
         return self._tokens.decode(ids)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Requests that follow each other with one context are a question: its context is computed once."""
+        """Consecutive requests with the same context are one question, whose context is computed once."""
         found = []
         for _, group in groupby((r.args for r in requests), key=lambda args: args[0]):
             pairs = [pair(self._tokens, context, ending, self.add_bos) for context, ending in group]
@@ -91,7 +91,7 @@ class AssayLM(LM):  # type: ignore[misc,unused-ignore]
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """All at once: they share the engine's steps."""
+        """Generate all answers together, in batched steps."""
         prepared = [self._generation(text, dict(options)) for text, options in (r.args for r in requests)]
         return [one.result.text for one in self.generator.together(prepared)]
 

@@ -1,9 +1,10 @@
-"""An importance matrix from a text: the sums of squares of what every weight matrix is multiplied with.
+"""Collect an importance matrix on a text: the sums of squared inputs of every weight matrix.
 
-The matrices of keys and values have a second sum, in which a token counts by how much is seen of it. An error in the
-value of token s reaches token t times the attention weight a[t,s]; one in its key moves that weight in proportion.
-So s counts as the sum of a[t,s]^2 over heads and t, divided by the mean over all tokens. Most heads rest on the first
-token: what is wrong there is added to every other, and in the plain sum it is one token of a window.
+The key and value matrices have a second sum, in which a token is weighted by the attention it receives. An error in the
+value of token s reaches token t multiplied by the attention weight a[t,s]; an error in its key changes that weight
+proportionally. So the weight of s is the sum of a[t,s]^2 over heads and t, divided by its mean over all tokens. Most
+heads attend to the first token (an attention sink): its errors reach every other token, but in the plain sum it is only
+one token of a window.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from assay.evaluate.pieces import TextWindow
 from assay.gguf.importance import Importance, ImportanceEntry
 from assay.graph import Graph, Node, Trait
 
-HELD = 1 << 30  # bytes of attention weights that are kept of one pass
+PRODUCTS = ("linear", "expert_linear", "head_linear")
+HELD = 1 << 30  # bytes of attention weights kept per pass
 
 
 def collect(
@@ -29,7 +31,7 @@ def collect(
     dataset: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Importance:
-    """Run the pieces whole; every token counts. `output`: also the output matrix, which llama.cpp leaves out."""
+    """Run all tokens of the windows. `output` includes the output matrix, which llama.cpp leaves out."""
     graph = engine.graph
     users = [
         (node, node.weights[0])
@@ -69,7 +71,7 @@ def collect(
 
 
 def attended(graph: Graph) -> dict[str, list[str]]:
-    """The matrices that make keys and values and nothing else, each with the softmaxes that weigh what it makes."""
+    """The matrices that make only keys or values, each with the attention softmaxes that use them."""
     found: dict[str, list[str]] = {}
     for kqv in (node for node in graph if node.has(Trait.VALUES)):
         softmax = graph[kqv.inputs[0]]
@@ -82,7 +84,7 @@ def attended(graph: Graph) -> dict[str, list[str]]:
 
 
 def _up(graph: Graph, name: str, trait: Trait) -> Iterator[Node]:
-    """The nearest nodes with this trait that a value is computed from."""
+    """The nearest ancestors of a node that have the trait."""
     if name in graph:
         node = graph[name]
         if node.has(trait):
@@ -95,7 +97,10 @@ def _up(graph: Graph, name: str, trait: Trait) -> Iterator[Node]:
 def _run(
     engine: Engine, piece: TextWindow, keep: set[str], softmaxes: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, NDArray[np.float64]]]:
-    """The kept nodes; of each softmax the share of every token, 1 on average. Softmaxes are large: some at a time."""
+    """The kept nodes, with the weight of every token (1 on average) for each softmax.
+
+    Softmaxes are large, so only some are kept per pass.
+    """
     pages = np.arange(pages_for(len(piece.tokens)), dtype=np.int32)
     chunk = Chunk(piece.tokens, 0, pages, "last")
     each = max((4 * int(engine.graph.shapes[name][0]) * len(piece.tokens) ** 2 for name in softmaxes), default=1)
@@ -122,7 +127,7 @@ def _squares(x: NDArray[np.floating], share: NDArray[np.float64] | None = None) 
 def _by_expert(
     x: NDArray[np.floating], chosen: NDArray[np.integer], n_expert: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows go to the experts that were chosen for them: x is `[T, n]`, or `[T, k, n]` with a row for each choice."""
+    """Sums per expert. x is `[T, n]`, or `[T, k, n]` with one row per chosen expert."""
     rows = np.broadcast_to(x[:, None], (*chosen.shape, x.shape[-1])) if x.ndim == 2 else x
     sums, counts = np.zeros((n_expert, x.shape[-1])), np.zeros(n_expert)
     np.add.at(sums, chosen.reshape(-1), np.square(rows.reshape(-1, x.shape[-1]).astype(np.float64)))

@@ -1,9 +1,9 @@
 """The file that `llama-perplexity --kl-divergence-base FILE` writes: a base model's predictions, and their tokens.
 
     "_logits_"  n_ctx u32  n_vocab i32  n_chunk i32  tokens i32[n_chunk, n_ctx]
-    then for every scored token: scale f32, least f32, u16[n_vocab], and one u16 more where n_vocab is odd
+    then per scored token: scale f32, least f32, u16[n_vocab], and one more u16 if n_vocab is odd
 
-ln p = scale * u16 + least. What lies more than 16 below the best is stored as `least`.
+ln p = scale * u16 + least. A value more than 16 below the best is stored as `least`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_logits_file(path: str | Path) -> bool:
 
 
 class LogitsFile:
-    """A source whose predictions were computed elsewhere. Its pieces are its own: no text is needed."""
+    """A source with stored predictions. The file also has the windows, so no text is needed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -38,12 +38,13 @@ class LogitsFile:
             head = np.frombuffer(file.read(HEAD)[len(MAGIC) :].ljust(12, b"\0"), "<i4")
         self.n_ctx, self.n_vocab, self.n_chunk = map(int, head)
         self.n_scored = self.n_ctx - 1 - self.n_ctx // 2
-        self.width = 4 + self.n_vocab + self.n_vocab % 2  # u16 a row
+        self.width = 4 + self.n_vocab + self.n_vocab % 2  # u16 values per row
         size = self.path.stat().st_size
         if min(self.n_ctx - 3, self.n_vocab, self.n_chunk) <= 0 or size != self._at(self.n_chunk):
             raise AssayError(
-                f"{self.path}: not whole (found {size} bytes; expected {self._at(self.n_chunk)} for {self.n_chunk} "
-                f"windows of {self.n_ctx} tokens and {self.n_vocab} words); write it again with llama-perplexity"
+                f"{self.path}: incomplete (found {size} bytes; expected {self._at(self.n_chunk)} for {self.n_chunk} "
+                f"windows of {self.n_ctx} tokens and a vocabulary of {self.n_vocab}); write it again"
+                " with llama-perplexity"
             )
 
     def _at(self, chunk: int) -> int:

@@ -1,4 +1,4 @@
-"""One self-contained page for a result: the answer in words, then tables. No script, nothing from elsewhere."""
+"""A self-contained HTML page for a result: a summary, then tables. No scripts and no external resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def render(title: str, said: Iterable[str], sections: Iterable[tuple[str, str]])
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Cells are HTML already: `cell`, `bar` and `shade` make them."""
+    """A table. Cells are HTML, made by `cell`, `bar` and `shade`."""
     top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(row) + "</tr>\n" for row in rows)
     return f'<div class=scroll><table class="{kind}"><tr>{top}</tr>\n{body}</table></div>'
@@ -33,12 +33,12 @@ def cell(text: str) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar as long as the share, of 1."""
+    """A bar for a share between 0 and 1."""
     return f'<td class=track><span class=bar style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></td>'
 
 
 def shade(text: str, share: float) -> str:
-    """A cell the darker the larger the share is; the text says the same."""
+    """A cell whose background is darker for a larger share; the text has the value."""
     return (
         f'<td style="background:color-mix(in srgb, var(--bar) {100 * min(1.0, max(0.0, share)):.0f}%, transparent)">'
         f"{html.escape(text)}</td>"
@@ -46,7 +46,7 @@ def shade(text: str, share: float) -> str:
 
 
 def page(result: Evaluation, worst: Sequence[Worst]) -> str:
-    """An evaluation: its figures, and the worst tokens marked in their context."""
+    """The page of an evaluation: its figures, and the worst tokens in context."""
     largest = max((w.nll if w.kl is None else w.kl for w in worst), default=1.0) or 1.0
     rows = [
         (

@@ -1,11 +1,11 @@
-"""A text as a list of pieces that are scored alone, and what their scores come to together.
+"""Cut a text into windows that are scored independently, and join their scores.
 
-The rule is llama-perplexity's, so that figures can be compared: the text is cut into whole windows, the first token of
-each is replaced by BOS where the file asks for one, and only the second half of a window is scored, so that every
-scored token has at least half a window before it. What is left over at the end is dropped.
+The rules are those of llama-perplexity, so that figures are comparable. The text is cut into full windows. The first
+token of each is replaced by BOS if the file requires it. Only the second half of a window is scored, so every scored
+token has at least half a window of context. The rest of the text is dropped.
 
-A piece depends on nothing but its own tokens. Scores are kept a number a token and joined in the order of the pieces
-before anything is summed, so the result has the same bits however the pieces were shared out.
+A window depends only on its own tokens. Scores are stored per token and joined in window order before they are summed,
+so the result has the same bits however windows were distributed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WINDOW = 512
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A window: `tokens[first + 1:]` are scored, each by what the model predicts before it."""
+    """A window of a text. `tokens[first + 1:]` are scored."""
 
     index: int
     tokens: NDArray[np.int32]
-    start: int  # of the window in the text's tokens
+    start: int  # index of the window in the tokens of the text
     first: int
 
     @property
@@ -37,7 +37,7 @@ class TextWindow:
 
 
 def cut(ids: Sequence[int], window: int = WINDOW, bos: int | None = None, most: int | None = None) -> list[TextWindow]:
-    """The pieces of a text, at most `most` of them. A text shorter than one window is one piece."""
+    """The windows of a text, at most `most`. A text shorter than one window is one window."""
     if window < 4:
         raise AssayError(f"window of {window} tokens: too short (expected at least 4)")
     if len(ids) < 4:
@@ -55,7 +55,7 @@ def cut(ids: Sequence[int], window: int = WINDOW, bos: int | None = None, most: 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one piece gave: a number for every scored token. Without a base, `base_nll`, `kl` and `base_best` are empty.
+    """The scores of one window, a number per scored token. Without a base, `base_nll`, `kl` and `base_best` are empty.
 
     nll        -ln p(token)                      base_nll   the same under the base
     kl         sum over the vocabulary of p_base ln(p_base / p)
@@ -75,7 +75,7 @@ class Scores:
     base_p_best: NDArray[np.float64]
 
     def to_dict(self) -> dict[str, object]:
-        """For a wire: JSON writes a float so that it is read back to the bit."""
+        """As JSON data. JSON floats are written so that they are read back to the bit."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
@@ -89,8 +89,8 @@ class Scores:
 
 
 def joined(parts: Iterable[Scores]) -> list[Scores]:
-    """In the order of the text, whoever computed which; every piece once."""
+    """Scores in the order of the text. Every window must occur exactly once."""
     found = sorted(parts, key=lambda s: s.index)
     if [s.index for s in found] != list(range(len(found))):
-        raise AssayError(f"evaluation: pieces are missing or came twice (found {[s.index for s in found][:20]})")
+        raise AssayError(f"evaluation: windows are missing or duplicated (found {[s.index for s in found][:20]})")
     return found

@@ -1,4 +1,4 @@
-"""Who predicts: an engine on a file, a witness, or a server that tells a few of its log-probabilities."""
+"""Sources of predictions: an engine on a file, another engine, or a server that returns a few log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from assay.errors import AssayError
 from assay.evaluate.pieces import TextWindow
 from assay.verify.endpoint.client import Client
 
-TOP = 5  # log-probabilities asked of a server: what OpenAI's interface allows
+TOP = 5  # log-probabilities requested from a server: the maximum of OpenAI's API
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a server tells of its predictions: log-probabilities of a few tokens, a row a scored token."""
+class ServerLogprobs:
+    """Predictions of a server: log-probabilities of a few tokens, one row per scored token."""
 
     rows: Sequence[Mapping[int, float]]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Log-probabilities `[n, n_vocab]` as llama-perplexity stores them: 16 bits each, the least ones cut off."""
+    """Log-probabilities `[n, n_vocab]` as llama-perplexity stores them: 16 bits each, small ones clipped."""
 
     logp: NDArray[np.float32]
 
 
-Rows = NDArray[np.float32] | NDArray[np.float64] | Told | Stored
-"""Predictions for the scored tokens of a piece: whole rows of logits `[n, n_vocab]`, what a server tells, or a file."""
+Rows = NDArray[np.float32] | NDArray[np.float64] | ServerLogprobs | Stored
+"""Predictions for the scored tokens of a window: full logits `[n, n_vocab]`, those of a server, or those of a file."""
 
 
 class LogitsSource(Protocol):
@@ -52,7 +52,7 @@ class EngineSource:
         self.n_vocab = engine.model.hparams.n_vocab
 
     def rows(self, piece: TextWindow) -> Rows:
-        """The first half fills the cache; only where tokens are scored is the output computed."""
+        """The first half only fills the cache. Logits are computed only for the scored tokens."""
         tokens, first = piece.tokens[:-1], piece.first
         pages = np.arange(pages_for(len(tokens)), dtype=np.int32)
         if len(pages) > self.engine.n_pages:
@@ -75,10 +75,10 @@ class EndpointSource:
         steps = reply.steps[: len(piece.tokens)]
         if [step.id for step in steps] != piece.tokens.tolist():
             raise AssayError(
-                f"{self.name}: does not give the prompt's tokens back with their log-probabilities (found {len(steps)} "
-                f"tokens, expected {len(piece.tokens)}); it must take ids and know `echo` with `logprobs`"
+                f"{self.name}: does not return the prompt's tokens with their log-probabilities (found {len(steps)} "
+                f"tokens, expected {len(piece.tokens)}); it must accept ids, and `echo` with `logprobs`"
             )
         rows = [step.scores for step in steps[piece.first + 1 :]]
         if not all(step.id in step.scores for step in steps[piece.first + 1 :]):
-            raise AssayError(f"{self.name}: log-probabilities of the prompt are missing; nothing can be scored")
-        return Told(rows)
+            raise AssayError(f"{self.name}: log-probabilities of the prompt are missing; the text cannot be scored")
+        return ServerLogprobs(rows)

@@ -1,4 +1,4 @@
-"""The numbers of one piece: losses, best tokens, and the divergence from a base. Float64, rows in small blocks."""
+"""The scores of one window: losses, best tokens, and KL divergence from a base. In float64, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.evaluate.pieces import Scores, TextWindow
-from assay.evaluate.predictors import LogitsSource, Rows, Stored, Told
+from assay.evaluate.predictors import LogitsSource, Rows, ServerLogprobs, Stored
 
-BLOCK = 1 << 20  # logits taken at a time: 8 MiB of float64
-LEAST = 1e-12  # a probability of all unlisted tokens below this is rounding
-CUT = -16.0  # ln p of the base below which llama-perplexity leaves a token out of the sum
+BLOCK = 1 << 20  # logits per block: 8 MiB of float64
+LEAST = 1e-12  # a smaller total probability of unlisted tokens is rounding error
+CUT = -16.0  # ln p of the base below which llama-perplexity omits a token from the sum
 
 Doubles = NDArray[np.float64]
 
 
 def score(piece: TextWindow, source: LogitsSource, base: LogitsSource | None = None) -> Scores:
-    """Score a piece under `source`, and against `base` where one is given."""
+    """Score a window under `source`, and against `base` if given."""
     rows = source.rows(piece)
     against = None if base is None else base.rows(piece)
     own = single(rows, piece.scored)
@@ -34,7 +34,7 @@ _NOTHING = (np.empty(0), np.empty(0, np.int32), np.empty(0))
 
 def single(rows: Rows, tokens: NDArray[np.int32]) -> tuple[Doubles, NDArray[np.int32], Doubles]:
     """-ln p of every token, the best token, and its probability."""
-    if isinstance(rows, Told):
+    if isinstance(rows, ServerLogprobs):
         best = [max(row.items(), key=lambda item: item[1]) for row in rows.rows]
         nll = np.array([-row[int(token)] for row, token in zip(rows.rows, tokens, strict=True)])
         return nll, np.array([b[0] for b in best], np.int32), np.exp([b[1] for b in best])
@@ -55,14 +55,14 @@ def single(rows: Rows, tokens: NDArray[np.int32]) -> tuple[Doubles, NDArray[np.i
 def divergence(base: Rows, rows: Rows) -> Doubles:
     """KL(base || rows) of every row.
 
-    Where a server tells only some probabilities, all others count as one outcome: what comes out is at most the
-    divergence itself. Against stored log-probabilities the sum is llama-perplexity's: unlikely tokens are left out.
+    If a server returns only some probabilities, all others count as one outcome, so the result is a lower bound.
+    Against stored log-probabilities the sum is that of llama-perplexity, which omits unlikely tokens.
     """
-    if isinstance(base, Told) or isinstance(rows, Told):
+    if isinstance(base, ServerLogprobs) or isinstance(rows, ServerLogprobs):
         return np.array([_grouped(p, q) for p, q in zip(_told(base, rows), _told(rows, base), strict=True)])
     known = base.logp if isinstance(base, Stored) else base
     if isinstance(rows, Stored):
-        raise AssayError("a file of log-probabilities is a base; it cannot be what is judged")
+        raise AssayError("a file of log-probabilities can only be the base; give it with --kl")
     if known.shape != rows.shape:
         raise AssayError(f"two vocabularies: no divergence between {known.shape[1]} and {rows.shape[1]} tokens")
     kl = np.empty(len(rows))
@@ -91,13 +91,13 @@ def log_softmax(logits: NDArray[np.floating]) -> Doubles:
 
 
 def _told(rows: Rows, other: Rows) -> Iterator[tuple[Doubles, float]]:
-    """For every row: the log-probabilities of the tokens that both can tell, and of all the rest together."""
+    """For every row: the log-probabilities of the tokens that both have, and of all other tokens together."""
     known = rows.logp if isinstance(rows, Stored) else rows
-    n = len(known.rows) if isinstance(known, Told) else len(known)
+    n = len(known.rows) if isinstance(known, ServerLogprobs) else len(known)
     for i in range(n):
-        listed = [set(r.rows[i]) for r in (rows, other) if isinstance(r, Told)]
+        listed = [set(r.rows[i]) for r in (rows, other) if isinstance(r, ServerLogprobs)]
         ids = sorted(set.intersection(*listed))
-        if isinstance(known, Told):
+        if isinstance(known, ServerLogprobs):
             logp = np.array([known.rows[i][token] for token in ids])
         else:
             logp = log_softmax(known[i : i + 1])[0, ids]

@@ -1,4 +1,7 @@
-"""The GGUF file: header, metadata, tensor table, memory map, block codecs."""
+"""GGUF files: read and write the header, metadata and tensors; block codecs; quantisation mixes.
+
+Touch it for a new tensor type (`codecs`, `types`), a quantisation mix (`mixes`) or the format (`reader`, `writer`).
+"""
 
 from __future__ import annotations
 

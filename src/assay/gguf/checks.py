@@ -1,7 +1,7 @@
-"""What is odd about a file that is not wrong enough to refuse: notes on its tokenizer, and scales that are NaN.
+"""Notes about defects of a file that can still be used: tokenizer metadata, and NaN or infinite scales.
 
-A note is one line, `object: what; what follows from it`. Notes need nothing but the file; whether the tensors
-make a model is for `assay.models` to say.
+A note is one line, `object: problem; consequence`. Notes need only the file. `assay.models` checks whether its tensors
+form a model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCALES: dict[str, tuple[Word, tuple[int, ...]]] = {
     "Q6_K": (_F16, (208,)),
     "Q8_K": (_F32, (0,)),
     "IQ1_S": (_F16, (0,)),
-    "IQ1_M": (("<u4", 0x7000_C000), (52,)),  # the half's upper bits are the top nibbles of two words
+    "IQ1_M": (("<u4", 0x7000_C000), (52,)),  # the bits of the half are spread over the top nibbles of the words
     "IQ2_XXS": (_F16, (0,)),
     "IQ2_XS": (_F16, (0,)),
     "IQ2_S": (_F16, (0,)),
@@ -51,13 +51,13 @@ SCALES: dict[str, tuple[Word, tuple[int, ...]]] = {
     "TQ1_0": (_F16, (52,)),
     "TQ2_0": (_F16, (64,)),
 }
-"""Types that are not here have no scale that can be NaN or infinite."""
+"""Types that are missing here have no scale that can be NaN or infinite."""
 
-_CHUNK = 1 << 16  # blocks looked at together, so that memory stays small whatever the tensor
+_CHUNK = 1 << 16  # blocks per pass: bounds the memory
 
 
 def bad_blocks(type_: GGMLType, raw: npt.NDArray[np.uint8]) -> int:
-    """Number of blocks with a NaN or infinite scale; for F32, F16 and their like, of such elements."""
+    """The number of blocks with a NaN or infinite scale; for F32, F16 and similar types, of such elements."""
     if type_.name not in SCALES:
         return 0
     (word, exponent), offsets = SCALES[type_.name]
@@ -91,7 +91,7 @@ def _blocks(info: TensorInfo) -> int:
 
 
 def tokenizer_notes(file: GGUFFile) -> Iterator[str]:
-    """What the text side will miss or trip over."""
+    """Notes about the tokenizer metadata."""
     metadata = file.metadata
     key = "tokenizer.ggml.tokens"
     if "tokenizer.ggml.model" not in metadata or key not in metadata:

@@ -1,12 +1,12 @@
-"""Bounded reading of a hostile buffer: nothing here reads past the end, loops without end or allocates first.
+"""Bounded reading of an untrusted buffer: no read past the end, no endless loop, no allocation before a check.
 
-Every count is compared with the bytes that are left before anything is done with it. Python integers do not
-wrap, so sums and products are exact; the comparisons are what makes them safe.
+Every count is compared with the remaining bytes before it is used. Python integers do not overflow, so the comparisons
+are exact.
 
-String arrays are the one slow thing in a GGUF header: a vocabulary is 150,000 strings, each found only
-through the length of the one before. `_walk_strings` finds them many times faster than a loop: a length below
-256 is a byte beside seven zero bytes, and NumPy finds all such places at once. Each place is then proved,
-not trusted: it counts only if the string before it ends exactly there. `bench/open_file.py` measures it.
+String arrays are the slow part of a GGUF header: a vocabulary has 150,000 strings, and each is found only by the length
+of the previous one. `_walk_strings` is many times faster than a loop. A length below 256 is a byte before seven zero
+bytes, and NumPy finds all such positions at once. A position counts only if the previous string ends exactly there.
+`bench/open_file.py` measures it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 
 MAX_DEPTH = 4
-"""Arrays may hold arrays this deep; no known file goes beyond one."""
+"""Maximum nesting depth of arrays; no known file exceeds one."""
 
 MAX_STRINGS = 1 << 24
-"""Strings and inner arrays in all of a file's arrays: many times the largest vocabulary, seconds at worst."""
+"""Maximum strings and inner arrays in a file: many times the largest vocabulary, and a few seconds at worst."""
 
 _WINDOW = 1 << 20
 _SHORT = 8
@@ -51,7 +51,7 @@ class Cursor:
         self._u64 = struct.Struct(order + "Q").unpack_from
 
     def at(self, pos: int) -> Cursor:
-        """Another cursor on the same bytes, so that threads that read different values do not meet."""
+        """Another cursor on the same bytes, so that threads can read different values."""
         other = copy.copy(self)
         other.pos = pos
         return other
@@ -60,7 +60,7 @@ class Cursor:
         return AssayError(f"{self.name}: {printable(what)}")
 
     def need(self, count: int, what: str) -> None:
-        """Refuse if fewer than `count` bytes are left."""
+        """Raise unless `count` bytes are left."""
         if count > self.size - self.pos:
             raise self.error(
                 f"{what}: the file ends too early (needs {count} bytes at offset {self.pos}, "
@@ -80,7 +80,7 @@ class Cursor:
         return int(value)
 
     def count(self, what: str, smallest: int, limit: int = MAX_STRINGS) -> int:
-        """A 64-bit number of records of at least `smallest` bytes each, which must all fit in what is left."""
+        """A 64-bit number of records of at least `smallest` bytes each, which must fit in the remaining bytes."""
         value = self.u64(what)
         most = min((self.size - self.pos) // smallest, limit)
         if value > most:
@@ -134,7 +134,7 @@ class Cursor:
                     self.skip(item, what, depth + 1)
 
     def array_header(self, what: str, depth: int = 0) -> tuple[ValueType, int]:
-        """Element type and count of an array; scalar elements are known to fit, others might."""
+        """Element type and count of an array. Scalar elements are checked to fit; others are checked later."""
         if depth == MAX_DEPTH:
             raise self.error(f"{what}: arrays are nested more than {MAX_DEPTH} deep")
         item = self.value_type(f"{what}: array element")
@@ -150,7 +150,7 @@ class Cursor:
         if not found:
             return []
         begin = np.concatenate(found) + (8 - first)
-        end = np.append(begin[1:] - 8, self.pos - first)  # a string ends where the next length begins
+        end = np.append(begin[1:] - 8, self.pos - first)  # a string ends where the next length starts
         blob = bytes(self.data[first : self.pos])
         try:
             return [blob[a:b].decode() for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
@@ -160,9 +160,9 @@ class Cursor:
     def _walk_strings(self, count: int, what: str, found: list[Index] | None = None) -> None:
         """Advance over `count` strings; `found` gets the offsets of their lengths.
 
-        The offsets `at` are all places in a window where a length below 256 may stand. `at[i]` is proved to be
-        one if `at[i - 1]` is and its string ends there. Where that fails (an empty string, a long one, zero
-        bytes inside one), some steps are taken one by one before the next attempt.
+        The offsets `at` are all candidates in a window for a length below 256. `at[i]` is a length if `at[i - 1]` is
+        one and its string ends there. If that fails (an empty or long string, zero bytes inside a string), some
+        strings are walked one by one before the next attempt.
         """
         while count:
             stop = min(self.pos + _WINDOW, self.size)
@@ -182,7 +182,7 @@ class Cursor:
                 self.pos = int(after[j - 1])
                 if self.pos > self.size or (count and self.pos == self.size):
                     self.pos = int(at[j - 1])
-                    self._step_strings(2, what, None)  # says what is missing
+                    self._step_strings(2, what, None)  # raises with the reason
             if count:
                 self.need(8, what)
 
@@ -199,7 +199,7 @@ class Cursor:
         return count
 
     def _short_lengths(self, start: int, stop: int) -> tuple[Index, Index]:
-        """Offsets in `start..stop` at which a 64-bit number below 256 stands, and those numbers."""
+        """Offsets in `start..stop` of 64-bit numbers below 256, and these numbers."""
         window = self.view[start:stop]
         if len(window) < 8:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)

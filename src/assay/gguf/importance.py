@@ -2,8 +2,8 @@
 
 Both of llama.cpp's formats are read and written. The GGUF form holds `NAME.in_sum2` (sums of squared inputs) and
 `NAME.counts` (how many tokens went into them); the older one (`.dat`) is a list of name, number of calls and values.
-A stack of experts has a row and a count for every expert. Beside them assay's GGUF form has `NAME.in_sum2_seen` for the
-matrices of keys and values: the sums with each token counted by how much is seen of it. llama.cpp passes over it.
+A stack of experts has a row and a count per expert. For the key and value matrices, assay's GGUF form also has
+`NAME.in_sum2_seen`: the sums with each token weighted by the attention it receives. llama.cpp ignores it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from assay.gguf.writer import write as write_gguf
 from assay.system.files import write as write_whole
 
 SUMS, COUNTS, SEEN = ".in_sum2", ".counts", ".in_sum2_seen"
-MOST = 1 << 30  # bytes of a file
+MOST = 1 << 30  # largest file in bytes
 
 
 @dataclass(frozen=True)
 class ImportanceEntry:
-    """Of one matrix (`[1, n]`, `[1]`) or a stack of them (`[n_expert, n]`, `[n_expert]`)."""
+    """The importance of one matrix (`[1, n]`, `[1]`) or of a stack of experts (`[n_expert, n]`, `[n_expert]`)."""
 
     sums: NDArray[np.float32]
     counts: NDArray[np.float32]
@@ -37,12 +37,12 @@ class ImportanceEntry:
 
     @property
     def means(self) -> NDArray[np.float32]:
-        """Mean squares; an expert that never was called has ones."""
+        """Mean squares per column. An expert that was never called has ones."""
         return self._over(self.sums)
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """What columns count when errors are weighed: the means over what is seen of tokens, where that is known."""
+        """Weights of the columns for squared errors: means weighted by attention if known, else plain means."""
         return self._over(self.sums if self.seen is None else self.seen)
 
     def _over(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -58,7 +58,7 @@ class Importance:
     datasets: tuple[str, ...] = field(default=())
 
     def of(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """Weights `[m, n]` for the columns of each of a tensor's m matrices; None where nothing is known of it."""
+        """Weights `[m, n]` for the columns of each of a tensor's m matrices; None if the tensor is unknown."""
         entry = self.entries.get(name)
         if entry is None:
             return None
@@ -94,10 +94,10 @@ def read(path: str | Path) -> Importance:
             base = name.removesuffix(SUMS)
             counts = gguf.tensors.get(base + COUNTS)
             if counts is None or {info.type.name, counts.type.name} != {"F32"} or info.n_elements % counts.n_elements:
-                raise AssayError(f"{path}: {base}: sums and counts do not fit each other")
+                raise AssayError(f"{path}: {base}: the shapes of sums and counts do not match")
             seen = gguf.tensors.get(base + SEEN, info)
             if seen.type.name != "F32" or seen.n_elements != info.n_elements:
-                raise AssayError(f"{path}: {base}: its two sums do not fit each other")
+                raise AssayError(f"{path}: {base}: the shapes of its two sums do not match")
             count = gguf.decode(base + COUNTS).reshape(-1)
             values = [gguf.decode(n).reshape(len(count), -1).copy() for n in (name, base + SEEN) if n in gguf.tensors]
             entries[base] = ImportanceEntry(values[0], count.copy(), *values[1:])
@@ -138,7 +138,7 @@ def _read_legacy(path: Path, data: bytes) -> Importance:
 
 
 def write(path: str | Path, found: Importance) -> None:
-    """GGUF, or the older form where the name ends in .dat."""
+    """Write GGUF, or the older format if the name ends in .dat."""
     if str(path).endswith(".dat"):
         write_whole(path, _legacy(found))
         return
@@ -159,7 +159,7 @@ def write(path: str | Path, found: Importance) -> None:
 
 
 def _legacy(found: Importance) -> bytes:
-    """Sums are scaled so that a call counts as one: what a reader divides by."""
+    """The older format. Sums are scaled by the number of calls, because its readers divide by that."""
     out = bytearray(struct.pack("<i", len(found.entries)))
     for name, entry in sorted(found.entries.items()):
         calls = max(1, -(-int(entry.counts.max()) // max(found.chunk_size, 1)))

@@ -1,7 +1,7 @@
-"""A GGUF file's key-value pairs: types and places are read on opening, values when somebody asks.
+"""The key-value pairs of a GGUF file. Types and offsets are read on opening, values on first access.
 
-Every read through a getter is type-checked: a file that calls its block count a string, or its vocabulary a
-number, gets an error that names the key, what was found and what was expected.
+Every getter checks the type. A file whose block count is a string, or whose vocabulary is a number, gets an error with
+the key, the found and the expected type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS: dict[type, tuple[set[ValueType], str]] = {
 
 
 class Metadata(Mapping[str, Value]):
-    """The pairs of one file, in file order. Values are decoded on first access and kept."""
+    """The pairs of one file, in file order. Values are decoded on first access and cached."""
 
     def __init__(self, cursor: Cursor, count: int) -> None:
         self._cursor = cursor
@@ -67,33 +67,33 @@ class Metadata(Mapping[str, Value]):
         return self._values[key]
 
     def types(self, key: str) -> tuple[ValueType, ValueType | None]:
-        """Type of the value, and of its elements where it is an array."""
+        """Type of the value, and of its elements if it is an array."""
         type_, place = self._places[key]
         if type_ is not ValueType.ARRAY:
             return type_, None
         return type_, self._cursor.at(place).value_type(key)
 
     def length(self, key: str) -> int | None:
-        """Number of elements of an array, found without decoding it; None for a scalar."""
+        """Number of elements of an array, without decoding it; None for a scalar."""
         type_, place = self._places[key]
         if type_ is not ValueType.ARRAY:
             return None
         return self._cursor.at(place).array_header(key)[1]
 
     def typed(self, key: str) -> Typed:
-        """The value with its type in this file, as the writer takes it."""
+        """The value with its type in this file, for the writer."""
         type_, item = self.types(key)
         return Typed(type_, self[key], item)
 
     def describe(self, key: str) -> str:
-        """`uint32`, `string`, `array of 49152 string`: a value's type in words."""
+        """`uint32`, `string`, `array of 49152 string`: the type of a value, for messages."""
         type_, item = self.types(key)
         if item is None:
             return type_.name.lower()
         return f"array of {self.length(key)} {item.name.lower()}"
 
     def scalar(self, key: str, default: object, kind: type) -> Value:
-        """The value of `key`, which must be of `kind`; `default` where the key is absent."""
+        """The value of `key`, which must be of `kind`; `default` if the key is absent."""
         wanted, word = _KINDS[kind]
         if key not in self._places:
             return self._absent(key, default, word)
@@ -105,7 +105,7 @@ class Metadata(Mapping[str, Value]):
         return value
 
     def array(self, key: str, default: object, kind: type) -> Value:
-        """The array of `key`, whose elements must be of `kind`; `default` where the key is absent."""
+        """The array of `key`, whose elements must be of `kind`; `default` if the key is absent."""
         wanted, word = _KINDS[kind]
         if key not in self._places:
             return self._absent(key, default, f"array of {word}")
@@ -121,7 +121,7 @@ class Metadata(Mapping[str, Value]):
 
 
 def _decode(cursor: Cursor, type_: ValueType, key: str) -> Value:
-    """The value of type `type_` at the cursor, which has been skipped over, hence checked, once before."""
+    """The value of type `type_` at the cursor. It was bounds-checked when it was skipped on opening."""
     if type_ is ValueType.STRING:
         return cursor.string(key)
     if type_ is ValueType.ARRAY:

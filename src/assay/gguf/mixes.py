@@ -1,9 +1,9 @@
 """Which type each tensor gets in a `Q4_K_M` file: llama.cpp's rules for its quantisation mixes.
 
-A mix is a base type plus exceptions by a tensor's role and layer: output and value matrices hurt most when
-they are coarse, and some layers more than others. The rules are those of llama.cpp's `llama-quant.cpp`, so that a file
-made here has the types that anybody expects under the name; a few of them ask whether there is an importance matrix.
-(Left out: MXFP4_MOE, whose blocks are read and not written, and llama.cpp's name lists for `glm5-next`.)
+A mix is a base type with exceptions by the role and the layer of a tensor: coarse output and value matrices cost the
+most quality, and some layers cost more than others. The rules are those of llama.cpp's `llama-quant.cpp`, so a file has
+the types that its name promises. Some rules depend on an importance matrix.
+(Missing: MXFP4_MOE, whose blocks can be read but not written, and llama.cpp's name lists for `glm5-next`.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.gguf.types import GGMLType, by_name
 
 @dataclass(frozen=True)
 class Mix:
-    """A quantisation by name: the type most tensors get, and its number under `general.file_type`."""
+    """A quantisation mix: the type of most tensors, and its number in `general.file_type`."""
 
     name: str
     base: str
@@ -63,7 +63,7 @@ MIXES: dict[str, Mix] = {
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FLOATS = ("F32", "F16", "BF16")
 
-QUANTIZATION_VERSION = 2  # of ggml's block formats, for `general.quantization_version`
+QUANTIZATION_VERSION = 2  # version of ggml's block formats, for `general.quantization_version`
 
 
 def mix_by_name(name: str) -> Mix:
@@ -76,15 +76,15 @@ def mix_by_name(name: str) -> Mix:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules ask about a model."""
+    """Facts about a model that the rules use."""
 
     arch: str
     n_layer: int
     n_head: int
     n_head_kv: int
     n_expert: int
-    tied: bool  # no output.weight: the embedding is the output matrix too
-    n_value: int  # how many value matrices the model has
+    tied: bool  # no output.weight: the embedding is also the output matrix
+    n_value: int  # number of value matrices
 
     @property
     def group(self) -> int:
@@ -93,13 +93,13 @@ class Facts:
 
     @property
     def is_70b(self) -> bool:
-        """llama.cpp's size class 70B, told by depth."""
+        """llama.cpp's size class 70B, recognised by the number of layers."""
         if self.arch == "llama":
             return self.n_layer == 80 and self.n_head != self.n_head_kv and self.n_expert != 8
         return (self.arch, self.n_layer) in {("qwen2", 80), ("olmo", 80), ("deci", 80), ("jais2", 68)}
 
 
-# role of a tensor: the first pattern that its name contains
+# The role of a tensor: the first pattern that its name contains.
 ROLES: tuple[tuple[str, str], ...] = (
     (r"^output\.weight$", "output"),
     (r"^(per_layer_)?token_embd\.weight$", "embedding"),
@@ -112,7 +112,7 @@ ROLES: tuple[tuple[str, str], ...] = (
     (r"ffn_down", "down"),
 )
 
-# names that stay as they are: small, or read by something other than a matrix product
+# Tensors that are not quantised: small ones, or those not used in a matrix product.
 KEPT = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj"
     r"|^position_embd\.weight$|^token_types\.weight$|ssm_conv1d|shortconv\.conv\.weight"
@@ -125,9 +125,9 @@ KEPT = re.compile(
 FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"} | dict.fromkeys(
     ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
 )
-LOWEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")  # mixes with rules of their own
-FINE = ("IQ2_S", "IQ2_M")  # of those, the ones whose exceptions are IQ3_S
-NEEDY = frozenset(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"))  # nothing good without importance
+LOWEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")  # mixes with special rules
+FINE = ("IQ2_S", "IQ2_M")  # those whose exceptions are IQ3_S
+NEEDY = frozenset(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"))  # unusable without an importance matrix
 
 
 def role_of(name: str) -> str:
@@ -141,7 +141,7 @@ def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def fits(name: str, row: int) -> str:
-    """The type itself, or what replaces it where a row is not a whole number of its blocks."""
+    """The type, or its fallback if the row length is not a multiple of its block size."""
     if row % by_name(name).block_size == 0:
         return name
     smaller = FALLBACK.get(name, name)
@@ -153,7 +153,7 @@ def more_bits(i: int, n: int) -> bool:
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
-# A rule answers for layer i of n: a type, or None for the mix's base.
+# A rule maps layer i of n to a type, or to None for the base type of the mix.
 Rule = Callable[[int, int, Facts], str | None]
 
 VALUE_RULES: dict[str, Rule] = {
@@ -178,7 +178,7 @@ DOWN_RULES: dict[str, Rule] = {
     "Q2_K_S": lambda i, n, facts: "Q4_K" if i < n // 8 else None,
     "IQ3_M": lambda i, n, facts: "Q4_K" if i < n // 8 or (facts.n_expert == 8 and more_bits(i, n)) else None,
 }
-# with an importance matrix, and without one
+# With an importance matrix, and without one.
 DOWN_WEIGHTED: dict[str, Rule] = {
     "Q4_0": lambda i, n, facts: "Q4_1" if i < n // 8 else None,
     "Q5_0": lambda i, n, facts: "Q5_1" if i < n // 8 else None,
@@ -211,7 +211,7 @@ def _output(mix: Mix, row: int, facts: Facts) -> str:
 
 
 def _embedding(mix: Mix) -> str:
-    """A table of its own, where the output is another matrix."""
+    """Rules of the embedding, if the output is a separate matrix."""
     if mix.name in (*FINE, "IQ3_XXS"):
         return "IQ3_S"
     return "Q2_K" if mix.name in LOWEST else mix.base
@@ -264,10 +264,10 @@ def layer_of(name: str) -> int:
 def choose(
     mix: Mix, facts: Facts, tensors: Iterable[tuple[str, tuple[int, ...], GGMLType]], weighted: bool = False
 ) -> Mapping[str, GGMLType]:
-    """The type of every tensor `(name, shape, present type)` under `mix`; `weighted`: there is an importance matrix.
+    """The type of every tensor `(name, shape, present type)` under `mix`. `weighted`: there is an importance matrix.
 
-    Value and down matrices are counted in layer order, as llama.cpp walks them; with experts, where a layer
-    may hold several down matrices, the layer is read off the name.
+    Value and down matrices are counted in layer order, as in llama.cpp. With experts a layer may have several down
+    matrices, so the layer is taken from the name.
     """
     types: dict[str, GGMLType] = {}
     counts = dict.fromkeys(("value", "down", "gate", "up"), 0)
@@ -285,7 +285,7 @@ def choose(
 
 
 def _chosen(mix: Mix, facts: Facts, role: str, row: int, i: int, layer: int, weighted: bool) -> str:
-    """The type of a tensor by its role: the i-th of its kind, in a layer."""
+    """The type of a tensor by its role: the i-th of its role, in a layer."""
     n = facts.n_layer
     if mix.name in FLOATS:
         return mix.base

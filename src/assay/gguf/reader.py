@@ -8,9 +8,9 @@ The layout (all numbers in the file's byte order, versions 2 and 3; version 1 ha
     padding to `general.alignment` (32)
     tensor data, each tensor at its aligned offset from here
 
-`dims` run from the fastest to the slowest; shapes here are row-major, so the other way round. Opening checks
-everything that later code relies on: counts fit, names are unique, offsets are aligned, tensors lie inside the
-file and do not overlap. After that, no access can leave the map.
+`dims` are ordered from fastest to slowest; shapes here are row-major, the reverse. Opening checks everything that
+later code relies on: counts fit, names are unique, offsets are aligned, tensors lie inside the file and do not overlap.
+Afterwards no access can leave the map.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what its bytes mean."""
+    """Location, shape and type of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the last dimension is contiguous
@@ -68,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class FilePart:
-    """One mapped file, checked by itself."""
+    """One mapped file of a model, validated on its own."""
 
     path: Path
     version: int
@@ -77,7 +77,7 @@ class FilePart:
     metadata: Metadata
     tensors: tuple[TensorInfo, ...]
     data: Bytes
-    guard: Any = None  # says whether the file was cut short while it was mapped
+    guard: Any = None  # detects whether the file was truncated while it was mapped
 
 
 class GGUFFile(Getters):
@@ -93,11 +93,11 @@ class GGUFFile(Getters):
         self.metadata = first.metadata
         self.size = sum(len(part.data) for part in parts)
         self.tensors: dict[str, TensorInfo] = {t.name: t for part in parts for t in part.tensors}
-        self.reading: Callable[[TensorInfo], None] | None = None  # told of every tensor that is asked for
+        self.reading: Callable[[TensorInfo], None] | None = None  # called with every tensor that is read
 
     @cached_property
     def sha256(self) -> str:
-        """Over the bytes of all parts. It is computed, never remembered on disk: who wrote a note cannot be known."""
+        """The digest of the bytes of all parts. It is not cached on disk, because a stored digest cannot be trusted."""
         digest = hashlib.sha256()
         for part in self.parts:
             digest.update(part.data.data)
@@ -105,7 +105,7 @@ class GGUFFile(Getters):
         return digest.hexdigest()
 
     def check(self) -> None:
-        """After reading from the map: what was read is worth nothing if the file has been cut short meanwhile."""
+        """Call after reading from the map: raises if the file was truncated meanwhile, because the data is invalid."""
         for part in self.parts:
             if part.guard is not None and part.guard.lost:
                 raise AssayError(
@@ -118,7 +118,7 @@ class GGUFFile(Getters):
         return self.tensors[name]
 
     def raw(self, name: str) -> Bytes:
-        """The tensor's bytes, `[*shape[:-1], row_bytes]`, blocks in little-endian form whatever the file's."""
+        """The tensor's bytes, `[*shape[:-1], row_bytes]`, blocks in little-endian form in any case."""
         info = self.info(name)
         if not self.parts:
             raise AssayError(f"{self.path.name}: {name}: the file has been closed")
@@ -146,7 +146,7 @@ class GGUFFile(Getters):
         return found
 
     def close(self) -> None:
-        """Let go of the map; it is unmapped when the last array that views it is gone."""
+        """Release the map. It is unmapped when the last array that views it is freed."""
         self.parts = ()
 
     def __enter__(self) -> GGUFFile:
@@ -187,7 +187,7 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
 def _split_key(part: FilePart, key: str, default: int | None = None) -> int:
     value = part.metadata.scalar(key, default, int)
     if value is None:
-        raise AssayError(f"{part.path.name}: {key}: the file lacks this key, so it is no part of a split model")
+        raise AssayError(f"{part.path.name}: {key}: the file lacks this key, so it is not part of a split model")
     return int(value)
 
 
@@ -243,7 +243,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a named pipe would wait for a writer
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a named pipe would block
 
 
 def _guard(data: mmap.mmap) -> Any:
@@ -261,7 +261,7 @@ def _open_part(path: Path, index: int) -> FilePart:
     if data[:4] != MAGIC:
         raise AssayError(f"{name}: not a GGUF file (found first bytes {bytes(data[:4])!r}, expected {MAGIC!r})")
     version, order = Cursor(name, data, "<").at(4).u32("version"), "<"
-    if version & 0xFFFF == 0:  # no version number is that large: the bytes are the other way round
+    if version & 0xFFFF == 0:  # the version has swapped bytes: a big-endian file
         version, order = int.from_bytes(data[4:8], "big"), ">"
     if version not in VERSIONS:
         raise AssayError(f"{name}: GGUF version {version} is not supported (expected 2 or 3); convert the model again")

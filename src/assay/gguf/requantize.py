@@ -1,8 +1,8 @@
-"""A model file in, the same model in another quantisation out.
+"""Write a model file in another quantisation.
 
-Tensors are taken one after another and a slab of rows at a time: decode, encode, forget. What is in memory
-is the encoded form of one tensor and a few slabs, whatever the size of the model. Slabs are independent, so
-threads work on several at once and the bytes do not depend on how many.
+Tensors are processed one after another, in slabs of rows: decode, encode, free. Memory holds the encoded form of one
+tensor and a few slabs, for any size of model. Slabs are independent, so threads process several at once, and the bytes
+do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from assay.gguf.reader import GGUFFile
 from assay.gguf.types import GGMLType, Typed, ValueType
 from assay.gguf.writer import Tensor, write
 
-SLAB = 1 << 20  # elements decoded at a time: 4 MiB of float32
+SLAB = 1 << 20  # elements per slab: 4 MiB of float32
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 @dataclass(frozen=True)
 class TensorStep:
-    """What happens to one tensor."""
+    """The change of one tensor: types and sizes before and after."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,12 +42,12 @@ class TensorStep:
 
     @property
     def requantizes(self) -> bool:
-        """Rounds numbers that have been rounded before: blocks made from blocks."""
+        """Whether quantised blocks are quantised again, which rounds twice."""
         return self.before != self.after and self.before.block_size > 1 and self.after.block_size > 1
 
 
 def facts_of(file: GGUFFile) -> Facts:
-    """What the mixes' rules ask, from the file's metadata; per-layer head counts count as layer 0's."""
+    """The facts for the mix rules, from the metadata. Per-layer head counts are represented by layer 0."""
     arch = file.get_str("general.architecture", "")
     heads = _first(file, f"{arch}.attention.head_count", 0)
     return Facts(
@@ -71,7 +71,7 @@ def _first(file: GGUFFile, key: str, default: int) -> int:
 def plan(
     file: GGUFFile, mix: Mix, *, weighted: bool = False, types: Mapping[str, GGMLType] | None = None
 ) -> list[TensorStep]:
-    """The type every tensor will get, in file order: those of `types`, where it names one, else those of the mix."""
+    """The steps in file order. A tensor gets its type from `types` if it is named there, else from the mix."""
     infos = list(file.tensors.values())
     chosen = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos], weighted)
     types = {**chosen, **(types or {})}
@@ -99,7 +99,7 @@ def quantize(
     threads: int | None = None,
     progress: Callable[[TensorStep], None] = lambda step: None,
 ) -> list[TensorStep]:
-    """Write `file` to `out` in the types of `mix`, and of `types` before it. `out` appears only when it is whole."""
+    """Write `file` to `out` in the types of `mix`, and of `types` before it. `out` appears only when it is complete."""
     steps = plan(file, mix, weighted=importance is not None, types=types)
     _check_importance(steps, importance)
     again = [step for step in steps if step.requantizes]
@@ -110,7 +110,7 @@ def quantize(
         )
     for part in file.parts:
         if out.exists() and os.path.samefile(out, part.path):
-            raise AssayError(f"{out}: is the input itself; name another output file")
+            raise AssayError(f"{out}: is the input file; name another output file")
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
 
         def tensors() -> Iterator[Tensor]:
@@ -123,7 +123,7 @@ def quantize(
 
 
 def _metadata(file: GGUFFile, mix: Mix) -> dict[str, Typed]:
-    """The input's pairs with their types, less what made it a part of a split, plus what it is now."""
+    """The metadata of the input with its types, without split keys, with the new file type."""
     pairs = {key: file.metadata.typed(key) for key in file.metadata if key not in SPLIT_KEYS}
     pairs["general.quantization_version"] = Typed(ValueType.UINT32, QUANTIZATION_VERSION)
     pairs["general.file_type"] = Typed(ValueType.UINT32, mix.file_type)
@@ -131,7 +131,7 @@ def _metadata(file: GGUFFile, mix: Mix) -> dict[str, Typed]:
 
 
 def _check_importance(steps: Iterable[TensorStep], importance: Importance | None) -> None:
-    """The smallest types lose too much where nobody knows which columns count."""
+    """Refuse the smallest types without an importance matrix, because they would lose too much."""
     for step in steps:
         if step.before == step.after or step.after.name not in NEEDY or role_of(step.name) in ("embedding", "output"):
             continue
@@ -148,7 +148,7 @@ def _work(
     pool: ThreadPoolExecutor,
     progress: Callable[[TensorStep], None],
 ) -> npt.NDArray[np.uint8]:
-    """The tensor's new bytes."""
+    """The new bytes of a tensor."""
     progress(step)
     raw = file.raw(step.name)
     if step.before == step.after:
@@ -159,7 +159,7 @@ def _work(
     out = np.empty((len(rows), step.after.row_bytes(step.shape[-1])), np.uint8)
     height = max(1, SLAB // step.shape[-1])
     weights = importance.of(step.name, step.shape) if importance is not None else None
-    each = len(rows) // len(weights) if weights is not None else 1  # rows of one matrix of a stack
+    each = len(rows) // len(weights) if weights is not None else 1  # rows per matrix of a stack
 
     def convert(i: int) -> None:
         part = slice(i, i + height)

@@ -1,9 +1,8 @@
 """The two type tables of GGUF: tensor element types (ggml's) and metadata value types.
 
-A ggml type stores a row of `n` elements as `n / block_size` blocks of `type_size` bytes. `layout` is the
-block as ggml reads it, in NumPy's notation: `u2` and `u4` stand for words that a big-endian machine stores
-the other way round, `u1` for bytes. It is None for IQ2_XXS, whose words ggml also reads byte by byte, so
-that a big-endian form of it is not defined.
+A ggml type stores a row of `n` elements as `n / block_size` blocks of `type_size` bytes. `layout` is the block as ggml
+reads it, in NumPy's notation: `u2` and `u4` are words, which a big-endian machine swaps; `u1` are bytes. IQ2_XXS
+has no layout: ggml also reads its words byte by byte, so it has no defined big-endian form.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from assay.errors import AssayError
 
 @dataclass(frozen=True)
 class GGMLType:
-    """One ggml tensor type; `bits_per_weight` counts scales and padding in."""
+    """One ggml tensor type; `bits_per_weight` includes scales and padding."""
 
     id: int
     name: str
@@ -29,7 +28,7 @@ class GGMLType:
         return 8 * self.type_size / self.block_size
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of a row of `n` elements; `n` must be a whole number of blocks."""
+        """Bytes of a row of `n` elements; `n` must be a multiple of the block size."""
         if n % self.block_size:
             raise AssayError(f"{self.name}: a row of {n} elements is not a whole number of blocks of {self.block_size}")
         return n // self.block_size * self.type_size
@@ -88,7 +87,7 @@ REMOVED: dict[int, str] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Ids that ggml once used and withdrew; files with them must be made again."""
+"""Ids that ggml has withdrawn; files with them must be converted again."""
 
 _BY_NAME = {t.name: t for t in _TABLE}
 

@@ -1,14 +1,14 @@
-"""Writing GGUF files that gguf-py and llama.cpp accept.
+"""Write GGUF files that gguf-py and llama.cpp accept.
 
-The tensor table precedes the data and must be complete before the first byte of them, but the data need never
-be in memory together: a tensor's `data` may be a function, called when its turn comes and then forgotten.
+The tensor table precedes the data and must be complete first. The data need not be in memory together: `data` of a
+tensor may be a function, which is called when the tensor is written and whose result is then freed.
 
     write("out.gguf", {"general.architecture": "llama"}, [
         Tensor("small", (2, 32), by_name("F32"), array),
         Tensor("large", (4096, 4096), by_name("Q8_0"), lambda: encode(...)),
     ])
 
-The file appears under its name only when it is whole (`assay.system.files`).
+The file appears under its name only when it is complete (`assay.system.files`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from assay.gguf.types import SCALARS, GGMLType, Typed, ValueType
 from assay.system.files import NewFile
 
 Data = bytes | npt.NDArray[Any]
-"""Blocks as bytes (little-endian), or an array of the type's own elements."""
+"""Blocks as little-endian bytes, or an array of the elements of the type."""
 
 MAX_NAME = 63
-"""Bytes of a tensor name that llama.cpp has room for."""
+"""Maximum bytes of a tensor name in llama.cpp."""
 
 _BY_CODE = {np.dtype(code): t for t, code in SCALARS.items() if t is not ValueType.BOOL} | {
     np.dtype(np.bool_): ValueType.BOOL
@@ -44,7 +44,7 @@ _WHOLE_ITEMS = (ValueType.INT32, ValueType.INT64, ValueType.UINT64)  # gguf-py a
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write. `data` may be a function that gives the data, called once, when they are needed."""
+    """A tensor to write. `data` may be a function that returns the data; it is called once."""
 
     name: str
     shape: tuple[int, ...]  # row-major
@@ -58,7 +58,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes one dialect of GGUF; the default is what everybody reads."""
+    """Writes one version and byte order of GGUF; the default is little-endian version 3."""
 
     version: int = 3
     byteorder: str = "little"
@@ -66,7 +66,7 @@ class Writer:
     def write(
         self, path: str | os.PathLike[str], metadata: Mapping[str, object], tensors: Iterable[Tensor] = ()
     ) -> None:
-        """Write the file, whole or not at all. Values are typed by `infer`, or by `Typed` where that matters."""
+        """Write the file, atomically. Values are typed by `infer`, or explicitly by `Typed`."""
         table = list(tensors)
         alignment = _alignment(metadata)
         header = self._header(metadata, table, alignment)
@@ -173,7 +173,7 @@ class Packer:
                 self.value(Typed(typed.item, item), key)
 
     def _numbers(self, values: Any, type_: ValueType, key: str) -> bytes:
-        """`values` in the bytes of `type_`; what the type cannot hold is an error, never wrapped or cut."""
+        """`values` in the bytes of `type_`. A value out of range is an error; it is never wrapped or truncated."""
         dtype = np.dtype(SCALARS[type_])
         misfit = AssayError(f"{key}: does not fit {type_.name.lower()} (found {values!r:.60})")
         if isinstance(values, np.ndarray) and values.ndim == 1 and _BY_CODE.get(values.dtype) is type_:
@@ -190,10 +190,10 @@ class Packer:
 
 
 def infer(value: object, key: str = "value") -> Typed:
-    """The type a Python or NumPy value is written with.
+    """The type in which a Python or NumPy value is written.
 
-    bool, str: themselves. int: uint32, int32 if negative, 64 bits if it must. float: float32. An array: its own
-    element type. A list: int32 (or wider) for whole numbers, float32 if any is a float, else its elements' type.
+    bool, str: the same. int: uint32, int32 if negative, 64 bits if necessary. float: float32. An array: its element
+    type. A list: int32 (or wider) for integers, float32 if any is a float, else the type of its elements.
     """
     if isinstance(value, str):
         return Typed(ValueType.STRING, value)

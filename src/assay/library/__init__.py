@@ -1,1 +1,4 @@
-"""The face that `import assay` shows: models that generate, and verdicts on other people's engines."""
+"""The Python API behind `import assay`: models that generate, and verdicts on engines and dumps.
+
+Touch it to change the public interface. It has no options of the command line and no HTTP.
+"""

@@ -1,4 +1,4 @@
-"""Somebody's engine as a command: run it, keep what it prints, read that as a dump. Used by `watch` and `bisect`."""
+"""Run another engine as a command, and read its output as a dump. Used by `watch` and `bisect`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from assay.errors import AssayError
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
 
-MOST_PRINTED = 1 << 28  # bytes of output that are kept
-_MOST_FILES = 10_000  # of a folder that is watched
-_GRACE_S = 2.0  # from being asked to end to being ended
+MOST_PRINTED = 1 << 28  # largest output in bytes
+_MOST_FILES = 10_000  # files examined in a watched folder
+_GRACE_S = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 @contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command with all it prints going to `log`; what is left of it when the block ends is ended."""
+    """Run the command with its output going to `log`. It is killed at the end of the block if it still runs."""
     if not command or shutil.which(command[0]) is None:
         raise AssayError(f"{command[0] if command else 'no command'}: no such program; give the command after --")
     with open(log, "wb") as out:
@@ -40,7 +40,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The command and all that it started: they are a session of their own, where the system has sessions."""
+    """Kill the command and its child processes, which form a session of their own."""
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         if process.poll() is not None:
             return
@@ -51,7 +51,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def check_size(log: Path, command: Sequence[str]) -> None:
-    """Refuse to go on where an engine prints without end."""
+    """Raise if an engine prints too much."""
     if log.stat().st_size > MOST_PRINTED:
         raise AssayError(
             f"{command[0]}: printed more than {MOST_PRINTED >> 20} MiB; print less, or write a --dump FILE"
@@ -59,7 +59,7 @@ def check_size(log: Path, command: Sequence[str]) -> None:
 
 
 def whole_lines(log: Path, copy: Path) -> int:
-    """What was printed so far, to the last whole line: its bytes, now in `copy`."""
+    """Copy the output so far, up to the last complete line, to `copy`. Returns its size in bytes."""
     text = log.read_bytes()
     text = text[: text.rfind(b"\n") + 1]
     copy.write_bytes(text)
@@ -67,7 +67,7 @@ def whole_lines(log: Path, copy: Path) -> int:
 
 
 def as_dump(path: Path, source: str, patterns: Sequence[str] = ()) -> Dump:
-    """The file as observations, under the name of what made it."""
+    """Read the file as a dump whose source is the command."""
     try:
         return replace(read_dump(path, patterns), source=source)
     except AssayError as error:
@@ -77,7 +77,7 @@ def as_dump(path: Path, source: str, patterns: Sequence[str] = ()) -> Dump:
 def run_to_dump(
     command: Sequence[str], folder: Path, *, dump: Path | None = None, patterns: Sequence[str] = ()
 ) -> Dump:
-    """Run it to its end: the dump file that it wrote, or what it printed."""
+    """Run the command to its end, and read the dump file that it wrote, or its output."""
     log, name = folder / "output.log", shlex.join(command)
     before = stamp(dump) if dump is not None else None
     with running(command, log) as process:
@@ -99,7 +99,7 @@ def _tail(log: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[float, int] | None:
-    """What changes when a file is written; None where there is none. Of a folder: of the newest file in it."""
+    """A value that changes when a file is written; None if it is missing. For a folder, that of its newest file."""
     try:
         if path.is_dir():
             found = [stamp(file) for file in sorted(path.rglob("*"))[:_MOST_FILES] if file.is_file()]

@@ -1,7 +1,7 @@
-"""One dump examined in a process of its own, for the server: `python -m assay.library.examine MODEL DUMP`.
+"""Diagnose one dump in a separate process, for the server: `python -m assay.library.examine MODEL DUMP`.
 
-Prints one JSON object: the diagnosis in words and as data, and the verdict on every node. What goes wrong is an object
-with `error`. A stranger's dump costs this process, and whoever started it may end it.
+It prints one JSON object: the diagnosis as text and as data, and the verdict on every node; on failure an object with
+`error`. An untrusted dump can only harm this process, which the server can kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def examine(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
     diff = getattr(found.result, "diff", None)
     nodes = [
         {"name": n.name, "verdict": n.verdict, "own": n.own, "explained_by": n.explained_by, "nmse": n.evidence.nmse}
-        for n in (() if diff is None else diff.nodes)  # a diff is false where something is wrong
+        for n in (() if diff is None else diff.nodes)  # not `diff or ()`: a diff is false if a node is wrong
     ]
     return {"verdict": found.verdict, "words": repr(found), "nodes": nodes, "diagnosis": found.to_dict()}
 

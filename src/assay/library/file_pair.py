@@ -1,4 +1,4 @@
-"""Two files of one model against each other: weights, activations of a prompt, logits over a text."""
+"""Compare two files of one model: weights, activations on a prompt, logits over a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 @dataclass(frozen=True, repr=False)
 class TwoFiles:
-    """How far two files are apart; true unless a tensor differs more than its types round away."""
+    """The differences of two files. True unless a tensor differs by more than the rounding of its types."""
 
     found: dict[str, Any]
 
@@ -36,7 +36,7 @@ class TwoFiles:
         return self.words(False)
 
     def page(self) -> str:
-        """One self-contained page: the answer, every tensor, every node."""
+        """A self-contained page: the answer, every tensor, every node."""
         return page(self.found, self.summary())
 
     def save_html(self, path: str | Path) -> None:
@@ -47,7 +47,7 @@ class TwoFiles:
         return inline(self.page())
 
     def answer(self) -> str:
-        """May two files of these types differ that much?"""
+        """Whether the types of the two files explain their differences, as a sentence."""
         known = [t for t in self.found["weights"] if t["explained"] is not None]
         odd = sorted((t for t in known if not t["explained"]), key=lambda t: -_times(t))
         if odd:
@@ -68,7 +68,7 @@ class TwoFiles:
         )
 
     def summary(self) -> list[str]:
-        """The answer in words, and how the predictions differ."""
+        """The answer as text, and the differences of the predictions."""
         obj = self.found
         kl = obj["logits"]
         best = (", ".join(f"{t['text']!r} {t['logit']:.2f}" for t in side[:3]) for side in obj["best"])
@@ -82,7 +82,7 @@ class TwoFiles:
         ]
 
     def words(self, everything: bool) -> str:
-        """The summary, and the tensors and nodes that differ most; or all of them."""
+        """The summary, and the tensors and nodes that differ most, or all of them."""
         weights, nodes, lines = self.found["weights"], self.found["nodes"], self.summary()
         ranked = sorted(weights, key=lambda t: -float(t["nmse"]))
         lines.append(f"\n{'tensor':<32}{'types':<20}{'nmse':>10}{'cosine':>12}")
@@ -95,7 +95,7 @@ class TwoFiles:
 
 
 def _times(tensor: Mapping[str, Any]) -> float:
-    """Its distance in units of what its types round away."""
+    """The distance of a tensor in units of the rounding of its types."""
     return float(tensor["nmse"]) / max(float(tensor["rounding"] or 0.0), 1e-30) if tensor["nmse"] > 1e-12 else 0.0
 
 
@@ -114,7 +114,7 @@ def two_files(
     window: int = 128,
     stage: Stage = _quiet,
 ) -> TwoFiles:
-    """Compare; `stage` is asked for a progress at each of its parts."""
+    """Compare two files. `stage` returns the progress function of each part."""
     pairs.check_pair(a.model, b.model)
     tokenizer = a.tokenizer
     ids = list(tokens) or tokenizer.encode(PROMPT if prompt is None else prompt)

@@ -1,4 +1,4 @@
-"""A model judged on a text, alone or against another one: what `LanguageModel.evaluate` gives."""
+"""The result of `LanguageModel.evaluate`: a model scored on a text, alone or against another model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assay.system.files import write
 
 @dataclass(frozen=True, repr=False)
 class Judgement:
-    """Perplexity and, against a base, divergence; the worst tokens in their context. Printing it gives the figures."""
+    """Perplexity and, against a base, KL divergence; the worst tokens in context. Printing it shows the figures."""
 
     evaluation: Evaluation
     worst: tuple[Worst, ...]
@@ -30,18 +30,18 @@ class Judgement:
 
     @property
     def kl(self) -> float | None:
-        """The mean divergence in nats a token; None without a base."""
+        """The mean KL divergence in nats per token; None without a base."""
         return None if self.evaluation.kl is None else self.evaluation.kl.value
 
     def __repr__(self) -> str:
         return repr(self.evaluation)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as `assay eval --json` gives it."""
+        """The data of `assay eval --json`."""
         return {**self.evaluation.to_dict(), "worst": [asdict(w) for w in self.worst]}
 
     def page(self) -> str:
-        """One self-contained page."""
+        """A self-contained page."""
         return page(self.evaluation, self.worst)
 
     def save_html(self, path: str | Path) -> None:
@@ -70,7 +70,9 @@ def judge(
     """Score a text. Both models read the same tokens, which are those of the first model's tokenizer."""
     tokenizer = model.opened.tokenizer
     if against is not None and against.opened.model.hparams.n_vocab != model.opened.model.hparams.n_vocab:
-        raise AssayError(f"{against.name}: another vocabulary than {model.name}'s; nothing can be compared")
+        raise AssayError(
+            f"{against.name}: its vocabulary differs from that of {model.name}; give two models with one vocabulary"
+        )
     if window is None:
         window = min(WINDOW, model.opened.n_ctx, against.opened.n_ctx if against is not None else WINDOW)
     ids = tokenizer.encode(text, parse_special=False)

@@ -1,4 +1,4 @@
-"""A model and an engine as one object: text, ids or messages in; answers, logits, vectors and traces out."""
+"""A model on an engine: generates from text, ids or messages; gives logits, embeddings and traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assay.library.trace_view import Trace
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]  # text as it is, ids, or a conversation under the chat template
+Prompt = str | Sequence[int] | Sequence[Message]  # text, ids, or a conversation for the chat template
 
 
 def load(
@@ -45,18 +45,18 @@ def load(
 ) -> LanguageModel:
     """Open a model and an engine.
 
-    model       a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file] or ollama:name[:tag]
-    engine      "cpu", "cuda" or "reference"; the fastest of this machine, if none is named
-    precision   the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
-    kv_type     the type of the cached keys and values: f16, f32, bf16, q8_0
-    ctx_size    positions of one sequence; 0 is all the model was trained on
-    cache_size  positions of all sequences together
-    template    a built-in chat template's name, or a file, instead of the model's own
+    model       a path, a name such as smollm2 (the default, downloaded once), hf:owner/repo[:file] or ollama:name[:tag]
+    engine      "cpu", "cuda" or "reference"; default: the fastest on this machine
+    precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
+    kv_type     data type of the KV cache: f16, f32, bf16, q8_0
+    ctx_size    context size in tokens; 0: the training context
+    cache_size  KV cache size in tokens, for all sequences
+    template    name of a built-in chat template, or a file, instead of the model's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
-    lookahead   guess tokens from what came before and check them together, where it pays; the text is the same
-    draft       a small model of the same vocabulary that guesses, too
-    parallel    sequences that are computed at once
-    progress    told of a download and of loading as (what, bytes done, bytes in all)
+    lookahead   speculate: guess tokens from earlier text and check several in one step; the output is the same
+    draft       draft model for speculation: a small model with the same vocabulary
+    parallel    maximum sequences computed at once
+    progress    called during downloads and loading with (stage, bytes done, total bytes)
     """
     options = OpenOptions(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
@@ -65,7 +65,7 @@ def load(
 
 
 class LanguageModel:
-    """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
+    """A model on an engine. Use it as a context, or `close` it. Calls of several threads are batched."""
 
     def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: ReportProgress = silent) -> None:
         self.opened = opened
@@ -88,7 +88,7 @@ class LanguageModel:
         self.close()
 
     def close(self) -> None:
-        """Let go of weights and cache. What is under way ends as interrupted."""
+        """Free the weights and the cache. Running generations end as interrupted."""
         if not self._closed:
             self._closed = True
             with self.generator.lock:
@@ -104,7 +104,7 @@ class LanguageModel:
     # --- text and ids
 
     def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The ids of a text; with the BOS and EOS that the file wants, unless `add_special` is false."""
+        """The ids of a text, with the BOS and EOS that the file requires, unless `add_special` is false."""
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Iterable[int], *, special: bool = True) -> str:
@@ -114,18 +114,18 @@ class LanguageModel:
     def ids(
         self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None, **template_arguments: Any
     ) -> list[int]:
-        """The ids that a prompt stands for: of a text, of messages under the chat template, or the ids themselves.
+        """The ids of a prompt: of a text, of messages rendered by the chat template, or the given ids.
 
-        `tools` (OpenAI's list) and any other argument are for the template.
+        `tools` (OpenAI's list) and all other arguments are passed to the template.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         items: list[Any] = list(prompt)
         if items and isinstance(items[0], Mapping):
             if self.opened.template is None:
-                raise AssayError(f"{self.path}: has no chat template; name one with template=, or give a text")
+                raise AssayError(f"{self.path}: has no chat template; give one with template=, or give a text")
             if wrong := [m for m in items if not (isinstance(m, Mapping) and isinstance(m.get("role"), str))]:
-                raise AssayError(f"messages: each is an object with a role and a content (found {wrong[0]!r:.60})")
+                raise AssayError(f"messages: each must be an object with a role and a content (found {wrong[0]!r:.60})")
             return encode_chat(self.tokenizer, self.opened.template, items, tools=tools, **template_arguments)
         if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in items):
             raise AssayError(f"prompt: must be a text, ids or messages (found {prompt!r:.80})")
@@ -145,26 +145,26 @@ class LanguageModel:
     def generate(self, prompt: Any, *, n: int = 1, resume: Sequence[int] = (), **given: Any) -> Any:
         """Answer a prompt, or each of a list of them, computed together.
 
-        A prompt is a text, taken as it is; ids; or messages, which go through the chat template. `n` answers to each
-        prompt come as one list, in the order of the prompts; answer i has the seed plus i. `resume` are ids of the
-        answer so far: with the same prompt, settings and seed the answer goes on exactly as it would have.
+        A prompt is a text, used without a template; ids; or messages, which the chat template renders. The `n` answers
+        to each prompt are one list, in the order of the prompts; answer i has the seed plus i. `resume` are the ids of
+        a partial answer: with the same prompt, settings and seed, the answer continues with the same tokens.
 
         Settings: max_new_tokens (or max_tokens, of the whole answer), temperature, top_k, top_p, min_p,
         repetition_penalty, seed, stop, logprobs, grammar (GBNF or Lark), json_schema, ignore_eos, do_sample, params,
-        and every other field of SamplerParams. What is left out has llama.cpp's default.
+        and every other field of SamplerParams. Defaults are those of llama.cpp.
         """
         if not _several(prompt):
             made = self._prepare(prompt, n, resume, settings(self.opened, given))
             done = [generation.result for generation in self.generator.together(made)]
             return done if n > 1 else done[0]
         if resume:
-            raise AssayError("resume: goes with one prompt, not with a list of them")
+            raise AssayError("resume: needs one prompt, not a list of prompts")
         asked = settings(self.opened, given)
         prepared = (generation for item in prompt for generation in self._prepare(item, n, (), asked))
         return [generation.result for generation in self.generator.together(prepared)]
 
     def stream(self, prompt: Prompt, *, resume: Sequence[int] = (), **given: Any) -> Generation:
-        """The answer token by token: iterate it for events (`id`, `text`, `logprob`); `result` is there at the end.
+        """Stream the answer: iterate over events (`id`, `text`, `logprob`); `result` is available at the end.
 
         Prompt, settings and `resume` are those of `generate`.
         """
@@ -179,18 +179,18 @@ class LanguageModel:
         template_arguments: Mapping[str, Any] | None = None,
         **given: Any,
     ) -> Result:
-        """Answer a conversation under the model's chat template; a text is a user's only message.
+        """Answer a conversation with the model's chat template. A text is one user message.
 
-        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are for the template.
+        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are passed to the template.
         """
         ids = self.ids(conversation(messages, system), tools=tools, **(template_arguments or {}))
         return self.stream(ids, **given).run()
 
     def batch(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | AssayError]) -> Iterator[Pending]:
-        """Requests with settings of their own, computed together; each is given, in order, when it has ended.
+        """Answer requests with individual settings, computed together. Results are yielded in order.
 
-        Requests are taken as room for them comes. The `result` of one that failed raises the error, as does that of
-        one that was an error from the start; the others go on.
+        Requests are consumed as the scheduler has room. The `result` of a failed request raises its error, also for a
+        request that is an error itself; other requests are not affected.
         """
 
         def prepare(request: tuple[Prompt, Mapping[str, Any]] | AssayError) -> Pending:
@@ -234,9 +234,9 @@ class LanguageModel:
     ) -> NDArray[np.float32]: ...
 
     def embed(self, text: Any, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]:
-        """A vector of length 1 for a text [n], or for each of a list of them [texts, n], computed together.
+        """The normalised embedding of a text [n], or of each of a list of texts [texts, n], computed together.
 
-        Rows are pooled as the file says; by their mean where it says nothing, as with most models that generate.
+        Rows are pooled as the file says; by their mean if it says nothing, as in most generative models.
         `pooling` (mean, first, last) overrides it. `dimensions` keeps the first values of each vector.
         """
         self._check_open()
@@ -246,14 +246,14 @@ class LanguageModel:
         begun = (self.generator.embed(self.ids(item), how) for item in (text if several else [text]))
         vectors = []
         for one in self.generator.together(begun):
-            _ = one.result  # or what went wrong
+            _ = one.result  # raises the error of a failed text
             vectors.append(one.vector(dimensions))
         return np.array(vectors, np.float32).reshape(-1, dimensions or how.width) if several else vectors[0]
 
     def trace(self, prompt: Prompt, *, nodes: str | None = None, decode: int = 0) -> Trace:
-        """Every node's value for a prompt, under its name; `nodes` is a regular expression that chooses some.
+        """The value of every node for a prompt, by name. `nodes` is a regular expression that selects some.
 
-        The last `decode` tokens are fed one by one through the cache.
+        The last `decode` tokens are decoded one by one, with the KV cache.
         """
         from assay.library.trace_view import Trace
         from assay.verify.dumps.tracing import take_trace
@@ -272,7 +272,7 @@ class LanguageModel:
         chunks: int | None = None,
         worst: int = 10,
     ) -> Judgement:
-        """Perplexity of a text and, with `against`, the divergence from that model; as `assay eval` has it.
+        """Perplexity of a text and, with `against`, the KL divergence from that model, as in `assay eval`.
 
         The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
         """
@@ -288,13 +288,13 @@ class LanguageModel:
 
 
 def conversation(messages: str | Sequence[Message], system: str | None = None) -> list[Message]:
-    """Messages, with a system message before them; a text is a user's only one."""
+    """Messages with an optional system message before them. A text is one user message."""
     turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
 def _several(prompt: Any) -> bool:
-    """Whether it is a list of prompts, perhaps of none: not a text, not ids, not a conversation."""
+    """Whether it is a list of prompts (possibly empty), not a text, ids or a conversation."""
     if isinstance(prompt, str | bytes):
         return False
     first = next(iter(prompt), "")

@@ -1,4 +1,4 @@
-"""Keyword arguments of a generation: assay's own names, and those of transformers and OpenAI where they have one."""
+"""Keyword arguments of a generation, under assay's names and those of transformers and OpenAI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.runtime.opening import Opened
 from assay.runtime.params import Breakers, SamplerParams
 from assay.runtime.sequence import Constraint
 
-# What others call a field of SamplerParams.
+# Other names of fields of SamplerParams.
 ALIASES = {"temperature": "temp", "repetition_penalty": "repeat_penalty", "typical_p": "typical"}
 _FIELDS = {field.name: field.type for field in fields(SamplerParams)}
 LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -22,7 +22,7 @@ _OTHER = (*LENGTHS, "stop", "logprobs", "grammar", "json_schema", "ignore_eos", 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `Generator.generate` takes."""
+    """The arguments of `Generator.generate`."""
 
     params: SamplerParams
     max_tokens: int = -1
@@ -32,16 +32,16 @@ class Settings:
     constraint: Callable[[], Constraint] | None = None
 
     def answer(self, index: int) -> Settings:
-        """Those of answer `index` of several to one prompt: with a seed of its own, the seed asked for plus index."""
+        """The settings of answer `index` of several to one prompt: its seed is the given seed plus the index."""
         return replace(self, params=replace(self.params, seed=seed_of(self.params.seed, index)))
 
 
 def settings(opened: Opened, given: Mapping[str, Any]) -> Settings:
-    """The settings that keyword arguments ask for."""
+    """Settings from keyword arguments."""
     for name in given:
         if name not in _FIELDS and name not in ALIASES and name not in _OTHER:
             near = difflib.get_close_matches(name, [*_FIELDS, *ALIASES, *_OTHER], 1)
-            raise AssayError(f"{name}: no such setting" + (f"; is {near[0]} meant?" if near else ""))
+            raise AssayError(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
     params = given.get("params") or SamplerParams()
     if not isinstance(params, SamplerParams):
         raise AssayError(f"params: must be SamplerParams (found {type(params).__name__})")
@@ -62,7 +62,7 @@ def _params(opened: Opened, params: SamplerParams, given: Mapping[str, Any]) -> 
         if field not in _FIELDS or value is None:
             continue
         if field in changed:
-            raise AssayError(f"{name}: {field} is given too; use one of them")
+            raise AssayError(f"{name}: {field} is also given; use one of them")
         changed[field] = _CONVERT.get(field, _number)(opened, field, value)
     if given.get("do_sample") is False:
         changed["temp"] = 0.0
@@ -72,7 +72,7 @@ def _params(opened: Opened, params: SamplerParams, given: Mapping[str, Any]) -> 
 
 
 def _number(_: Opened, field: str, value: Any) -> Any:
-    """A number where one belongs: a string would be found out only in the middle of an answer."""
+    """Check a numeric field now: a string would fail only during the generation."""
     whole = "int" in str(_FIELDS[field])
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise AssayError(f"{field}: must be a {'whole ' if whole else ''}number (found {value!r:.60})")
@@ -84,11 +84,11 @@ def _bias(_: Opened, field: str, value: Any) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(token), float(x)) for token, x in (value.items() if isinstance(value, Mapping) else value))
     except (TypeError, ValueError):
-        raise AssayError(f"{field}: must be token ids with a number each (found {value!r:.60})") from None
+        raise AssayError(f"{field}: must map token ids to numbers (found {value!r:.60})") from None
 
 
 def _breakers(opened: Opened, field: str, value: Any) -> Breakers:
-    """Strings, or what `sampler.dry_breakers` has made of them."""
+    """Strings, or a result of `sampler.dry_breakers`."""
     return value if isinstance(value, Mapping) else opened.breakers(_texts(field, value))
 
 
@@ -99,33 +99,33 @@ def _length(given: Mapping[str, Any]) -> int:
     asked = {name: given[name] for name in LENGTHS if given.get(name) is not None}
     for name, value in asked.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-            raise AssayError(f"{name}: must be a whole number from 0 on, or -1 for what fits (found {value!r:.60})")
+            raise AssayError(f"{name}: must be an integer of at least 0, or -1 for no limit (found {value!r:.60})")
     if len(set(asked.values())) > 1:
-        raise AssayError(f"{', '.join(asked)}: say different lengths; use one of them")
+        raise AssayError(f"{', '.join(asked)}: give different lengths; use one of them")
     return next(iter(asked.values()), -1)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several."""
+    """One text, or a list of texts."""
     found = (value,) if isinstance(value, str) else value
     if not isinstance(found, Sequence) or not all(isinstance(text, str) for text in found):
-        raise AssayError(f"{name}: must be a text or a list of them (found {value!r:.60})")
+        raise AssayError(f"{name}: must be a text or a list of texts (found {value!r:.60})")
     return tuple(found)
 
 
 def _logprobs(asked: Any) -> int | None:
-    """True is the chosen token alone; a number asks for so many alternatives."""
+    """True: only the chosen token. A number: that many alternatives, too."""
     if asked is None or asked is False:
         return None
     if not isinstance(asked, int) or asked < 0:
-        raise AssayError(f"logprobs: must be true or a whole number from 0 on (found {asked!r:.60})")
+        raise AssayError(f"logprobs: must be true or an integer of at least 0 (found {asked!r:.60})")
     return 0 if asked is True else asked
 
 
 def _constraint(opened: Opened, given: Mapping[str, Any]) -> Callable[[], Constraint] | None:
     grammar, schema = given.get("grammar"), given.get("json_schema")
     if grammar is not None and schema is not None:
-        raise AssayError("grammar: json_schema is given too; use one of them")
+        raise AssayError("grammar: json_schema is also given; use one of them")
     if schema is not None:
         wanted = {"type": "object"} if schema is True else schema
         if not isinstance(wanted, Mapping):

@@ -1,4 +1,4 @@
-"""A trace in memory: node name to array, with a line for each when it is printed."""
+"""A trace in memory: a mapping from node names to arrays, printed with one line per node."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from assay.library.notebook import inline
 from assay.system.counting import counted
 from assay.verify.dumps.observation import Dump
 
-_SHOWN = 12  # nodes of a printed trace
+_SHOWN = 12  # nodes in a printed trace
 
 
 class Trace(Mapping[str, NDArray[Any]]):
-    """The values of nodes under their names, in the graph's order. `dump` is the same as what is read from a file."""
+    """The values of nodes by name, in graph order. `dump` has the same values as a dump that is read from a file."""
 
     def __init__(self, graph: Graph, dump: Dump) -> None:
         self.dump = dump
@@ -45,7 +45,7 @@ class Trace(Mapping[str, NDArray[Any]]):
         return "\n".join([*lines, f"  and {rest} more>"] if rest > 0 else lines) + ("" if rest > 0 else ">")
 
     def _repr_html_(self) -> str:
-        """Every node with its shape and size, the largest dark."""
+        """A table of nodes with shape and magnitude; larger values are darker."""
         rms = {name: float(np.sqrt(np.mean(np.square(v, dtype=np.float64)))) for name, v in self.items() if v.size}
         most = max(rms.values(), default=0.0) or 1.0
         rows = [
@@ -74,6 +74,6 @@ class Trace(Mapping[str, NDArray[Any]]):
         }
 
     def save(self, path: str | Path) -> None:
-        """To an .npz file that `assay diff` and `assay diagnose` read, `tokens` among the arrays."""
+        """Write an .npz file for `assay diff` and `assay diagnose`. The array `tokens` has the ids."""
         fed = {"tokens": self.tokens, "positions": self.dump.positions, "steps": self.dump.steps}
         np.savez(path, **{key: np.array(ids, np.int32) for key, ids in fed.items()}, **self._values)  # type: ignore[arg-type]

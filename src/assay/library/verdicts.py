@@ -1,7 +1,7 @@
-"""Verdicts on other people's engines: dumps read, compared and diagnosed, engines checked.
+"""Verdicts on engines: read, compare and diagnose dumps; check engines.
 
-A model is named as for `load`, or is a `LanguageModel`. Values are a path to a dump, a dictionary of named arrays
-(with the ids as `tokens`), a `Trace`, or a `Dump`.
+A model is given as for `load`, or as a `LanguageModel`. Values are a path to a dump, a dictionary of named arrays (with
+the ids as `tokens`), a `Trace`, or a `Dump`.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
-ENOUGH = 5  # tokens after which positions show
-_READINGS = 16  # lines about what was understood of a log
-Nodes = Callable[[int, int], None]  # progress: nodes done, of how many
+ENOUGH = 5  # tokens from which on errors of positions are visible
+_READINGS = 16  # lines that report how a log was interpreted
+Nodes = Callable[[int, int], None]  # progress: nodes done, nodes in all
 
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """A verdict. True when nothing is wrong; printing it gives what the command line prints.
+    """A verdict. True if nothing is wrong; printing it shows the same text as the command line.
 
-    `result` is what the verdict was made of: a `Diff`, a `Diagnosis` or the checks; `dump` holds the values judged.
+    `result` is its basis: a `Diff`, a `Diagnosis` or the checks. `dump` has the judged values.
     """
 
     verdict: str
     first_wrong: str | None
     result: Any
     good: bool
-    words: Callable[[int], str]  # for people; of a table, so many rows
+    words: Callable[[int], str]  # the text, with at most that many rows of a table
     dump: Dump | None = None
     model: Model | None = None
 
@@ -69,7 +69,7 @@ class Finding:
         return self.words(12)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as `--json` gives it."""
+        """The data of `--json`."""
         if isinstance(self.result, tuple):
             return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
         found: dict[str, Any] = self.result.to_dict()
@@ -84,7 +84,7 @@ class Finding:
         return found
 
     def page(self) -> str | None:
-        """One self-contained page with the values side by side; None without a model and a single dump."""
+        """A self-contained page with the values side by side; None without a model and a single dump."""
         from assay.verify.diagnosis.result import Diagnosis
         from assay.verify.report import page
 
@@ -98,7 +98,7 @@ class Finding:
         """Write the page."""
         page = self.page()
         if page is None:
-            raise AssayError(f"{path}: there is no page of this verdict; it has no model or no single dump")
+            raise AssayError(f"{path}: this verdict has no page, because it has no model or not a single dump")
         write(path, page)
 
     def _repr_html_(self) -> str | None:
@@ -120,17 +120,17 @@ def load_dump(
 ) -> Dump:
     """Read a dump of any known format. With a model, its observations get the model's names and layouts.
 
-    tokens    the ids that were fed, where the dump does not say
-    names     from the dump's names to node names, where they cannot be guessed
-    patterns  how to read lines of a log, such as "{name} {layer}: rms={rms}"
-    side      whose values, where a log shows several engines'
+    tokens    the ids of the run, if the dump has none
+    names     from the dump's names to node names, if they are not recognised
+    patterns  patterns of log lines, such as "{name} {layer}: rms={rms}"
+    side      engine whose values to read, if a log has several
     """
     dump = _read(values, patterns)
     return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
 
 
-def _told(dump: Dump, say: Callable[[str], None] | None) -> Dump:
-    """The dump, once it is said what its printed lines were understood as."""
+def _report_reading(dump: Dump, say: Callable[[str], None] | None) -> Dump:
+    """Report how the printed lines of a dump were interpreted, and return the dump."""
     if say is not None:
         for line in dump.reading[:_READINGS]:
             say(f"read {dump.source}: {line}")
@@ -149,12 +149,12 @@ def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
     arrays = {str(name): np.asarray(value) for name, value in values.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu":
-            raise AssayError(f"{name}: must hold numbers (found dtype {array.dtype})")
+            raise AssayError(f"{name}: must have numbers (found dtype {array.dtype})")
     return from_arrays(Path("arrays"), {name: (a.shape, lambda a=a: a) for name, a in arrays.items()})  # type: ignore[misc]
 
 
 def opened(model: ModelLike) -> Opened:
-    """A model by any of its names, without an engine."""
+    """Open a model, without an engine."""
     if isinstance(model, Opened):
         return model
     return model.opened if isinstance(model, LanguageModel) else open_model(model)
@@ -165,7 +165,7 @@ def opened(model: ModelLike) -> Opened:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of two things that are compared: a model, a model on an engine, or values."""
+    """One side of a comparison: a model, a model on an engine, or values."""
 
     shown: str
     model: ModelLike = None
@@ -180,7 +180,7 @@ class Side:
     def of(given: Values | LanguageModel | Opened, *, truth: bool = False) -> Side:
         if isinstance(given, Opened):
             return Side(given.file.path.name, given)
-        if isinstance(given, LanguageModel):  # as the truth, its definition; else what its engine makes of it
+        if isinstance(given, LanguageModel):  # on the right side its definition, else the results of its engine
             return Side(given.path.name, given, "" if truth else given.engine.name)
         if not isinstance(given, str):
             return Side(str(given) if isinstance(given, Path) else type(given).__name__, values=given)
@@ -190,7 +190,7 @@ class Side:
         if given in CATALOGUE or given.endswith(".gguf") or given.startswith(("hf:", "ollama:")):
             return Side(given, given)
         if at and not Path(given).exists():
-            raise AssayError(f"{given}: no such file, and {engine!r} is no engine; there are {', '.join(known())}")
+            raise AssayError(f"{given}: no such file, and no engine {engine!r}; there are {', '.join(known())}")
         return Side(given, values=given)
 
 
@@ -208,12 +208,12 @@ def diff(
     progress: Nodes | None = None,
     reading: Callable[[str], None] | None = None,
 ) -> Finding | TwoFiles:
-    """Hold `b` against `a`, node by node, each judged on its own inputs.
+    """Compare `b` with `a`, node by node, each judged on its own inputs.
 
-    `a` is the truth: a model (its definition), "MODEL@engine", or values; `b` is values or "MODEL@engine". The ids come
-    from the values, from `tokens` or from `prompt`. Without a model anywhere, two sets of values are compared as
-    numbers. Two model files are compared in their weights, activations and logits. `reading` is told first what the
-    lines of a log were understood as.
+    `a` is the right side: a model (its definition), "MODEL@engine", or values. `b` is values or "MODEL@engine". The ids
+    come from the values, from `tokens` or from `prompt`. Without a model, two sets of values are compared as numbers.
+    Two model files are compared by weights, activations and logits. `reading` is called with the interpretation of the
+    lines of a log.
     """
     first, second = Side.of(a, truth=True), Side.of(b)
     if first.is_file and second.is_file:
@@ -227,14 +227,14 @@ def diff(
     if not ids:
         if raw and prompt is None:
             where = next(iter(raw)).shown
-            raise AssayError(f"{where}: does not say which tokens were fed; give them with --tokens")
+            raise AssayError(f"{where}: has no token ids; give them with --tokens")
         ids = tuple(on.tokenizer.encode(PROMPT if prompt is None else prompt))
     steps = next((dump.steps for dump in raw.values() if dump.steps), ())
     cut = decode or max(0, len(steps) - 1)
 
     def values(s: Side) -> Dump | None:
         if s.values is not None:
-            return _told(resolve(raw[s], on.model, names, tokens=ids, side=side), reading)
+            return _report_reading(resolve(raw[s], on.model, names, tokens=ids, side=side), reading)
         if s.engine in ("", "reference"):
             return None  # the definition itself
         if isinstance(s.model, LanguageModel):
@@ -257,7 +257,7 @@ def diff(
 
 
 def _judged(model: Model, dump: Dump, progress: Nodes | None) -> Diff:
-    """The verdict on everything up to the first value that is not finite, and on that."""
+    """The verdict up to and including the first value that is not finite."""
     result = judge(model, dump, progress)
     return replace(result, broken=explain(model, dump, dump.not_finite)) if dump.not_finite is not None else result
 
@@ -268,7 +268,7 @@ def _finding(result: Diff, model: Model | None, dump: Dump) -> Finding:
 
 
 def _provenance(dumps: Iterable[Dump]) -> str | None:
-    """The model file that a trace says it was made from, if it is still there."""
+    """The model file that a trace names as its origin, if it still exists."""
     paths = (dump.provenance.get("model", "") for dump in dumps)
     return next((str(path) for path in paths if path and Path(path).is_file()), None)
 
@@ -293,10 +293,10 @@ def diagnose(
     progress: Callable[[str], None] | None = None,
     share: Share | None = None,
 ) -> Finding:
-    """Which operation is wrong, which known mistake gives these values, and what is right.
+    """Find the wrong operation, the known mistake that reproduces the values, and the right formula.
 
-    The evidence is a dump or, with `endpoint`, what an OpenAI-compatible server answers. With `prompt`, the text that
-    the ids stand for (under the chat template, with `chat`), the ids themselves are judged too.
+    The evidence is a dump or, with `endpoint`, the answers of an OpenAI-compatible server. With `prompt`, the text of
+    the run (a user message for the chat template, with `chat`), the token ids are judged, too.
     """
     from assay.verify.diagnosis import answer
     from assay.verify.diagnosis import diagnose_dump as by_values
@@ -310,7 +310,7 @@ def diagnose(
         raise AssayError("diagnose: needs values (a dump) or an endpoint")
     else:
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
-        _told(dump, progress)
+        _report_reading(dump, progress)
         result = by_values.diagnose(on.model, dump, progress=progress, share=share)
         if dump.not_finite is not None:
             first = result.first_wrong or dump.not_finite.node
@@ -341,9 +341,10 @@ def checks(
     progress: Nodes | None = None,
     **options: Any,
 ) -> Iterator[Check]:
-    """The checks of an engine against the definition, as they are done; `options` are the engine's.
+    """Check an engine against the definition, and yield each result. `options` are those of the engine.
 
-    What fails is diagnosed at the end, and so is another's engine that passes: a mistake may hide below its noise.
+    A failure is diagnosed at the end. An external engine that passes is diagnosed, too, because a mistake may be
+    smaller than its noise.
     """
     on = opened(model)
     lengths = lengths or lengths_for(on.model)
@@ -358,15 +359,15 @@ def checks(
     found: list[Check] = []
     make = lambda: open_engine(engine, on.model, n_pages=pages, **options)  # noqa: E731
     for check in check_engine(make, on.model, ids, lengths, progress):
-        if check.dump is not None and (not found or _telling(check) > _telling(found[0])):
+        if check.dump is not None and (not found or _most_telling(check) > _most_telling(found[0])):
             found = [check]
         yield check
     if found and (engine in WITNESSES or not found[0].passed):
         yield _known_mistakes(on, found[0])
 
 
-def _telling(check: Check) -> tuple[bool, int]:
-    """What to diagnose first: a run that fails, then one of enough tokens for positions to show, then a short one."""
+def _most_telling(check: Check) -> tuple[bool, int]:
+    """The run to diagnose: one that fails, else one with enough tokens to show positions, else a short one."""
     n = len(check.dump.tokens) if check.dump is not None else 0
     return not check.passed, min(n, ENOUGH)
 
@@ -385,7 +386,7 @@ def _known_mistakes(on: Opened, check: Check) -> Check:
 
 
 def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
-    """A witness that only talks, asked as a server is."""
+    """Check a witness that gives only text, in the same way as a server."""
     from assay.verify.diagnosis import answer
     from assay.verify.endpoint.blackbox import diagnose_endpoint
     from assay.verify.endpoint.client import Client
@@ -400,13 +401,13 @@ def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
 
 
 def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = (), **options: Any) -> Finding:
-    """Is this engine right on this model? Every node, several lengths, prefill and decode."""
+    """Check an engine on a model: every node, several lengths, prefill and decode."""
     on = opened(model)
     return verdict_of(on.model, list(checks(on, engine, lengths=lengths, **options)))
 
 
 def verdict_of(model: Model, done: Sequence[Check]) -> Finding:
-    """All right, or what is not."""
+    """The verdict over all checks."""
     failed = [check for check in done if not check.passed]
     first = next((check.diff for check in failed if check.diff is not None), None)
 

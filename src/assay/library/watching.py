@@ -1,4 +1,4 @@
-"""The loop that an engine's author is in: run it, read what it prints as it comes, compare; again when it changes."""
+"""The edit-run loop of an engine's author: run it, compare its output while it prints, repeat on changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from assay.library.verdicts import Finding, ModelLike, diagnose, diff, opened
 from assay.runtime.opening import Opened
 from assay.verify.dumps.observation import Dump
 
-_PAUSE_S = 0.2  # between two looks at what was printed
+_PAUSE_S = 0.2  # seconds between two reads of the output
 
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
+    """An event of `watch`: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
     `wait`."""
 
     kind: str
@@ -44,10 +44,10 @@ def watch(
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
 ) -> Iterator[WatchEvent]:
-    """Run the command and judge its output, or the `dump` file that it writes; again when it or `on` changes.
+    """Run the command and judge its output, or the `dump` file that it writes. Repeat when it or `on` changes.
 
-    The command's program and the files among its arguments are looked at as well. With `why`, each verdict is followed
-    by its diagnosis, which also hears mistakes that are smaller than noise.
+    The program and the files among its arguments are watched, too. With `why`, each verdict is followed by a diagnosis,
+    which also detects mistakes that are smaller than noise.
     """
     model = opened(model)
     how: dict[str, Any] = {"tokens": tokens, "prompt": prompt, "names": names}
@@ -73,7 +73,7 @@ def watch(
 
 
 def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None:
-    """Until something is other than before, and has been still for as long as we sleep."""
+    """Wait until a file changes and then stays unchanged for one interval."""
     last = list(before)
     while True:
         time.sleep(interval)
@@ -109,7 +109,7 @@ def _once(
 
 
 def _early(model: Opened, copy: Path, name: str, patterns: Sequence[str], how: Mapping[str, Any]) -> Finding | None:
-    """The verdict on what was printed so far; None where that is not enough for one."""
+    """The verdict on the output so far; None if it is not enough."""
     try:
         return _compare(model, as_dump(copy, name, patterns), how)
     except AssayError:
@@ -125,7 +125,7 @@ def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[Watch
 
 def _compare(model: Opened, dump: Dump, how: Mapping[str, Any], read: list[str] | None = None) -> Finding:
     if not dump.tokens and not how["tokens"] and how["prompt"] is None:
-        raise AssayError(f"{dump.source}: does not say which tokens it fed; print them, or give --tokens or -p")
+        raise AssayError(f"{dump.source}: has no token ids; print them, or give --tokens or -p")
     found = diff(model, dump, **how, reading=read.append if read is not None else None)
     assert isinstance(found, Finding)
     return found

@@ -1,11 +1,11 @@
-"""What compiles grammars on trial, inside the box (`assay.system.box`); never imported.
+"""Trial compilation of grammars, inside the sandbox process of `assay.system.box`. The server never imports it.
 
-A grammar is a program out of a stranger's request, and there are some whose compilation never ends. So it is compiled
-here first, under the box's limits, with the same vocabulary and the same fuel; what gets through costs no more when it
-is compiled again for use.
+A grammar comes from a client, and compiling some grammars never ends. Each one is therefore compiled here first, under
+the sandbox's limits on time and memory, with the same vocabulary and the same fuel. A grammar that compiles here costs
+no more when the server compiles it again for use.
 
 A request is `{"vocabulary": name, "lark" or "gbnf": text}`. An answer is `{"lark": text}`, `{"fault": "grammar",
-"message": str}`, or `{"fault": "untaught"}` where the vocabulary has not been sent yet: it comes once, as
+"message": str}`, or `{"fault": "untaught"}` if the vocabulary was not sent yet. It is sent once, as
 `{"vocabulary": name, "tokens": [base64, …], "special": [id, …], "bos": id, "eos": [id, …]}`.
 """
 
@@ -25,7 +25,7 @@ _known: dict[str, Any] = {}
 
 
 class Vocabulary:
-    """What llguidance asks of a tokenizer; texts are cut into single bytes, which is all that a trial needs."""
+    """The tokenizer interface of llguidance. It encodes a text as single bytes, which is enough for a trial."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.tokens = [base64.b64decode(token) for token in request["tokens"]]
@@ -40,7 +40,7 @@ class Vocabulary:
 
 
 def compiled(tokenizer: Any, lark: str) -> Any:
-    """The matcher of a grammar; what is wrong with it is told by the matcher itself."""
+    """The matcher of a grammar. If the grammar is wrong, the matcher holds the error."""
     limits = llguidance.LLParserLimits(**FUEL)
     return llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
 
@@ -66,7 +66,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"fault": "untaught"}
     try:
         lark = any_to_lark(request["gbnf"]) if "gbnf" in request else request["lark"]
-    except Exception as error:  # the converter raises whatever it meets
+    except Exception as error:  # the converter raises exceptions of many types
         return {"fault": "grammar", "message": f"is neither GBNF nor Lark ({error})"}
     try:
         matcher = compiled(_known[name], lark)
@@ -75,6 +75,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         said = matcher.get_error() if matcher.is_error() else ""
     except MemoryError:
         raise
-    except BaseException as error:  # a panic of the library is one
+    except BaseException as error:  # a panic in the Rust library is a BaseException
         said = f"{type(error).__name__}: {error}"
     return {"fault": "grammar", "message": f"does not compile ({said})"} if said else {"lark": lark}

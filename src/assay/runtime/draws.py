@@ -2,8 +2,8 @@
 
     key = (seed, 0), counter = (position, 0, 0, 0): four words of 64 bits for each token of a sequence
 
-`position` is the place that the token will have in the whole sequence, prompt included. There is no state to carry
-along: a stream that was cut anywhere goes on with the same draws, in another process or on another machine. The
+`position` is the token's index in the whole sequence, prompt included. There is no state: a
+stream that was interrupted continues with the same draws, in another process or on another machine. The
 constants and rounds are those of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); NumPy's
 `Philox` gives the same words.
 """
@@ -17,11 +17,11 @@ _WORD = (1 << 64) - 1
 _MULTIPLY = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _ROUNDS = 10
-SEEDS = 1 << 64  # a seed is a word
+SEEDS = 1 << 64  # a seed is one word of 64 bits
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """The four words of a counter."""
+    """The four random words of a counter."""
     k0, k1 = key
     a, b, c, d = counter
     for _ in range(_ROUNDS):
@@ -32,17 +32,17 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
 
 
 def fresh_seed() -> int:
-    """A seed nobody has chosen."""
+    """A random seed."""
     return secrets.randbits(64)
 
 
 def seed_of(seed: int | None, index: int) -> int | None:
-    """The seed of answer `index` of several to one request: each is what its seed gives alone."""
+    """The seed of answer `index` of a request for several: each answer is the one that its seed gives alone."""
     return None if seed is None else (seed + index) % SEEDS
 
 
 class Draws:
-    """The numbers in [0, 1) for one token, at most four; made when the first is wanted."""
+    """At most four random numbers in [0, 1) for one token, computed on the first call."""
 
     def __init__(self, seed: int, position: int) -> None:
         self._seed, self._position = seed, position

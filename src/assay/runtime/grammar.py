@@ -1,8 +1,8 @@
 """Constrained decoding: JSON schemas and grammars (GBNF or Lark) through llguidance.
 
-llguidance is given the vocabulary as bytes. A grammar comes from a stranger, and there are some whose compilation never
-ends, so it is compiled on trial in the box first (`compiler.py`). What gets through is kept for the next request that
-sends the same one; what does not is remembered, too.
+llguidance receives the vocabulary as bytes. A grammar comes from a client, and compiling some grammars never ends. Each
+one is therefore compiled in a sandbox process first (`compiler.py`). The result, a matcher or an error, is cached for
+the next request with the same grammar.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from assay.system.box import Box
 from assay.system.terminal import printable
 from assay.text import Tokenizer
 
-_KEPT = 32  # grammars a model remembers
+_CACHED = 32  # compiled grammars cached for each model
 _box = Box("grammar", Path(__file__).with_name("compiler.py"))
-# One way to space JSON: a model that may write blanks between any two tokens can write them for ever.
+# Only one spacing of JSON is allowed: a model that may write blanks between any two tokens can write them forever.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -42,7 +42,7 @@ def _llguidance(param: str) -> Any:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
         self._tokenizer = tokenizer
@@ -54,9 +54,9 @@ class _Vocabulary:
         self.eos_token_id = tokenizer.eot if tokenizer.eot is not None else tokenizer.eos
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Ids of a text in the middle of others: behind a byte that merges with nothing, so no space is put first.
+        """Encode a text that stands inside another: after a byte that merges with nothing, so that no space is added.
 
-        A text that a SentencePiece vocabulary would change (U+2581, its space) is spelled in bytes.
+        A text that a SentencePiece vocabulary would change (U+2581, its space) is encoded as single bytes.
         """
         data = text.encode() if isinstance(text, str) else text
         before, whole = self._encode(b"\x02"), self._encode(b"\x02" + data)
@@ -75,27 +75,27 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, n_vocab: int, most: int = 64 << 10) -> None:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab
-        self._most = most  # bytes of a grammar
+        self._most = most  # longest grammar, in bytes
         self._lock = threading.Lock()
-        self._name = uuid.uuid4().hex  # under which the box knows the vocabulary
+        self._name = uuid.uuid4().hex  # of the vocabulary, in the sandbox
         self._vocabulary: _Vocabulary | None = None
         self._ll: Any = None
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a matcher, or what is wrong
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a matcher, or an error
 
     def schema(self, schema: Mapping[str, Any]) -> Callable[[], Constraint]:
-        """JSON that fits a JSON schema."""
+        """Constrain to JSON that matches a JSON schema."""
         return self.lark(f"start: {json_rule(schema)}", "response_format")
 
     def gbnf(self, text: str) -> Callable[[], Constraint]:
-        """llama.cpp's notation, or Lark: told apart by `::=`."""
+        """Constrain to a grammar in llama.cpp's notation or in Lark; `::=` tells them apart."""
         return self._maker("gbnf", text, "grammar")
 
     def lark(self, text: str, param: str) -> Callable[[], Constraint]:
-        """A maker of constraints, one for each sequence."""
+        """Constrain to a Lark grammar. Each call of the result gives a constraint for one sequence."""
         return self._maker("lark", text, param)
 
     def again(self, kind: str, text: str, param: str) -> Callable[[], Constraint]:
-        """What a `Maker` elsewhere stands for."""
+        """Recreate a `ConstraintMaker` of another process."""
         return self._maker(kind, text, param)
 
     def _maker(self, kind: str, text: str, param: str) -> Callable[[], Constraint]:
@@ -109,14 +109,14 @@ class Grammars:
         with self._lock:
             self._compiled[kind, text] = found
             self._compiled.move_to_end((kind, text))
-            while len(self._compiled) > _KEPT:
+            while len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
         if isinstance(found, str):
             raise GrammarError(f"{param}: {found}", param)
-        return Maker(kind, text, param, found)
+        return ConstraintMaker(kind, text, param, found)
 
     def _compile(self, kind: str, text: str, param: str) -> Any:
-        """The matcher, or what is wrong with the grammar."""
+        """The matcher, or the error in the grammar."""
         ll = _llguidance(param)
         with self._lock:
             if self._ll is None:
@@ -137,11 +137,11 @@ class Grammars:
         return sorted(self._tokenizer.eog, key=lambda token: token != first)
 
     def _try(self, kind: str, text: str) -> dict[str, Any]:
-        """The compilation on trial."""
-        return _box.ask({"vocabulary": self._name, kind: text}, teach=self._lesson)
+        """Compile in the sandbox."""
+        return _box.ask({"vocabulary": self._name, kind: text}, teach=self._vocabulary_request)
 
-    def _lesson(self) -> dict[str, Any]:
-        """The vocabulary, for a process that does not know it yet."""
+    def _vocabulary_request(self) -> dict[str, Any]:
+        """The vocabulary, for a sandbox process that does not have it yet."""
         assert self._vocabulary is not None
         return {
             "vocabulary": self._name,
@@ -155,8 +155,8 @@ class Grammars:
 def _complaint(reply: Mapping[str, Any]) -> str:
     if reply["fault"] == "grammar":
         return _short(str(reply["message"]))
-    why = {"time": "takes too long", "memory": "takes too much memory", "busy": "cannot wait any longer for its turn"}
-    return f"does not compile (it {why.get(reply['fault'], 'brings the compiler down')})"
+    why = {"time": "takes too long", "memory": "takes too much memory", "busy": "waited too long for a free compiler"}
+    return f"does not compile (it {why.get(reply['fault'], 'crashes the compiler')})"
 
 
 def _short(text: str) -> str:
@@ -164,7 +164,7 @@ def _short(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A schema as part of a Lark rule."""
+    """A JSON schema as part of a Lark rule."""
     try:
         return "%json " + json.dumps({**schema, "x-guidance": _SPACING})
     except RecursionError:
@@ -172,8 +172,8 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Maker:
-    """Makes a constraint for each sequence. Kind and text are all that another process needs to make the same."""
+class ConstraintMaker:
+    """Makes a constraint for each sequence. Another process can recreate it from kind and text."""
 
     kind: str  # "gbnf" | "lark"
     text: str
@@ -185,7 +185,7 @@ class Maker:
 
 
 class _Matcher:
-    """One sequence's place in a grammar."""
+    """The state of one sequence in a grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher

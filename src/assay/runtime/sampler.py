@@ -1,12 +1,12 @@
 """The sampler: logits and history in, one token out.
 
-`sample` is a pure function but for the numbers it draws, which `draws.py` makes of seed and position. The stages,
-their order and meaning are llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
-temperature, a draw. Each stage takes and gives `Candidates`; probabilities are the softmax over the candidates that
-are left, so a later filter sees what an earlier one renormalised. Arithmetic is float64.
+`sample` depends on its arguments only; `draws.py` computes its random numbers from seed and position. The stages, their
+order and meaning are llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
+temperature, a draw. Each stage takes and returns `Candidates`. Probabilities are the softmax over the remaining
+candidates, so a filter sees what an earlier one renormalised. Arithmetic is float64.
 
-No filter removes the most probable token, but for two that exist to do so: typical sampling (which keeps the
-tokens whose surprise is near the entropy) and XTC (which drops the likely ones).
+Only two filters may remove the most probable token. Typical sampling keeps tokens whose surprise is near the entropy,
+and XTC drops the likely ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ranked(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The token drawn. `logprob` and `top` are given on request, and of the model's own distribution."""
+    """The token drawn. `logprob` and `top` are set on request, and refer to the model's own distribution."""
 
     id: int
     logprob: float | None = None
@@ -60,7 +60,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens in the running: `ids` and `logits` in parallel; `sorted` means by falling logit, then id."""
+    """The remaining tokens, `ids` and `logits` in parallel. `sorted`: by descending logit, then by id."""
 
     ids: Ints
     logits: Floats
@@ -81,7 +81,7 @@ class Candidates:
             if k < len(ids):
                 keep = np.flatnonzero(logits >= _bound(logits, k))  # at least k
                 ids, logits = ids[keep], logits[keep]
-            order = np.argsort(-logits, kind="stable")  # unsorted candidates stand by rising id
+            order = np.argsort(-logits, kind="stable")  # unsorted candidates are in ascending order of id
             ids, logits = ids[order], logits[order]
         return Candidates(ids[:k], logits[:k], sorted=True)
 
@@ -90,10 +90,10 @@ class Candidates:
 
 
 def _bound(x: Floats, k: int, block: int = 64) -> float:
-    """A number that at least k values reach, and few more than k.
+    """A lower bound that at least k values reach, and few more than k.
 
-    The k-th largest itself, or, where there are many more values than k, the k-th largest of the maxima of blocks:
-    those are k different values already, and finding them reads the row once instead of partitioning it.
+    It is the k-th largest value. If there are many more values than k, it is the k-th largest of the maxima of blocks:
+    k different values reach that, too, and finding it reads the row once instead of partitioning it.
     """
     if k * block * 4 <= len(x):
         x = np.maximum.reduceat(x, np.arange(0, len(x), block))
@@ -101,7 +101,7 @@ def _bound(x: Floats, k: int, block: int = 64) -> float:
 
 
 class Random(Protocol):
-    """Where numbers in [0, 1) come from."""
+    """A source of random numbers in [0, 1)."""
 
     def random(self) -> float: ...
 
@@ -114,9 +114,9 @@ def sample(
     *,
     logprobs: int | None = None,
 ) -> Choice:
-    """Choose the next token. `history` is prompt and answer so far; `logprobs` = n also gives the n best."""
+    """Choose the next token. `history` is the prompt and the answer so far; `logprobs` = n also returns the n best."""
     if logprobs is None and _is_argmax(params) and _is_plain(params):
-        row = np.asarray(logits)  # a server's commonest case, for 32 rows of 49152 a step: no copy, one pass
+        row = np.asarray(logits)  # the most frequent case of a server: no copy, one pass over the row
         if row.ndim == 1 and len(row) and np.isfinite(row[best := int(row.argmax())]):
             return Choice(best)
     raw = check_logits(logits)
@@ -158,7 +158,7 @@ def sample_from_top(top: TopK, params: SamplerParams, rng: Random) -> int:
 
 
 def scores(logits: ArrayLike, token: int, n: int) -> Choice:
-    """The token with its log-probability in the model's own distribution, and the n best there."""
+    """The token with its log-probability, and the n best tokens, in the model's own distribution."""
     raw = check_logits(logits)
     normaliser = raw.max() + math.log(np.exp(raw - raw.max()).sum())
     best = Candidates(np.arange(len(raw)), raw).largest(n) if n else None
@@ -169,10 +169,10 @@ def scores(logits: ArrayLike, token: int, n: int) -> Choice:
 
 
 def check_logits(logits: ArrayLike) -> Floats:
-    """The logits as float64. A NaN or +inf is the forward pass's fault and must not be drawn from."""
+    """The logits as float64. A NaN or +inf means that the forward pass is broken, and is refused."""
     raw = np.asarray(logits, dtype=np.float64)
     if raw.ndim != 1 or not len(raw):
-        raise AssayError(f"logits: expected one row of them (found shape {raw.shape})")
+        raise AssayError(f"logits: not one row (found shape {raw.shape}, expected one axis)")
     with np.errstate(invalid="ignore"):
         total = raw.sum()
     if not np.isfinite(total):
@@ -188,19 +188,19 @@ def check_logits(logits: ArrayLike) -> Floats:
 
 
 def _is_argmax(params: SamplerParams) -> bool:
-    """Greedy, and no stage is on that may remove the best token: the filters cannot change the answer."""
+    """True for greedy sampling without a stage that may remove the best token: no filter changes the choice then."""
     xtc_on = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
     return params.temp <= 0 and params.typical >= 1 and not xtc_on
 
 
 def _is_plain(params: SamplerParams) -> bool:
-    """No stage changes a logit before the choice."""
+    """True if no stage changes a logit before the choice."""
     off = not (params.frequency_penalty or params.presence_penalty or params.dry_multiplier or params.logit_bias)
     return off and params.repeat_penalty == 1
 
 
 def _greedy(values: Floats) -> int:
-    return int(values.argmax())  # the first of equals: the lower id
+    return int(values.argmax())  # of equal logits the first, which has the lower id
 
 
 def _draw(values: Floats, params: SamplerParams, rng: Random) -> int:
@@ -215,13 +215,15 @@ def _choose(candidates: Candidates, params: SamplerParams, rng: Random) -> int:
         return int(candidates.largest(1).ids[0])
     candidates = temperature(candidates.descending(), params)
     cumulative = np.cumsum(candidates.probabilities())
-    # One draw a step, u in [0, 1). Scaling by the total keeps rounding from favouring the last candidate.
+    # One draw per step, u in [0, 1). Scaling by the total keeps rounding from favouring the last candidate.
     place = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    last = int(np.searchsorted(cumulative, cumulative[-1], side="left"))  # the last with any probability
+    last = int(
+        np.searchsorted(cumulative, cumulative[-1], side="left")
+    )  # the last candidate with a probability above 0
     return int(candidates.ids[min(place, last)])
 
 
-# Stages on the whole row of logits. Each gives its input back, untouched, when it is off.
+# Stages on the whole row of logits. A stage that is off returns its input unchanged.
 
 
 def bias(logits: Floats, params: SamplerParams) -> Floats:
@@ -231,7 +233,7 @@ def bias(logits: Floats, params: SamplerParams) -> Floats:
     out = logits.copy()
     for token, value in params.logit_bias:
         if not 0 <= token < len(out):
-            raise AssayError(f"logit_bias: token {token} is not in the vocabulary of {len(out)}")
+            raise AssayError(f"logit_bias: token {token} is not in the vocabulary (expected 0 to {len(out) - 1})")
         out[token] += value
     return out
 
@@ -286,7 +288,7 @@ def _last(history: Sequence[int], n: int) -> Ints:
 
 
 def _tail_repeats(tokens: Ints, limit: int) -> Ints:
-    """y[i] = how many tokens ending at i equal the end of the whole, at most `limit`; 0 for the end."""
+    """y[i] = how many tokens that end at i equal the end of all tokens, at most `limit`; 0 for the last i."""
     out = np.zeros(len(tokens), dtype=np.int64)
     places = np.arange(len(tokens) - 1)
     for length in range(limit):

@@ -5,7 +5,7 @@ commits what was computed to the page cache, and publishes an `Update` for every
 however a sequence is cut into steps and whatever else is in the batch. Therefore neither batching nor chunked prompts,
 preemption or the prefix cache change a token.
 
-The scheduler has no thread. The caller who wants tokens calls `step`: `generate.py` in its own thread, `worker.py` in a
+The scheduler has no thread; its caller calls `step`. `generate.py` does so in the thread of its user, `worker.py` in a
 thread for a server. A step that an exception breaks off has no effect that the next step does not repeat.
 """
 

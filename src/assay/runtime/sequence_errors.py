@@ -1,4 +1,4 @@
-"""What can happen to a sequence, as errors of its own: no protocol is known here. A server has one table for them."""
+"""Errors of sequences. They know no protocol; a server maps them to HTTP statuses in one table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from assay.errors import AssayError
 
 
 class QueueFull(AssayError):
-    """There is no room for another sequence now."""
+    """The queue has no room for another sequence now."""
 
     def __init__(self, live: int, retry_after: int) -> None:
         super().__init__(f"the queue is full ({live} requests running or waiting); try again later")
@@ -14,22 +14,22 @@ class QueueFull(AssayError):
 
 
 class DeadlinePassed(AssayError):
-    """It took longer than it may."""
+    """The request exceeded its time limit."""
 
 
 class EngineFailed(AssayError):
-    """The forward pass or the draw of a token broke: not the request's fault."""
+    """The forward pass or the draw of a token failed; the request is not at fault."""
 
 
 class NoLogits(AssayError):
-    """An encoder is asked to generate."""
+    """A request to generate reached an encoder, which has no logits."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: an encoder, which embeds texts and generates none; use `assay embed`")
+        super().__init__(f"{what}: is an encoder, which embeds text and cannot generate it; use `assay embed`")
 
 
 class GrammarError(AssayError):
-    """A schema or a grammar that does not compile; `param` is the argument that it came in."""
+    """A schema or a grammar does not compile; `param` is the request's field that has it."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -37,4 +37,4 @@ class GrammarError(AssayError):
 
 
 class NoGrammars(GrammarError):
-    """This vocabulary cannot be constrained."""
+    """Grammars do not work here: llguidance is missing, or the vocabulary has no end token."""

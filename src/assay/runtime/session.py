@@ -1,7 +1,7 @@
-"""A conversation: messages, the template that spells them, and the generator that answers.
+"""A chat: messages, the chat template that encodes them, and the generator that answers.
 
-Every turn encodes the whole conversation anew; the cache finds how much of it was there before. So what the
-model sees is always exactly what the template makes of the messages, and editing history costs nothing special.
+Every turn encodes the whole conversation again, and the prefix cache finds the part that was computed before. The model
+therefore sees exactly what the template makes of the messages, and edited history needs no special case.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from assay.runtime.params import SamplerParams
 
 Message = dict[str, str]
 EncodeChat = Callable[[Sequence[Message]], list[int]]
-ReadAnswer = Callable[[Sequence[int], str], Message]  # from the prompt's ids and the answer
+ReadAnswer = Callable[[Sequence[int], str], Message]  # from the prompt's ids and the text of the answer
 
 
 def as_written(prompt: Sequence[int], text: str) -> Message:
@@ -21,7 +21,7 @@ def as_written(prompt: Sequence[int], text: str) -> Message:
 
 
 class Session:
-    """Ask and be answered; an answer that was cut short stays in the history as far as it came."""
+    """Ask questions and stream the answers. An interrupted answer stays in the history as far as it was generated."""
 
     def __init__(
         self,
@@ -37,29 +37,29 @@ class Session:
     ) -> None:
         self._generator = generator
         self._encode = encode
-        self._read = read  # an answer as a message: reasoning that goes back as content would confuse the model
-        self.params = params  # of the next answer; they may be exchanged, as may `max_tokens`
+        self._read = read  # parses an answer into a message: reasoning fed back as content would confuse the model
+        self.params = params  # of the next answer; may be replaced, as may `max_tokens`
         self.max_tokens = max_tokens
         self._stop = tuple(stop)
         self._ignore_eos = ignore_eos
         self.messages: list[Message] = []
-        self.generation: Generation | None = None  # the latest
+        self.generation: Generation | None = None  # of the latest answer
         self.set_system(system)
 
     def reset(self) -> None:
-        """Forget the conversation, not the system message."""
+        """Drop all messages but the system message."""
         self.messages = [message for message in self.messages if message["role"] == "system"]
 
     def set_system(self, text: str | None) -> None:
-        """Begin a new conversation under another system message, or under none."""
+        """Start a new conversation with another system message, or with none."""
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def ask(self, text: str) -> Iterator[Event]:
-        """The answer to a message, as it is iterated. If it cannot be given, the message is not kept."""
+        """Answer a message; tokens are generated while the result is iterated. An error discards the message."""
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def again(self) -> Iterator[Event]:
-        """Another answer to the last message."""
+        """Generate another answer to the last message."""
         asked = self.messages
         while asked and asked[-1]["role"] == "assistant":
             asked = asked[:-1]
@@ -78,9 +78,9 @@ class Session:
             stop=self._stop,
             ignore_eos=self._ignore_eos,
         )
-        return self._follow(self.generation, prompt, messages)
+        return self._stream(self.generation, prompt, messages)
 
-    def _follow(self, generation: Generation, prompt: list[int], messages: list[Message]) -> Iterator[Event]:
+    def _stream(self, generation: Generation, prompt: list[int], messages: list[Message]) -> Iterator[Event]:
         try:
             yield from generation
         finally:

@@ -1,4 +1,4 @@
-"""What the next step computes: which sequences run, how many tokens of each, and where their pages come from.
+"""Plans the next step: which sequences run, how many tokens of each are computed, and which pages they get.
 
 A step has the next token of every decoding sequence and at most `chunk` prompt tokens. A long prompt therefore delays
 the others by one chunk at most. Prompts are computed, and sequences admitted, in fair shares (`fair_shares.py`). One

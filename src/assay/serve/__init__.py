@@ -1,1 +1,10 @@
-"""The server: an OpenAI-compatible API over continuous batching, and a page to look at it with."""
+"""The HTTP server: OpenAI, Ollama and llama-server routes over continuous batching, and a web page.
+
+    http    connections, bodies, replies and event streams; knows no model
+    pool    the models in memory and their workers; knows no request
+    api     schemas, routes and handlers
+    app     the ASGI application
+    server  start, listen, shut down
+
+Touch `api` to add or change a route, `limits` to change a bound, `http` for the protocol itself.
+"""

@@ -1,4 +1,4 @@
-"""The ASGI application: the routes, the page, and the guard before both."""
+"""The ASGI application: the routes and the web page, behind the guard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create(state: State) -> ASGIApp:
 
 
 class _Endpoint:
-    """Keeps Starlette from taking an ASGI function for a request handler."""
+    """Wraps an ASGI function in an object, because Starlette takes a bare function for a request handler."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class _Endpoint:
 
 
 def _page() -> dict[str, HttpReply]:
-    """The files of the page by route, read once: no request names a file."""
+    """The files of the web page by route. They are read once; a request never names a file."""
     folder = Path(__file__).with_name("page")
     found = {}
     for path in sorted(folder.glob("*")):

@@ -1,7 +1,7 @@
-"""Running it: a socket, uvicorn with timeouts of its own, and an orderly end.
+"""Run the server: bind a socket, run uvicorn with assay's timeouts, shut down gracefully.
 
-SIGTERM or SIGINT: not ready, no new connections, running requests finish until the deadline, what is left then
-gets an error, exit code 0. A second signal ends at once.
+On SIGTERM or SIGINT the server reports that it is not ready and accepts no new connections. Running requests may finish
+until the drain deadline; the others then get an error, and the exit code is 0. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Make, ModelPool, ServedModel, open_models
 from assay.system import machine
 
-SWITCH_S = 0.0001  # that a thread waits for another's Python: a long text must not slow every step of the engine
+SWITCH_S = 0.0001  # interpreter switch interval: a thread that parses a long text must not delay engine steps
 
 
 @dataclass(frozen=True)
 class Config:
-    """What `assay serve` was asked for."""
+    """The configuration of `assay serve`."""
 
     models: Sequence[tuple[str, Path]]
     host: str = "127.0.0.1"
     port: int = 8080
     key: str | None = None
-    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
-    memory: int | None = None  # bytes for models; None: three quarters of the machine's
+    cors: tuple[str, ...] = ()  # origins of other web pages that may call
+    memory: int | None = None  # bytes for loaded models; None: three quarters of the machine's memory
     options: OpenOptions = field(default_factory=OpenOptions)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    make: Make = ServedModel  # of each model, what the server has of it: computed here, or elsewhere
+    make: Make = ServedModel  # makes a model of the server: computed in this process, or by replicas
 
 
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until told to end. `ready` hears the address when the first model is loaded."""
+    """Serve until a signal. `ready` is called with the address when the first model is loaded."""
     sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # modules live as long as the server: no collection, which stops every thread, need look at them
+    gc.freeze()  # modules are never freed: exclude them from collections, which stop every thread
     try:
         await _run(config, ready)
     finally:
@@ -62,8 +62,8 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     entries = open_models(config.models, config.options, limits, config.make)
     memory = config.memory or machine.memory() * 3 // 4
     models = ModelPool(entries, limits, metrics, memory)
-    # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
-    # or everybody may call it anyway, the name must be this machine's.
+    # DNS rebinding: a web page can make a browser call a loopback server under another host name. So the Host header
+    # must name this machine, unless a key protects the server or any client may call it.
     any_host = config.key is not None or not is_loopback(config.host)
     state = State(models, limits, registry, metrics, config.key, any_host, config.cors)
     sock = listen(config.host, config.port)
@@ -107,7 +107,7 @@ async def _load_first(models: ModelPool, server: Server) -> None:
 
 
 async def _drain(models: ModelPool, limits: ServerLimits) -> None:
-    """New work is refused at once; what runs has until the deadline."""
+    """Refuse new work, and wait for running requests until the deadline."""
     error = ApiError("shutting_down", "the server is shutting down", headers={"Retry-After": "10"})
     models.closing = error
     await asyncio.sleep(limits.drain_s)

@@ -1,1 +1,5 @@
-"""What touches the operating system: files that appear whole, and the box in which a stranger's work runs."""
+"""The operating system: atomic file writes, the sandbox for untrusted input, terminal-safe text, entry points.
+
+The lowest package: it imports nothing of assay but the error. Touch it when a file must be written safely (`files`),
+untrusted work must be confined (`box`), or another package must be found (`plugins`).
+"""

@@ -1,9 +1,9 @@
-"""The box: a stranger's program, pattern or archive is worked on in a process that can be killed.
+"""The sandbox: untrusted templates, grammars and archives are processed in a child process that can be killed.
 
-No check inside an interpreter catches every way to loop for ever or to double a string until the machine swaps, so the
-work is done by a process that may take so much memory and time and can reach nothing: an empty environment, no file, no
-descriptor but its pipes, no new process (`confine.py`). It is started once and serves many requests; when one of them
-takes too long or brings it down, the next gets a fresh one.
+No check inside an interpreter catches every endless loop or every way to exhaust memory. So a child process does the
+work, with limits on memory and time, an empty environment, no files, no descriptors but its pipes, and no new processes
+(`confine.py`). A process serves many requests. If a request exceeds its time or crashes the process, the next request
+gets a new process.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pathlib import Path
 from typing import Any
 
 Reply = dict[str, Any]
-_TEACHING_S = 20.0  # what a process must know is ours, so it is only a matter of size
-_KEPT_NAMES = ("SYSTEMROOT", "TZ")  # Windows starts nothing without the first; the second is the user's clock
+_TEACHING_S = 20.0  # for the set-up data of `teach`, which is trusted but may be large
+_KEPT_NAMES = ("SYSTEMROOT", "TZ")  # Windows starts no process without the first; the second is the time zone
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process of a box may take."""
+    """The limits of one sandboxed process."""
 
-    memory: int  # bytes of address space
-    seconds: float  # a request, by the wall clock
-    cpu_s: int = 60  # a request, of CPU time, should nobody be left to watch the wall clock
-    reply: int = 1 << 28  # bytes
-    threads: bool = False  # whether its library computes on several
+    memory: int  # bytes of address space.
+    seconds: float  # wall-clock time per request.
+    cpu_s: int = 60  # CPU time per request, in case the parent dies and cannot enforce `seconds`.
+    reply: int = 1 << 28  # largest reply in bytes.
+    threads: bool = False  # whether the process may start threads.
     processes: int = 1
-    wait: float = 30.0  # for a process that is not busy
+    wait: float = 30.0  # seconds to wait for an idle process.
 
 
-# Every box there is.
+# All sandboxes.
 LIMITS = {
     "template": Limits(memory=1 << 29, seconds=10.0),
     "grammar": Limits(memory=1 << 30, seconds=2.0, cpu_s=10, reply=1 << 20, threads=True, processes=2),
@@ -60,7 +60,7 @@ class Box:
         atexit.register(self.stop)
 
     def warm(self) -> None:
-        """Start a process now, so that the first request need not wait for it."""
+        """Start a process in advance, so that the first request does not wait for it."""
         with contextlib.suppress(queue.Empty):
             process = self._idle.get_nowait()
             try:
@@ -69,10 +69,13 @@ class Box:
                 self._idle.put(process)
 
     def ask(self, request: Any, seconds: float | None = None, teach: Callable[[], Any] | None = None) -> Reply:
-        """The script's answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when its process
-        died of it, `{"fault": "busy"}` when others kept all processes. What JSON cannot say raises, as `json.dumps`.
+        """The script's answer, or a fault.
 
-        A process that answers `{"fault": "untaught"}` is told what `teach` gives, and asked again."""
+        `{"fault": "time"}`: no answer in time. `{"fault": "died"}`: the process crashed. `{"fault": "busy"}`: other
+        requests occupied all processes. A request that is not JSON-serialisable raises, as in `json.dumps`.
+
+        If a process answers `{"fault": "untaught"}`, it is sent the value of `teach()` and asked again.
+        """
         line = json.dumps(request).encode() + b"\n"
         try:
             process = self._idle.get(timeout=self.limits.wait)
@@ -95,7 +98,7 @@ class Box:
 
 
 class _Process:
-    """One process, started when it is needed and again when it is gone."""
+    """One process, started on demand and restarted after a crash."""
 
     def __init__(self, script: Path, limits: Limits) -> None:
         self._limits = limits
@@ -104,7 +107,7 @@ class _Process:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The running process; starting one returns before it is ready."""
+        """The running process. Returns before a new process is ready."""
         child = self._child
         if child is None or child.poll() is not None:
             self.stop()
@@ -115,7 +118,7 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _KEPT_NAMES if name in os.environ},
                 cwd=os.path.abspath(os.sep),
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C must not reach the child
             )
         return child
 
@@ -128,7 +131,7 @@ class _Process:
 
     def ask(self, line: bytes, seconds: float) -> Reply:
         answer = self._exchange(line, seconds)
-        # A process that somebody else ended, unnoticed while it was idle, is replaced once.
+        # The process may have been killed while it was idle: retry once with a new one.
         return self._exchange(line, seconds) if answer.get("fault") == "died" else answer
 
     def _exchange(self, line: bytes, seconds: float) -> Reply:

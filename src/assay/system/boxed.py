@@ -1,10 +1,10 @@
-"""The process inside the box; started by `assay.system.box`, never imported.
+"""The main program of a sandboxed process; started by `assay.system.box`, never imported.
 
     python -I -S boxed.py  '{"script": path, "paths": […], "memory": bytes, "cpu_s": s, "threads": bool}'
 
-It loads the script, lets it warm up, gives up every right it does not need (`confine.py`), and then answers: one
-request a line on stdin, one answer a line on stdout. The script has `warm()` and `answer(request) -> reply`, both of
-plain data; an answer never raises, except that it may run out of memory.
+It loads the script, calls its `warm()`, drops all privileges it does not need (`confine.py`), and then serves: one
+request per line on stdin, one answer per line on stdout. `answer(request) -> reply` of the script takes and returns
+JSON data. It must not raise, except MemoryError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     sys.path[:] = given["paths"]
     confine = load(Path(__file__).with_name("confine.py"))
     task = load(Path(given["script"]))
-    task.warm()  # whatever is imported late is imported before the doors close
+    task.warm()  # late imports must happen before files are blocked
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     confine.confine(given["memory"], threads=given["threads"])
     for line in source:

@@ -1,11 +1,11 @@
-"""Giving up rights: what a process calls on itself before it touches a stranger's bytes.
+"""Drop privileges: a process calls this on itself before it reads untrusted bytes.
 
-Four layers, each where the system has it, each enough to stop something the others do not:
+Four layers, each used if the system has it; each stops something that the others do not:
 
-    rlimits               memory, CPU time, no file larger than nothing, no descriptor beyond the three, no process
-    PR_SET_NO_NEW_PRIVS   no set-user-id program gives rights back; the two below need it
-    Landlock              no path can be opened, made, renamed or removed (Linux 5.13)
-    seccomp               only the calls that an interpreter needs to compute; every other one is EPERM
+    rlimits               memory, CPU time, no file writes, no new descriptors, no new processes
+    PR_SET_NO_NEW_PRIVS   no set-user-id program can regain privileges; required by the two below
+    Landlock              no path can be opened, created, renamed or removed (Linux 5.13)
+    seccomp               only the system calls that an interpreter needs to compute; all others return EPERM
 
 It imports nothing of assay, so that a process can load it before anything else.
 """
@@ -19,8 +19,8 @@ import struct
 import sys
 from typing import Any
 
-# System calls an interpreter makes while it computes, reads its pipe and writes its answer.
-# name: (x86_64, aarch64); -1 where the machine has none.
+# System calls that an interpreter makes to compute, to read its pipe and to write its answer.
+# name: (x86_64, aarch64); -1 if the architecture lacks the call.
 CALLS = {
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "close": (3, 57), "lseek": (8, 62),
     "fstat": (5, 80), "poll": (7, -1), "ppoll": (271, 73), "mmap": (9, 222), "mprotect": (10, 226),
@@ -33,17 +33,17 @@ CALLS = {
     "prlimit64": (302, 261), "getrandom": (318, 278), "sysinfo": (99, 179), "sched_getaffinity": (204, 123),
     "tgkill": (234, 131), "membarrier": (324, 283),
 }  # fmt: skip
-THREADS = {"clone": (56, 220), "clone3": (435, 435)}  # for a library that computes on several threads
+THREADS = {"clone": (56, 220), "clone3": (435, 435)}  # for a library that starts threads
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _ALLOW, _EPERM = 0x7FFF0000, 0x00050000 | 1
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
-_LANDLOCK_RIGHTS = (13, 14, 15, 15, 16)  # number of file rights by version of the interface
+_LANDLOCK_RIGHTS = (13, 14, 15, 15, 16)  # number of file access rights, by ABI version
 
 
 def confine(memory: int, *, threads: bool = False) -> list[str]:
-    """Give up everything that computing on a pipe does not need; the layers that hold, by name."""
+    """Drop all privileges that computing on a pipe does not need. Returns the names of the active layers."""
     held = ["rlimits"] if _limit(memory, threads) else []
     if sys.platform != "linux":
         return held
@@ -55,7 +55,7 @@ def confine(memory: int, *, threads: bool = False) -> list[str]:
 
 
 def allow_cpu(seconds: int) -> None:
-    """So much CPU time from here on: the last resort, should the parent be gone when its clock would ring."""
+    """Limit the CPU time from now on. This is the last resort if the parent dies and cannot enforce its timeout."""
     try:
         import resource
 
@@ -81,7 +81,7 @@ def _limit(memory: int, threads: bool) -> bool:
 
 
 def _landlock(libc: Any) -> bool:
-    """A rule set that handles every right to files and grants none."""
+    """A rule set that covers every file access right and grants none."""
     version = libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -97,7 +97,7 @@ def _landlock(libc: Any) -> bool:
 
 
 def _seccomp(libc: Any, threads: bool) -> bool:
-    """A filter that is a list: this machine's calls of the table pass, anything else is EPERM."""
+    """A filter with an allow-list of the table's system calls; any other call returns EPERM."""
     if platform.machine() not in _AUDIT or sys.maxsize < 2**32:
         return False
     column, audit = _AUDIT[platform.machine()]

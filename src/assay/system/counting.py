@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Counts with the right plural."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What an optional package is installed with. The command names the packages themselves, so it works whether assay came
-from an index, a wheel or a checkout."""
+"""The command that installs an optional dependency.
+
+It names the packages themselves, so it works whether assay was installed from an index, a wheel or a checkout.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
 def requirements(extra: str) -> list[str]:
-    """The packages of an extra, as the installation or the checkout states them."""
+    """The packages of an extra, from the installed metadata or from pyproject.toml."""
     try:
         stated = [item.partition(";") for item in metadata.requires("assay") or ()]
-    except metadata.PackageNotFoundError:  # run from a folder that nobody installed
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         try:
             project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
         except (OSError, LookupError, ValueError):
@@ -26,6 +28,6 @@ def requirements(extra: str) -> list[str]:
 
 
 def install(extra: str) -> str:
-    """The command that brings an extra."""
+    """The command that installs an extra."""
     packages = requirements(extra)
     return f"pip install {shlex.join(packages)}" if packages else f"pip install 'assay[{extra}]'"

@@ -1,12 +1,11 @@
-"""Writing files. Everything that leaves a file behind does it through here.
+"""Atomic file writes. All code that writes a file uses this module.
 
-A file appears under its name when it is whole and on the disk, or not at all. Until then it has no name (`O_TMPFILE`)
-or, where the system has no such files, one that nobody can guess, made exclusively: no link is followed, and two
-writers of one name do not meet. Space that is known to be needed is reserved first, so a full disk is found before
-hours of work, not after.
+A file appears under its name only when it is complete and on the disk. Until then it has no name (`O_TMPFILE`) or, if
+the system lacks that, a random name that is created exclusively. So no symbolic link is followed, and two writers of
+one name do not collide. Known space is reserved first, so a full disk is found before hours of work, not after.
 
-Only a regular file is replaced. A device or a pipe is written to when all is done; a folder, a block device or a
-socket is refused.
+Only a regular file is replaced. A device or a pipe is written at the end. A folder, a block device or a socket is
+refused.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from types import TracebackType
 from assay.errors import AssayError
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last is Windows's: bytes stay as they are
+for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # O_BINARY is Windows's: no newline translation
     _NEW |= getattr(os, _flag, 0)
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
 _REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
-_LARGEST_ENTRY = 1 << 30  # bytes of a cache entry that are read
+_LARGEST_ENTRY = 1 << 30  # largest cache entry that is read, in bytes
 _NO_RESERVING = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 
 
 class NewFile(io.FileIO):
-    """A seekable file in the making; as a context it is kept when the block ends well and vanishes when it does not.
+    """A seekable file that is being written. As a context, it is kept if the block succeeds and discarded if not.
 
-    `write` writes everything or raises. Faults of the system are told as one line about `path`.
+    `write` writes everything or raises. System errors become one line about `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], size: int = 0) -> None:
-        """`size`: bytes that will be needed, 0 where nobody knows."""
+        """`size`: bytes that will be needed; 0 if unknown."""
         self.path = Path(path)
-        self._name: Path | None = None  # of the unfinished file, where it has one
+        self._name: Path | None = None  # name of the unfinished file, if it has one
         with told(self.path):
             self._kind, self._mode = _target(self.path)
             super().__init__(self._open(), "r+b")
@@ -56,7 +55,7 @@ class NewFile(io.FileIO):
                 raise
 
     def _open(self) -> int:
-        if self._kind != stat.S_IFREG:  # a spool: pipes and devices cannot be filled in any order
+        if self._kind != stat.S_IFREG:  # spool to a temporary file: pipes and devices are not seekable
             with tempfile.TemporaryFile() as spool:
                 return os.dup(spool.fileno())
         folder = self.path.parent
@@ -67,7 +66,7 @@ class NewFile(io.FileIO):
         return os.open(self._name, _NEW, 0o666)
 
     def write(self, data: object) -> int:
-        """All of it, where the system may write a part and say so."""
+        """Write all of it: a system call may write only a part."""
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
         done = 0
         while done < len(view):
@@ -75,7 +74,7 @@ class NewFile(io.FileIO):
         return done
 
     def put(self, data: bytes | memoryview, offset: int) -> None:
-        """Bytes at their place, wherever the last ones went."""
+        """Write bytes at an offset, without moving the file position."""
         view = memoryview(data).cast("B")
         if not hasattr(os, "pwrite"):  # Windows
             self.seek(offset)
@@ -86,7 +85,7 @@ class NewFile(io.FileIO):
             view, offset = view[done:], offset + done
 
     def keep(self) -> None:
-        """The file is whole: give it its name, or send it where it belongs."""
+        """The file is complete: give it its name, or copy it to the device or pipe."""
         with told(self.path):
             try:
                 if self._kind == stat.S_IFREG:
@@ -99,20 +98,20 @@ class NewFile(io.FileIO):
                 self.discard()
 
     def _publish(self) -> None:
-        if self._mode is not None and hasattr(os, "fchmod"):  # as private as the file it replaces
+        if self._mode is not None and hasattr(os, "fchmod"):  # keep the permissions of the replaced file
             os.fchmod(self.fileno(), self._mode)
         os.fsync(self.fileno())
         if self._name is None:
             name = _unique(self.path.parent)
             fd = self.fileno()
-            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, follow_symlinks=True)  # a src_dir_fd makes it linkat
+            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, follow_symlinks=True)  # a src_dir_fd selects linkat
             self._name = name
-        self.close()  # Windows renames no open file
+        self.close()  # Windows cannot rename an open file
         os.replace(self._name, self.path)
         self._name = None
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Delete the unfinished file."""
         if self._name is not None:
             with contextlib.suppress(OSError):
                 self._name.unlink(missing_ok=True)
@@ -135,21 +134,21 @@ class NewFile(io.FileIO):
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """A whole file at once."""
+    """Write a complete file."""
     data = content.encode() if isinstance(content, str) else content
     with NewFile(path, len(data)) as file:
         file.write(data)
 
 
 def remember(path: Path, content: bytes) -> None:
-    """An entry of a cache. A cache that cannot be written is no error: it remembers nothing."""
+    """Write a cache entry. A failure is ignored: the entry is then computed again."""
     with contextlib.suppress(OSError, AssayError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, hashlib.sha256(content).digest() + content)
 
 
 def recall(path: Path) -> bytes | None:
-    """An entry that `remember` wrote, whole and unchanged, by this user and open to no other; else None."""
+    """A cache entry of `remember`, or None. It must be complete, unchanged, and private to this user."""
     try:
         with open(path, "rb", opener=_open_own) as file:
             digest, content = file.read(32), file.read(_LARGEST_ENTRY)
@@ -165,12 +164,12 @@ def _open_own(path: str, flags: int) -> int:
     if mine and stat.S_ISREG(found.st_mode):
         return fd
     os.close(fd)
-    raise PermissionError(errno.EACCES, "another's entry")
+    raise PermissionError(errno.EACCES, "owned or writable by another user")
 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that takes the place of `path` when the block ends well. The old one is gone only then."""
+    """A folder that replaces `path` if the block succeeds. The old folder is kept until then."""
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=".assay-", suffix=".part", dir=path.parent))
@@ -188,7 +187,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def told(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system refuses, as one line about the file that was to be written."""
+    """Turn system errors into one line about the file to be written."""
     try:
         yield
     except OSError as error:
@@ -196,7 +195,7 @@ def told(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _target(path: Path) -> tuple[int, int | None]:
-    """What stands where the file will be, and its permissions; a link counts as what it leads to."""
+    """The kind and the permissions of the existing file at a path. Symbolic links are followed."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -214,7 +213,7 @@ def _unique(folder: Path) -> Path:
 def _reserve(fd: int, size: int) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
-    except AttributeError:  # not here: a full disk is met later
+    except AttributeError:  # not available: a full disk is found later
         os.ftruncate(fd, size)
     except OSError as error:
         if error.errno not in _NO_RESERVING:

@@ -1,8 +1,7 @@
-"""Freed memory that stays with the process while it computes.
+"""Keep freed memory in the process during a computation.
 
-The C library gives freed memory back to the system at once, and the next array of that size is pages to be cleared
-again: a tenth of the time of a computation that makes and drops arrays of megabytes. Elsewhere than with glibc nothing
-is done.
+glibc returns large freed blocks to the system at once, and the next array of that size causes page faults again. That
+takes a tenth of the time of a computation that allocates and frees arrays of megabytes. Without glibc it does nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _TRIM, _PAD, _MAP = -1, -2, -3  # glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_TH
 _KEPT = {_TRIM: 512 << 20, _PAD: 32 << 20, _MAP: 32 << 20}
 _USUAL = {_TRIM: 128 << 10, _PAD: 0}
 _depth = 0
-_lock = threading.Lock()  # a server judges in several threads
+_lock = threading.Lock()  # a server may judge dumps in several threads
 
 
 @cache
@@ -32,7 +31,7 @@ def _glibc() -> Any:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Freed memory stays with the process until the outermost of these ends, which gives it back."""
+    """Within this context, freed memory stays in the process. The outermost context returns it at its end."""
     global _depth
     found = _glibc()
     if found is None:

@@ -1,4 +1,4 @@
-"""Where assay keeps what it fetched or computed once."""
+"""The cache directory, for downloads and computed results."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def home() -> Path:
     if chosen := os.environ.get("ASSAY_HOME"):
         return Path(chosen)
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "assay"

@@ -1,4 +1,4 @@
-"""How large the machine is, on every system that Python runs on."""
+"""Memory and cores of this machine, on every system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def memory() -> int:
-    """Bytes of main memory; 8 GiB where the system does not tell."""
+    """Bytes of main memory; 8 GiB if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -15,8 +15,10 @@ def memory() -> int:
 
 
 def cores(system: Path = Path("/sys")) -> int:
-    """Cores that this process may use. A core's second thread does not count, because it adds nothing where memory or
-    the vector units are the bound; and where a quota pays for less, no more than that."""
+    """Physical cores that this process may use, at most its CPU quota.
+
+    Second hardware threads do not count: they add nothing when memory or the vector units are the bottleneck.
+    """
     try:
         threads = os.sched_getaffinity(0)
     except AttributeError:  # macOS, Windows

@@ -1,4 +1,4 @@
-"""Values of any kind as JSON can say them."""
+"""Convert any value to JSON data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say: arrays as lists, bytes as text, numbers that are not finite as null, the rest as text."""
+    """A value as JSON data: arrays become lists, bytes text, non-finite numbers null, other objects text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -5,7 +5,7 @@ A package names its additions in its own metadata, and assay finds them when it 
     [project.entry-points."assay.engines"]
     mine = "my_package:create"          # looked up by name
     [project.entry-points."assay.faults"]
-    mine = "my_package:register"        # called once without arguments; it registers what it has
+    mine = "my_package:register"        # called once without arguments; it registers its additions
 
 | group                  | the entry point names                                                   |
 |------------------------|-------------------------------------------------------------------------|
@@ -31,7 +31,7 @@ from assay.errors import AssayError
 
 log = logging.getLogger("assay.plugins")
 GROUPS = ("assay.engines", "assay.architectures", "assay.faults", "assay.readers", "assay.operations")
-_registered: dict[tuple[str, str, str], AssayError | None] = {}  # plugins that were called, and why one failed
+_registered: dict[tuple[str, str, str], AssayError | None] = {}  # plugins that were called, with their errors
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plugin:
         return found
 
     def call(self) -> None:
-        """Call the function that registers what the plugin has."""
+        """Call the function that registers the plugin's additions."""
         function = self.load()
         try:
             function()
@@ -104,8 +104,8 @@ def find(group: str, name: str) -> Any | None:
 def register_all(group: str) -> list[AssayError]:
     """Call every plugin of a group that was not called yet, and return the errors of those that failed.
 
-    A failing plugin is logged once and does not stop the others. A consumer that finds its name afterwards need not
-    look at the errors; a consumer that does not find it can show them.
+    A failing plugin is logged once and does not stop the others. A consumer that does not find its name afterwards can
+    show the errors.
     """
     for plugin in plugins(group):
         key = (group, plugin.name, plugin.package)

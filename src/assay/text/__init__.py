@@ -1,4 +1,7 @@
-"""Text: the tokenizer and the chat template, both from the file's own metadata."""
+"""Tokenizers, chat templates and parsers of answers, all driven by the metadata of the file.
+
+Touch it for a new vocabulary kind, pre-tokenizer, built-in template, or tool-call notation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates by name, for files that carry none: `--template NAME`.
+"""Built-in chat templates by name, for files without one: `--template NAME`.
 
 Each is the published form of its family for system, user and assistant turns. `bos_token` and `eos_token` come
 from the vocabulary; families whose turn markers are fixed texts name them.

@@ -1,7 +1,7 @@
-"""The ways in which models write calls of functions: one reader a notation, from text to calls.
+"""Parsers of tool calls: one function per notation, from text to calls.
 
-A reader gets what stood between a family's marks and the tools that were offered. It answers with the calls, or with
-none where the text is anything else: it never guesses, and it never raises, for a model may write whatever it likes.
+A parser gets the text between a family's marks and the offered tools. It returns the calls, or an empty result if the
+text is anything else. It never guesses and never raises, because a model may write any text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions that were offered: by name, the JSON schema of each argument."""
+    """The offered functions: by name, the JSON schema of each argument."""
 
     arguments: Mapping[str, Mapping[str, Any]]
 
@@ -46,7 +46,7 @@ class Tools:
         return cls(found)
 
     def value(self, name: str, key: str, text: str) -> Any:
-        """An argument that was written as bare text: JSON, unless its schema says that it is a string."""
+        """The value of an argument written as bare text: JSON, unless its schema says string."""
         schema = self.arguments.get(name, {}).get(key)
         if isinstance(schema, Mapping) and schema.get("type") == "string":
             return text
@@ -58,7 +58,7 @@ Reader = Callable[[str, Tools], list[Call]]
 
 
 def _json(text: str) -> Any:
-    """The value that a text is; None where it is none."""
+    """The JSON value of a text, or None."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def _dump(arguments: Any) -> str:
 
 
 def _matches(pattern: str, text: str) -> list[re.Match[str]]:
-    """All matches, if they and white space are all of the text. Each begins where the last ended: linear time."""
+    """All matches, if they cover the text apart from white space. Each starts at the end of the last: linear time."""
     form, at, found = re.compile(pattern + r"\s*", re.DOTALL), len(text) - len(text.lstrip()), []
     while at < len(text):
         match = form.match(text, at)
@@ -82,7 +82,7 @@ def _matches(pattern: str, text: str) -> list[re.Match[str]]:
 
 
 def _unfenced(text: str) -> str:
-    """What stands between Markdown's fences, or the text itself."""
+    """The text inside a Markdown code fence, or the text itself."""
     text = text.strip()
     fenced = text.startswith("```") and text.endswith("```") and "\n" in text
     return text[text.index("\n") : -3].strip() if fenced else text
@@ -145,7 +145,7 @@ def read_function_tags(text: str, tools: Tools) -> list[Call]:
 
 
 def _inner(text: str) -> str:
-    """Without the line breaks that only set a value apart."""
+    """A value without the line breaks around it."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -163,7 +163,7 @@ def read_argument_tags(text: str, tools: Tools) -> list[Call]:
 
 
 def read_tagged(text: str, tools: Tools) -> list[Call]:
-    """Whatever families put between `<tool_call>` and `</tool_call>`."""
+    """Any of the notations that families use between `<tool_call>` and `</tool_call>`."""
     return read_json(text, tools) or read_function_tags(text, tools) or read_argument_tags(text, tools)
 
 
@@ -186,7 +186,7 @@ def read_invocations(text: str, tools: Tools) -> list[Call]:
 
 
 def read_mistral(text: str, tools: Tools) -> list[Call]:
-    """`[{"name": …, "arguments": …}]`, or `name[ARGS]{…}` and the next `[TOOL_CALLS]`; an id may stand between."""
+    """`[{"name": …, "arguments": …}]`, or `name[ARGS]{…}` and the next `[TOOL_CALLS]`; an id may come between."""
     calls = []
     for part in text.split("[TOOL_CALLS]"):
         found = re.fullmatch(rf"\s*({_NAME})(?:\[CALL_ID\]{_NAME})?\[ARGS\](.*)", part, re.DOTALL)
@@ -270,6 +270,6 @@ def read_llama(text: str, tools: Tools) -> list[Call]:
 
 
 def read_bare(text: str, tools: Tools) -> list[Call]:
-    """An answer that is nothing but calls, of functions that were offered."""
+    """An answer that consists only of calls of offered functions, without marks."""
     calls = read_json(text, tools) or read_pythonic(text, tools)
     return calls if all(call.name in tools.arguments for call in calls) else []

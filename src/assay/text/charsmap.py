@@ -3,8 +3,8 @@
 Four bytes of length, a double array of 32-bit units, then the replacements, each ended by a zero byte. The array
 is a trie over UTF-8: from a node with offset b, byte c leads to unit b ^ c if that unit's label is c. A unit holds
 its label (bits 0-7), whether a key ends there (bit 8) and its offset (bits 10-30, shifted by 8 more if bit 9 is
-set); where a key ends, the unit at its offset holds the place of the replacement. At every place of a text the
-longest key is replaced, and what begins no key stays.
+set). Where a key ends, the unit at its offset holds the offset of the replacement. At every position of a text the
+longest matching key is replaced; other characters stay.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 
 KEY = "tokenizer.ggml.precompiled_charsmap"
-_MAX_KEY = 256  # bytes; a damaged array may lead in circles
+_MAX_KEY = 256  # bytes: bounds the walk in a damaged array with a cycle
 _REMEMBERED = 1 << 16
 
 
 class Charsmap:
-    """The replacements, found in a text."""
+    """Applies the replacements to a text."""
 
     def __init__(self, units: npt.NDArray[np.uint32], replacements: bytes) -> None:
         self._units: list[int] = units.tolist()
         self._replacements = replacements
-        self._known: dict[str, str] = {}  # what becomes of the first of two characters, where the two decide
+        self._known: dict[str, str] = {}  # cache: replacement of the first of two characters
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Charsmap | None:
-        """The file's own; None where it has none."""
+        """The map of the file, or None."""
         if KEY not in file.metadata:
             return None
         value = file.metadata[KEY]
@@ -64,7 +64,7 @@ class Charsmap:
         return "".join(out)
 
     def _longest(self, text: str, at: int) -> tuple[str, int, int]:
-        """The replacement for the longest key that begins at `at`, its characters, and how many were looked at."""
+        """The replacement of the longest key at `at`, the length of the key, and the number of characters examined."""
         best, taken, looked = text[at], 1, 0
         node = self._offset(0) if self._units else 0
         for place in range(at, min(at + _MAX_KEY, len(text))):
@@ -82,7 +82,7 @@ class Charsmap:
 
     def _unit(self, index: int) -> int:
         if index >= len(self._units):
-            raise AssayError(f"{KEY}: damaged (it leads outside its array); convert the model again")
+            raise AssayError(f"{KEY}: damaged (an offset points outside the array); convert the model again")
         return self._units[index]
 
     def _offset(self, index: int) -> int:
@@ -96,4 +96,4 @@ class Charsmap:
                 raise ValueError
             return self._replacements[start:end].decode()
         except ValueError:
-            raise AssayError(f"{KEY}: damaged (a replacement is no text); convert the model again") from None
+            raise AssayError(f"{KEY}: damaged (a replacement is not valid UTF-8); convert the model again") from None

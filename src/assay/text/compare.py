@@ -1,9 +1,8 @@
-"""Somebody's token ids against ours: what differs, in words, with the name of the mistake.
+"""Compare the token ids of another tokenizer with the right ones, and name the mistake behind each difference.
 
-An instrument: `explain` takes two lists of ids for the same text (or the same chat) and returns findings. Each
-carries the fault's id from the catalogue, the place, the ids on both sides and a sentence. What stands at the
-ends (BOS, EOS, another family's template, no template) is settled first; the rest is aligned, and every stretch
-that differs is judged by the text it stands for and by what the vocabulary says of its tokens.
+`explain` takes two lists of ids for the same text (or the same chat) and returns the differences. Each has the id of a
+fault in the catalogue, the position, the ids on both sides and a sentence. BOS, EOS and wrong or missing templates are
+handled first. The rest is aligned, and every differing stretch is explained by its text and its tokens' kinds.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from assay.text.template import ChatTemplate, Message, encode_chat
 from assay.text.tokenizer import Tokenizer
 from assay.text.vocab import TokenKind
 
-_ALIGNED = 20_000  # ids; beyond this only the first difference is judged
-# What a tokenizer may forget to do to a text, by the kind of vocabulary: fields of Vocab, and what they are in words.
+_ALIGNED = 20_000  # ids; in longer lists only the first difference is explained
+# Normalisation steps that a tokenizer may omit, by kind of vocabulary: fields of Vocab, and their wording.
 _NORMALISATION = {
     "bert": {
         "lowercase": ("lower-cased", "kept in its case"),
@@ -36,9 +35,9 @@ _CUT_RULE = {
     "t5": "of all cuts take the one with the highest sum of scores",
 }
 _CUT_FAULT = {"llama": "spm-merge-order", "bert": "wordpiece-match", "t5": "unigram-path"}
-_ALIKE = 0.3  # share of equal characters below which two texts have nothing to do with each other
+_ALIKE = 0.3  # share of equal characters below which two texts count as unrelated
 
-# What betrays a family's template in a text; the first that fits names it.
+# Texts that identify the template of a family; the first match counts.
 _MARKS = (
     ("llama3", "<|start_header_id|>"),
     ("chatml", "<|im_start|>"),
@@ -54,7 +53,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """One difference. `at` counts in the given ids."""
+    """One difference. `at` is an index into the given ids."""
 
     fault: str
     message: str
@@ -65,7 +64,7 @@ class TokenDifference:
 
 @dataclass(frozen=True)
 class Chat:
-    """Where the expected ids come from, when they come from a conversation."""
+    """The conversation that the expected ids encode."""
 
     template: ChatTemplate
     messages: Sequence[Message]
@@ -83,10 +82,10 @@ def explain(
     text: str | bytes | None = None,
     chat: Chat | None = None,
 ) -> list[TokenDifference]:
-    """What is wrong with `given`; nothing if it equals `expected`.
+    """The differences of `given`; empty if it equals `expected`.
 
-    `text` is the raw text or `chat` the conversation that both stand for; with them whole hypotheses can be
-    tried, without them only the ids speak.
+    `text` or `chat` is the text or the conversation that both encode. With it, whole hypotheses can be tested, such as
+    another template; without it, only the ids are compared.
     """
     if list(expected) == list(given):
         return []
@@ -102,7 +101,7 @@ def explain(
 
 
 def _grouped(findings: list[TokenDifference]) -> list[TokenDifference]:
-    """The same mistake at several places is one finding that says how often."""
+    """Merge the same mistake at several positions into one difference with a count."""
     groups: dict[str, list[TokenDifference]] = {}
     for finding in findings:
         groups.setdefault(finding.message, []).append(finding)
@@ -113,7 +112,7 @@ def _grouped(findings: list[TokenDifference]) -> list[TokenDifference]:
 
 
 class _Case:
-    """One comparison. `head` ids of each side have been dealt with by `ends`."""
+    """One comparison of expected and given ids."""
 
     def __init__(
         self,
@@ -128,8 +127,8 @@ class _Case:
         self.full_expected, self.full_given = expected, given
         self.expected, self.given = expected, given
         self.text, self.chat = text, chat
-        self.offset = 0  # of `given` in what the user gave
-        # Where BOS is not added but opens every turn (SmolLM2's <|im_start|>), it is part of the text.
+        self.offset = 0  # position of `given[0]` in the user's ids
+        # If BOS is not added but starts every turn (SmolLM2's <|im_start|>), it is part of the text.
         marker = not tokenizer.add_bos and tokenizer.bos in expected[1:]
         self.bos = None if marker else tokenizer.bos
 
@@ -147,7 +146,7 @@ class _Case:
     # --- BOS and EOS
 
     def ends(self) -> list[TokenDifference]:
-        """Findings about BOS and EOS; afterwards both sides stand without them."""
+        """Differences of BOS and EOS. Afterwards both sides are without them."""
         findings: list[TokenDifference] = []
         bos, eos = self.bos, self.tokenizer.eos
         closing = self.tokenizer.closing
@@ -190,7 +189,7 @@ class _Case:
     # --- another prompt altogether
 
     def another_prompt(self) -> TokenDifference | None:
-        """The wrong template, none, or one where none was meant."""
+        """Detect a wrong template, a missing one, or an unexpected one."""
         ours, theirs = self.words(self.expected), self.words(self.given)
         family = next((name for name, mark in _MARKS if mark in theirs and mark not in ours), None)
         mine = next((name for name, mark in _MARKS if mark in ours), None)
@@ -214,7 +213,7 @@ class _Case:
         return None
 
     def _exact_template(self) -> str | None:
-        """The built-in template that gives the given ids, BOS aside."""
+        """The built-in template that produces the given ids, apart from BOS."""
         assert self.chat is not None
         for name, source in TEMPLATES.items():
             template = ChatTemplate.named(name, self.tokenizer)
@@ -223,7 +222,7 @@ class _Case:
                     self.tokenizer, template, self.chat.messages,
                     add_generation_prompt=self.chat.add_generation_prompt,
                 )  # fmt: skip
-            except Exception:  # a template that does not take these messages did not make these ids
+            except Exception:  # a template that rejects these messages cannot have made these ids
                 continue
             if tuple(ids[_leading(ids, self.bos) :]) == self.given:
                 return source
@@ -235,7 +234,7 @@ class _Case:
     # --- stretch by stretch
 
     def stretches(self) -> list[TokenDifference]:
-        """Align both sides and judge every stretch that differs."""
+        """Align both sides and explain every stretch that differs."""
         e, g = self.expected, self.given
         head = next((i for i, (a, b) in enumerate(zip(e, g, strict=False)) if a != b), min(len(e), len(g)))
         if max(len(e), len(g)) - head > _ALIGNED:
@@ -259,7 +258,7 @@ class _Case:
         return findings
 
     def _another_rule(self) -> tuple[str, str] | None:
-        """Whether another pre-tokenizer, or the merges used otherwise, gives exactly these ids."""
+        """Whether another pre-tokenizer or another use of the merges gives exactly these ids."""
         pre = self.vocab.pre
         text = self.chat.render() if self.chat is not None else self.text
         if pre is None or text is None or len(text) > _ALIGNED:
@@ -287,7 +286,7 @@ class _Case:
         return "bpe-pretok-regex", words
 
     def _another_text(self) -> tuple[str, str] | None:
-        """Whether the text, treated otherwise before it was cut, gives exactly these ids."""
+        """Whether another normalisation of the text gives exactly these ids."""
         if not isinstance(self.text, str) or len(self.text) > _ALIGNED or self.expected == self.given:
             return None
         end = self.given[-1:] if self.given[-1:] == (self.tokenizer.closing,) else ()
@@ -341,14 +340,14 @@ class _Case:
         return [finding(fault, f"{self.names(g)} stands where {self.names(e)} belongs{self._after(i1, self.expected)}")]
 
     def _missing(self, e: tuple[int, ...], i1: int, at: int) -> list[TokenDifference]:
-        """Nothing stands where `e` belongs: special tokens, newlines and other text are named apart."""
+        """The ids `e` are missing. Special tokens, newlines and other text have different faults."""
         fault = "tmpl-wrong-family" if self.chat else "text-differs"
         findings, before = [], self._after(i1, self.expected)
         for k, token in enumerate(e):
             special = self.tokenizer.is_special(token)
             piece = self.tokenizer.piece(token)
             if piece == b" " and self.vocab.pre is None and self._starts_text(i1 + k):
-                continue  # the prefix comes with the token before it
+                continue  # the prefix belongs to the token before it
             newlines = piece.count(b"\n") if not piece.strip() else 0
             what = ("a newline" if newlines == 1 else f"{newlines} newlines") if newlines else ""
             words = f"{what} {self.name(token)}".strip() if what else self.name(token)
@@ -359,7 +358,7 @@ class _Case:
         return findings
 
     def _same_text(self, e: tuple[int, ...], g: tuple[int, ...]) -> tuple[str, str]:
-        """Two cuts of one text: which rule was not followed."""
+        """Two tokenizations of one text: name the rule that was not followed."""
         ours, theirs = self.names(e), self.names(g)
         whole = [token for token in e if self.tokenizer.is_special(token) and token not in g]
         if whole:
@@ -394,7 +393,7 @@ class _Case:
         return "bpe-merge-rank", f"{parts}; apply the merge of the lowest rank first"
 
     def _longest_match(self, e: tuple[int, ...]) -> tuple[int, ...]:
-        """The cut that takes the longest token from the left each time."""
+        """The tokenization that takes the longest token from the left each time."""
         text = "".join(self.vocab.tokens[token] for token in e)
         ids: list[int] = []
         while text:
@@ -406,7 +405,7 @@ class _Case:
         return tuple(ids)
 
     def _lost_bytes(self, e: tuple[int, ...], g: tuple[int, ...]) -> str | None:
-        """A character that is bytes here, and dropped, unknown or something else there."""
+        """A character that should be byte tokens, but was dropped, unknown or replaced."""
         unknown = [token for token in g if self.vocab.kinds[token] & TokenKind.UNKNOWN]
         if unknown and not any(token in e for token in unknown):
             return f"{self.name(unknown[0])} stands where {self.names(e)} belongs: write such characters as bytes"
@@ -424,12 +423,12 @@ class _Case:
     # --- small questions
 
     def _starts_text(self, i: int, ids: tuple[int, ...] | None = None) -> bool:
-        """Whether a text begins at `i`, which is where such vocabularies put a space in front."""
+        """Whether a text starts at `i`, where such vocabularies add a space prefix."""
         before = self.expected if ids is None else ids
         return i == 0 or self.tokenizer.is_special(before[i - 1])
 
     def _unprefixed(self, ids: tuple[int, ...], start: int, end: int) -> bytes:
-        """The text of ids[start:end] without those spaces."""
+        """The text of ids[start:end] without added space prefixes."""
         out = b""
         for i in range(start, end):
             piece = self.tokenizer.piece(ids[i])

@@ -2,8 +2,8 @@
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 
-`analysis` is reasoning, `commentary` to a function is a call, the rest is content. The prompt ends in
-`<|start|>assistant`, so an answer begins in the middle of a heading; one that does not is content.
+`analysis` is reasoning, `commentary` to a function is a call, and the rest is content. The prompt ends with
+`<|start|>assistant`, so an answer starts inside a heading. An answer without a heading is content.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Harmony(Scanner):
     def __init__(self, tools: Tools | None, *, apart: bool) -> None:
         super().__init__()
         self._tools, self._apart = tools, apart
-        self._heading: str | None = None  # of the message under way, marks included; None between messages
-        self._kind: int | None = None  # None while the heading is not complete
+        self._heading: str | None = None  # heading of the current message, with marks; None between messages
+        self._kind: int | None = None  # None until the heading is complete
         self._name = ""
         self._body = ""
 

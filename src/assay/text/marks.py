@@ -1,4 +1,4 @@
-"""Marks in a stream of text: what is certain is let through, what may be the beginning of a mark is held back."""
+"""Find marks in streamed text: text is passed on once it cannot be the start of a mark, and held back until then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from assay.text.calls import Call
 
 @dataclass
 class ReplyPiece:
-    """What is new of an answer."""
+    """The new part of an answer: content, reasoning and calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -21,18 +21,18 @@ class ReplyPiece:
 
 
 class Scanner:
-    """The part that all notations share: text in `held` is not decided yet, `out` collects what is.
+    """Base of the streaming parsers. `held` has undecided text, `out` collects the result.
 
-    A subclass takes one step of its own at a time, on the text that there is; it must decide alike however much text
-    has come, or wait for more.
+    A subclass parses one step at a time from `held`. Its result must not depend on how the text was split into parts;
+    if a step is undecided, it waits for more text.
     """
 
     def __init__(self) -> None:
         self.held = ""
         self.out = ReplyPiece()
-        self.trim = False  # whether white space in front of content is none
-        self._space = ""  # white space that counts only if something follows
-        self._spoken = False  # whether this stretch of content or reasoning has begun
+        self.trim = False  # whether leading white space of content is dropped
+        self._space = ""  # white space that is kept only if text follows
+        self._spoken = False  # whether the current content or reasoning has any text
 
     def push(self, text: str) -> ReplyPiece:
         self.held += text
@@ -48,13 +48,13 @@ class Scanner:
         return out
 
     def _step(self, final: bool) -> bool:
-        """Decide what can be decided; False when nothing more can be."""
+        """Parse one step. False if more text is needed."""
         raise NotImplementedError
 
     def until(self, marks: Sequence[str], final: bool) -> tuple[str, str | None]:
-        """The text up to the first mark, which is taken too; without one, the text that cannot belong to one."""
+        """Consume text up to and including the first mark; without a mark, the text that cannot belong to one."""
         found = [(at, -len(mark), mark) for mark in marks if (at := self.held.find(mark)) >= 0]
-        if found:  # the earliest; of those that begin together the longest
+        if found:  # the earliest; the longest of those with one start
             at, _, mark = min(found)
             text, self.held = self.held[:at], self.held[at + len(mark) :]
             return text, mark
@@ -64,13 +64,13 @@ class Scanner:
         return text, None
 
     def _beginning(self, marks: Sequence[str]) -> int:
-        """The length of the longest end of `held` that begins a mark."""
+        """The length of the longest suffix of `held` that is a prefix of a mark."""
         longest = max(map(len, marks), default=1) - 1
         sizes = range(min(longest, len(self.held)), 0, -1)
         return next((n for n in sizes if any(mark.startswith(self.held[-n:]) for mark in marks)), 0)
 
     def say(self, text: str, *, final: bool) -> None:
-        """Content. White space waits for what follows it, until something was said; `trim` drops it then."""
+        """Add content. Leading white space is held until text follows; `trim` then drops it."""
         if self._spoken:
             self.out.content += text
             return
@@ -83,11 +83,11 @@ class Scanner:
         self._spoken = bool(bare)
 
     def turn(self, *, trim: bool) -> None:
-        """Something else follows: content or reasoning after it begins anew."""
+        """Start a new stretch of content or reasoning."""
         self._space, self._spoken, self.trim = "", False, trim
 
     def reason(self, text: str) -> None:
-        """Reasoning, without white space at its ends."""
+        """Add reasoning, without leading and trailing white space."""
         text = self._space + text
         if not self._spoken:
             text = text.lstrip()

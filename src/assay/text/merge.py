@@ -1,8 +1,8 @@
 """Pair merging, the one algorithm behind both tokenizers.
 
-Start from single characters; of all adjacent pairs join the one with the lowest rank, the leftmost of equals;
-repeat until no pair has a rank. Byte-level BPE ranks a pair by its place in the merges, SentencePiece-style
-vocabularies rank it by the score of the token it makes.
+Start from single characters. Join the adjacent pair with the lowest rank, the leftmost of equals, and repeat until no
+pair has a rank. Byte-level BPE ranks a pair by its position in the list of merges. SentencePiece-style vocabularies
+rank a pair by the score of the token it makes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping
 
 _NO_RANK = 1 << 62
-_SHORT = 96  # below this, scanning beats a queue
+_SHORT = 96  # parts; below this, scanning is faster than a queue
 
 
 def merge(parts: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
@@ -36,7 +36,7 @@ def merge(parts: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
 
 
 def _merge_long(parts: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
-    """The same in n log n: a queue of candidate pairs over a linked list; overtaken candidates are skipped."""
+    """`merge` in O(n log n): a priority queue of pairs over a linked list; stale pairs are skipped."""
     n = len(parts)
     before, after = list(range(-1, n - 1)), [*range(1, n), -1]
     queue: list[tuple[int, int, int, int]] = []  # rank, left, right, length of both

@@ -1,13 +1,13 @@
-"""The encoders that merge pairs: text without special tokens in, ids out.
+"""Encoders that merge pairs: from text without special tokens to ids.
 
-Both cut the text into pieces that cannot influence one another and remember each piece's ids, so English runs
-at the speed of a dictionary. For byte-level BPE the pieces are the words of the pre-tokenizer. A
-SentencePiece-style vocabulary has no words: there the text is cut only where no token of the vocabulary spans
-the cut, so that no merge could ever cross it and the ids are the same as without the cut.
+They cut the text into pieces that cannot influence each other and cache the ids of each piece, so most text costs one
+dictionary lookup per word. For byte-level BPE the pieces are the words of the pre-tokenizer. A SentencePiece-style
+vocabulary has no words. Its text is cut only where no token spans the cut: no merge can cross it, so the ids do not
+change.
 
-Why no library: `sentencepiece` needs a model that GGUF does not carry. `tokenizers` cannot rank equal scores by
-position, splits words by its own Unicode tables and does not take bytes that are not UTF-8; where it would be
-exact, in merging one word, building it from a file takes longer than most prompts take here (bench/tokenizing.py).
+No library is used. `sentencepiece` needs a model that GGUF does not carry. `tokenizers` cannot rank equal scores by
+position, splits words by its own Unicode tables and rejects bytes that are not UTF-8. For merging one word it would be
+exact, but building it from a file takes longer than most prompts take here (bench/tokenizing.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPACE = "\u2581"  # SentencePiece's visible space
 _CACHED_LENGTH = 64
 _CACHED_PIECES = 1 << 18
 _CUT_FURTHER = 64
-_ESCAPE = 0xDC00  # a byte outside UTF-8 travels as this surrogate plus the byte
+_ESCAPE = 0xDC00  # a byte that is not UTF-8 is represented by this surrogate plus the byte
 
 
 class Encoder(Protocol):
@@ -42,7 +42,7 @@ class Encoder(Protocol):
 
 
 class Remembered(dict[str, tuple[int, ...]]):
-    """Ids per piece, computed when first asked for; long pieces are not kept, and the whole stays bounded."""
+    """A bounded cache of the ids of pieces. Long pieces are not cached."""
 
     def __init__(self, compute: Callable[[str], tuple[int, ...]]) -> None:
         self._compute = compute
@@ -60,7 +60,7 @@ class Remembered(dict[str, tuple[int, ...]]):
 
 
 def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for every byte: itself where printable, else U+0100 upwards."""
+    """GPT-2's printable character for every byte: the byte itself if printable, else U+0100 upwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = iter(range(0x100, 0x200))
     return [chr(b) if b in printable else chr(next(rest)) for b in range(256)]
@@ -72,9 +72,9 @@ _TRANSLATE = dict(enumerate(BYTE_TO_CHAR))
 
 
 def decode_leniently(data: bytes) -> str:
-    """Code points of bytes that are not UTF-8, as llama.cpp sees them.
+    """Code points of bytes that are not UTF-8, as llama.cpp decodes them.
 
-    Overlong forms and surrogates are taken at their value; any other wrong byte is U+FFFD by itself.
+    Overlong forms and surrogates keep their value. Any other wrong byte becomes U+FFFD.
     """
     out, i = [], 0
     while i < len(data):
@@ -97,9 +97,9 @@ def decode_leniently(data: bytes) -> str:
 
 
 class SafeCuts:
-    """Where a text may be cut without changing any merge: between two characters that stand together in no token.
+    """Positions at which a text can be cut without changing any merge: between two characters that no token contains.
 
-    A merge makes a token, so none can join what lies on both sides of such a place.
+    A merge makes a token, so no merge can join text across such a position.
     """
 
     def __init__(self, tokens: list[str]) -> None:
@@ -107,8 +107,8 @@ class SafeCuts:
 
     @cached_property
     def words(self) -> Callable[[str], list[str]]:
-        """Cut before a space that follows another character, unless some token holds just that pair, and
-        around newlines unless a token holds one beside something else."""
+        """Cut before a space that follows another character, unless a token contains that pair, and around newlines,
+        unless a token contains a newline with other text."""
         spaced = [text for text in self._tokens if SPACE in text]
         joined = {a for text in spaced for a, b in pairwise(text) if b == SPACE} - {SPACE}
         newline = "" if any("\n" in text and len(text) > 1 for text in self._tokens) else "\n"
@@ -122,7 +122,7 @@ class SafeCuts:
         return frozenset(text[i : i + 2] for text in self._tokens for i in range(len(text) - 1))
 
     def further(self, piece: str) -> list[str]:
-        """Every cut there is, for a piece that is long because its language has no spaces."""
+        """All safe cuts, for a long piece of a language without spaces."""
         if len(piece) <= _CUT_FURTHER:
             return [piece]
         neighbours = self._neighbours
@@ -146,7 +146,7 @@ class ByteLevelBPE:
         return self.encode(decode_leniently(data))
 
     def with_pre(self, pre: PreTokenizer) -> ByteLevelBPE:
-        """The same merges on words made by another row."""
+        """The same merges with another pre-tokenizer."""
         other = copy(self)
         other._pre = pre
         other._words = Remembered(other._word)
@@ -154,7 +154,7 @@ class ByteLevelBPE:
 
     @cached_property
     def _ranks(self) -> dict[str, int]:
-        """Of a pair listed twice the first counts."""
+        """Ranks of the merges. For a pair listed twice, the first counts."""
         pairs = self._merges
         return dict(zip(reversed(pairs), range(len(pairs) - 1, -1, -1), strict=True))
 
@@ -169,7 +169,7 @@ class ByteLevelBPE:
             return tuple(chain.from_iterable(map(self._rescued, parts)))
 
     def _rescued(self, part: str) -> list[int]:
-        """Where a merge made what is no token, llama.cpp keeps its ASCII characters and drops the rest."""
+        """If a merged part is not a token, llama.cpp keeps its ASCII characters and drops the rest."""
         if part in self._ids:
             return [self._ids[part]]
         return [self._ids[c] for c in part if c.isascii() and c in self._ids]
@@ -178,7 +178,7 @@ class ByteLevelBPE:
 class PlainBPE(ByteLevelBPE):
     """`gemma4`: merges by rank on plain UTF-8, with U+2581 for the space and byte tokens for the rest.
 
-    Its words are whole lines; they are cut where that is safe.
+    Its words are whole lines, which are cut at safe positions.
     """
 
     def encode(self, text: str) -> list[int]:
@@ -218,7 +218,7 @@ def _read_merges(file: GGUFFile, vocab: Vocab) -> list[str]:
 
 
 class ScoredMerges:
-    """`llama`: merge the pair that makes the token with the highest score; bytes for what is no token."""
+    """`llama`: merge the pair that makes the token with the highest score; byte tokens for other text."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -249,7 +249,7 @@ class ScoredMerges:
             return tuple(chain.from_iterable(map(self._part, parts)))
 
     def _part(self, part: str) -> list[int]:
-        """A token, or the bytes of a single character that is none."""
+        """The id of a token, or the byte tokens of a character that has none."""
         if part in self._ids:
             return [self._ids[part]]
         code = ord(part)
@@ -263,7 +263,7 @@ class ScoredMerges:
         if found is None:
             raise AssayError(
                 f"tokenizer.ggml.tokens: no token for byte 0x{byte:02X} and no unknown token; "
-                "this vocabulary cannot hold the text"
+                "this vocabulary cannot encode the text"
             )
         return found
 

@@ -1,14 +1,13 @@
 r"""The table of pre-tokenizers: how byte-level BPE cuts text into words before any merge is tried.
 
-`tokenizer.ggml.pre` names a row of `PRETOKENIZERS`. A row is a list of splits, applied one after the other
-to what the previous one left; a split isolates every match and keeps what lies between two matches as a
-word of its own. llama.cpp decides what is right here, so its reading of the expressions is the one
-implemented: categories know no case outside ASCII (`\p{Lu}` is any letter), `\s` is Unicode white space,
-and lookahead ends where the word under the knife ends.
+`tokenizer.ggml.pre` names a row of `PRETOKENIZERS`. A row is a list of splits, each applied to the words of the
+previous one. A split makes every match a word, and the text between two matches too. The ids must equal llama.cpp's,
+so its reading of the expressions is implemented: categories ignore case outside ASCII (`\p{Lu}` is any letter), `\s`
+is Unicode white space, and lookahead ends at the end of the current word.
 
-Python's `re` has no `\p{..}`. Expressions that need categories are therefore run on a *collapsed* copy of
-the text: ASCII stays, every other character becomes one placeholder of its category. The copy has the same
-length, so the cuts carry over; ASCII text needs no copy at all, which is what makes this fast.
+Python's `re` has no `\p{..}`. Expressions with categories are therefore run on a *collapsed* copy of the text: ASCII
+stays, and every other character becomes one placeholder of its category. The copy has the same length, so its cuts are
+valid for the text. ASCII text needs no copy, which makes this fast.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from assay.errors import AssayError
 
 Split = Callable[[str], list[str]]
 
-# Placeholders of the collapsed copy. Han letters have their own because one row (kimi-k2) tells them apart.
+# Placeholders of the collapsed copy. Han letters have their own, because one row (kimi-k2) distinguishes them.
 _PLACEHOLDER = {"N": "\xd1", "L": "\xd2", "P": "\xd3", "M": "\xd4", "S": "\xd5"}
 _HAN_LETTER, _HAN_OTHER, _OTHER, _SPACE = "\xd6", "\xd7", "\xd0", "\x0b"
 
@@ -34,7 +33,7 @@ _HAN_BLOCKS = (
     (0x2A700, 0x2EBEF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 
-# Characters that Unicode 15.0 and 15.1 assigned; Python 3.11 knows 14.0. `category:first-last`, hexadecimal.
+# Characters that Unicode 15.0 and 15.1 assigned; Python 3.11 has Unicode 14.0. `category:first-last`, hexadecimal.
 _SINCE_14 = """
 M:CF3-CF3 M:ECE-ECE S:2FFC-2FFF S:31EF-31EF M:10EFD-10EFF L:1123F-11240 M:11241-11241 P:11B00-11B09
 M:11F00-11F01 L:11F02-11F02 M:11F03-11F03 L:11F04-11F10 L:11F12-11F33 M:11F34-11F3A M:11F3E-11F42
@@ -45,7 +44,7 @@ S:1FAAD-1FAAF S:1FABB-1FABD S:1FABF-1FABF S:1FACE-1FACF S:1FADA-1FADB S:1FAE8-1F
 L:2B739-2B739 L:2EBF0-2EE5D L:31350-323AF
 """
 
-# What stands inside the brackets for each category: its ASCII members, then its placeholders.
+# The content of the brackets for each category: its ASCII members, then its placeholders.
 _CLASS = {
     "N": "0-9\xd1",
     "L": "A-Za-z\xd2\xd6",
@@ -65,7 +64,7 @@ def _added_since_14() -> tuple[tuple[int, int, str], ...]:
 
 
 def category(code: int) -> str:
-    """A character's major category in Unicode 15.1: one of `LMNPSZC`, or `-` where none is assigned."""
+    """A character's major category in Unicode 15.1: one of `LMNPSZC`, or `-` if unassigned."""
     found = unicodedata.category(chr(code))
     if found == "Cn":
         return next((kind for first, last, kind in _added_since_14() if first <= code <= last), "-")
@@ -73,7 +72,7 @@ def category(code: int) -> str:
 
 
 def is_white(character: str) -> bool:
-    """Whether a character is Unicode white space; the separators among the control codes are not."""
+    """Whether a character is Unicode white space. The separators among the control codes (U+001C to U+001F) are not."""
     return character in WHITE_SPACE or character in " \t\n\v\f\r"
 
 
@@ -88,7 +87,7 @@ def _placeholder(code: int) -> str:
 
 
 class _Collapse(dict[int, str]):
-    """A `str.translate` table that fills itself."""
+    """A `str.translate` table that is filled on demand."""
 
     def __missing__(self, code: int) -> str:
         result = self[code] = chr(code) if code < 128 else _placeholder(code)
@@ -108,7 +107,7 @@ def _collapse(text: str, table: Mapping[int, str]) -> str:
 
 
 def _expand(expression: str) -> str:
-    r"""Write `\p{..}` out as members of a class, with brackets where there are none yet."""
+    r"""Expand `\p{..}` to members of a character class, in brackets unless it is already inside some."""
     out, inside = [], False
     for part in re.findall(r"\\p\{\w+\}|\\.|.", expression, re.DOTALL):
         if part.startswith(r"\p{"):
@@ -121,7 +120,7 @@ def _expand(expression: str) -> str:
 
 
 def _by_expression(expression: str) -> Split:
-    r"""Isolate every match. Without `\p{..}` the text itself is searched, only its white space is unified."""
+    r"""Isolate every match. An expression without `\p{..}` searches the text itself, with white space unified."""
     table = _COLLAPSE if r"\p{" in expression else _SPACES
     search = re.compile(f"({_expand(expression)})", re.ASCII).split
 
@@ -135,7 +134,7 @@ def _by_expression(expression: str) -> Split:
 
 
 def _superbpe_cuts(text: str) -> list[str]:
-    """Cut before every ASCII digit that has a multiple of three digits, itself included, up to the run's end."""
+    """Cut before every ASCII digit from which the rest of the run is a multiple of three digits."""
     cuts = {0, len(text)}
     for match in re.finditer("[0-9]+", text):
         cuts.update(range(match.end() - 3, match.start() - 1, -3))
@@ -158,13 +157,13 @@ _FUNCTIONS: dict[str, Split] = {"<thousands>": _thousands, "<superbpe>": _superb
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """One row: the splits in order, and what else the name implies."""
+    """One row: the splits in order, and other properties of the pre-tokenizer."""
 
     splits: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is that token, whatever the merges say
-    add_bos: bool = False  # unless the file says otherwise
+    ignore_merges: bool = False  # a word that is a token becomes that token, without merging
+    add_bos: bool = False  # default, if the file has no flag
     byte_encode: bool = True  # False: tokens are plain UTF-8 with U+2581 for the space
-    newline_words: bool = False  # a run of newlines that is a token is that token
+    newline_words: bool = False  # a run of newlines that is a token becomes that token
 
     def split(self, text: str) -> list[str]:
         """The words of `text`; joined they are `text` again."""

@@ -1,9 +1,9 @@
-"""What a model wrote, taken apart while it comes: reasoning, content and calls of functions.
+"""Parse a streamed answer into reasoning, content and tool calls.
 
-Every family of models writes these in its own marks. A family is one row of `FAMILIES`, chosen by what the template's
-own source mentions; how its calls are notated is a reader of `assay.text.calls`. Marks are cut out wherever the text is
-cut into pieces, so a text is held back only while it may be part of a mark, or of a call that is not complete. What
-looks like a call and cannot be read is content: nothing a model writes is lost, but for white space between the parts.
+Every family of models has its own marks. A family is one row of `FAMILIES`, recognised by texts in the source of the
+template; a function of `assay.text.calls` parses its calls. Marks are found however the text is split into parts, so
+text is held back only while it may belong to a mark or an incomplete call. A call that cannot be parsed becomes
+content: no text of a model is lost, except white space between the parts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from assay.text.harmony import Harmony
 from assay.text.marks import ReplyPiece, Scanner
 
 Pair = tuple[str, str]
-TAIL = 32  # tokens at the end of a prompt among which reasoning may have been opened
+TAIL = 32  # tokens at the end of a prompt that are searched for an opened reasoning block
 
-# How reasoning begins and ends; the first pair whose end a template mentions is its family's.
+# Start and end marks of reasoning. A family has the first pair whose end mark its template contains.
 THINKING: tuple[Pair, ...] = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -38,20 +38,20 @@ WRAPPING = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_T
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of a family write."""
+    """The notation of a family of models."""
 
     name: str
-    mentions: tuple[str, ...]  # a template that contains one of these is the family's
-    calls: tuple[Pair, ...]  # what begins and ends calls; an empty end is that of the answer
+    mentions: tuple[str, ...]  # a template that contains one of these belongs to the family
+    calls: tuple[Pair, ...]  # start and end marks of calls; an empty end mark is the end of the answer
     read: Reader
-    form: Pair  # around the arguments of a call, with NAME for the function's: what can be required of a model
-    bare: tuple[str, ...] = ()  # an answer that begins so may be a call without a mark
+    form: Pair  # text around the arguments of a call, with NAME for the function: used to force a call
+    bare: tuple[str, ...] = ()  # an answer that starts with this may be a call without a mark
     thinking: Pair | None = None
-    wrapping: tuple[str, ...] = ()  # marks around the answer itself, to be left out
+    wrapping: tuple[str, ...] = ()  # marks around the answer, which are removed
 
     @property
     def marked(self) -> bool:
-        """Whether answers have marks even where no tools are offered."""
+        """Whether answers have marks even without tools."""
         return self.name == "harmony" or self.thinking is not None or bool(self.wrapping)
 
 
@@ -147,7 +147,7 @@ FAMILIES: tuple[Family, ...] = (
 
 @lru_cache(maxsize=32)
 def family_of(template: str) -> Family:
-    """How answers to a template's prompts are written."""
+    """The family of a template, by its source."""
     family = next(f for f in FAMILIES if not f.mentions or any(text in template for text in f.mentions))
     return replace(
         family,
@@ -161,12 +161,12 @@ def takes_tools(template: str) -> bool:
 
 
 def opened(family: Family, prompt: str) -> bool:
-    """Whether a prompt ends where the reasoning has begun."""
+    """Whether a prompt ends inside an opened reasoning block."""
     return family.thinking is not None and prompt.rstrip().endswith(family.thinking[0].rstrip())
 
 
 def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
-    """A whole answer as the message that goes back to the template: reasoning apart, where it was marked."""
+    """A whole answer as a message for the template, with marked reasoning separate."""
     family = family_of(template)
     parser = ReplyParser(family, thinking=opened(family, prompt))
     pieces = [parser.push(text), parser.finish()]
@@ -176,10 +176,10 @@ def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
 
 
 class ReplyParser:
-    """One answer. Push text as it comes; each time, get what is certain by then.
+    """Parses one answer. Push text as it arrives; each push returns the newly decided parts.
 
-    `tools` are the functions that were offered, None for none: then nothing is a call. `thinking`: the prompt has
-    opened the reasoning already. `apart=False` leaves reasoning in the content.
+    `tools` are the offered functions; with None nothing is parsed as a call. `thinking` says that the prompt has
+    opened a reasoning block. `apart=False` leaves reasoning in the content.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ReplyParser:
         return self._machine.push(text)
 
     def finish(self) -> ReplyPiece:
-        """What was held back, at the end of the answer."""
+        """The held-back text, at the end of the answer."""
         return self._machine.finish()
 
 
@@ -217,7 +217,7 @@ class _Marked(Scanner):
         self._opening = pair[0] if pair else None
         self._ends = ends
         self._marks = tuple(mark for mark in (self._opening, *ends, *family.wrapping) if mark)
-        self._call = ""  # the mark that began the call under way
+        self._call = ""  # the start mark of the current call
         self._reasoning = thinking
         self._bare = bool(tools and family.bare and not thinking)
         self.trim = pair is not None
@@ -230,7 +230,7 @@ class _Marked(Scanner):
         return self._in_call(final) if self._call else self._in_content(final)
 
     def _maybe_bare(self, final: bool) -> bool:
-        """An answer that may be a call from its first character on is held back to its end."""
+        """Hold back the whole answer if it may be a call without marks."""
         text = self.held.lstrip()
         if not text and not final:
             return False
@@ -290,13 +290,13 @@ class _Marked(Scanner):
 
 
 def _end_of_call(text: str, end: str) -> int:
-    """Where a call's end stands, -1 where it has not come: inside a string of JSON it is only text."""
+    """The position of a call's end mark, -1 if absent. A mark inside a JSON string is text."""
     at = text.find(end)
     if at < 0 or not text.lstrip().startswith(("{", "[")):
         return at
     for found in re.finditer(rf'"(?:[^"\\]|\\.)*"|"|{re.escape(end)}', text, re.DOTALL):
         if found[0] == '"':
-            return -1  # a string that is still open
+            return -1  # an unterminated string
         if found[0] == end:
             return found.start()
     return -1

@@ -1,7 +1,8 @@
-"""A conversation written otherwise, for templates that cannot take it as OpenAI's clients write it.
+"""Rewrite a conversation for templates that fail on OpenAI's form.
 
-`given` are a template's variables. Each rewrite changes one habit and returns None where there is nothing to change.
-They are tried only after a template failed, alone and then together, so that whoever can read the usual form gets it.
+`given` are the variables of a template. Each rewrite changes one convention, and returns None if nothing changes.
+Rewrites are tried only after a template failed, first alone and then combined. So a template that accepts OpenAI's
+form always gets it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from itertools import combinations
 from typing import Any
 
 Given = dict[str, Any]
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names for one thing
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms
 
 
 def with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose reasoning has every name that templates ask for."""
+    """A message with its reasoning under every name that templates use."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return dict(message)
@@ -29,7 +30,7 @@ def _each(given: Given, change: Callable[[dict[str, Any]], dict[str, Any]]) -> G
 
 
 def _arguments_as_text(given: Given) -> Given | None:
-    """DeepSeek's templates join the arguments of a call to a text."""
+    """Arguments of calls as text, because DeepSeek's templates concatenate them."""
 
     def call(item: Any) -> Any:
         function = item.get("function") if isinstance(item, Mapping) else None
@@ -46,7 +47,7 @@ def _arguments_as_text(given: Given) -> Given | None:
 
 
 def _no_null(given: Given) -> Given | None:
-    """OpenAI's content beside calls is null; many templates expect a text."""
+    """An empty text in place of null content, which OpenAI sends beside calls."""
     return _each(given, lambda message: {**message, "content": ""} if message.get("content") is None else message)
 
 
@@ -59,7 +60,7 @@ def _empty_tools(given: Given) -> Given | None:
 
 
 def fold_system(given: Given) -> Given | None:
-    """The system message inside the first user message."""
+    """The system message put in front of the first user message."""
     messages = given["messages"]
     if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
         return None
@@ -79,7 +80,7 @@ _REWRITES: tuple[Callable[[Given], Given | None], ...] = (
 
 
 def rewritten(given: Given) -> Iterator[Given]:
-    """The conversation with one thing written otherwise, then with two, and so on."""
+    """The conversation with one rewrite, then with two, and so on."""
     for size in range(1, len(_REWRITES) + 1):
         for chosen in combinations(_REWRITES, size):
             other: Given | None = given

@@ -1,8 +1,8 @@
-"""What renders chat templates, inside the box (`assay.system.box`); never imported.
+"""The script that renders chat templates in a sandboxed process (`assay.system.box`); never imported.
 
-A template is a program out of a stranger's file. Jinja's sandbox keeps it from reaching Python; the box keeps it from
-everything else. A request is `{"template": str, "variables": object}`, an answer `{"text": str}` or
-`{"fault": kind, "message": str}`. It depends on nothing but Jinja.
+A template is an untrusted program. Jinja's sandbox keeps it from Python objects, and the process from everything else.
+A request is `{"template": str, "variables": object}`. An answer is `{"text": str}` or
+`{"fault": kind, "message": str}`. The script depends only on Jinja.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_OUTPUT = 1 << 25  # characters
 
 
 class Refused(Exception):
-    """The template called `raise_exception`: it does not take these messages."""
+    """The template called `raise_exception`: it rejects these messages."""
 
 
 class TooLong(Exception):
-    """More output than any prompt."""
+    """The output is longer than any prompt can be."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only its contents, in a scope of its
-    own as in transformers."""
+    """`{% generation %}` marks the assistant's text for training. It renders its contents in a new scope, as in
+    transformers."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's interface
 
@@ -51,13 +51,13 @@ def _raise_exception(message: object) -> None:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Plain JSON, as templates are written for; Jinja's own filter escapes HTML."""
+    """Plain JSON, which templates expect. Jinja's own filter escapes HTML."""
     allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
     return json.dumps(value, ensure_ascii=ensure_ascii, default=_listed, **allowed)
 
 
 def _listed(value: Any) -> list[Any]:
-    """What `map` and `select` give, for templates that forget `|list`."""
+    """Iterators of `map` and `select` as lists, for templates that omit `|list`."""
     if isinstance(value, GeneratorType):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -68,7 +68,7 @@ def _strftime_now(form: str) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Lists may grow and shrink: some templates keep a queue, and every list dies with its request."""
+    """A sandbox that allows changing lists: some templates use a queue, and lists do not outlive a request."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
@@ -90,7 +90,7 @@ def _compile(source: str) -> Template:
 
 
 def render(source: str, variables: dict[str, Any]) -> str:
-    """The template's output; stops reading when it grows too long."""
+    """Render a template; stops if the output grows too long."""
     parts, length = [], 0
     for part in _compile(source).generate(variables):
         parts.append(part)
@@ -101,7 +101,7 @@ def render(source: str, variables: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """One request to one answer; whatever the template does, it is an answer."""
+    """The answer to one request. Any failure of the template is an answer, too."""
     try:
         return {"text": render(request["template"], request["variables"])}
     except Refused as error:
@@ -125,7 +125,7 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def warm() -> None:
-    """Render once what imports late, for failing, too."""
+    """Render a template, and a failing one, once: this triggers all late imports."""
     source = "{% for m in x %}{{ m|tojson }}{{ m.a|trim }}{% endfor %}{{ strftime_now('%d %b %Y') }}{{ x|length }}"
     render(source, {"x": [{"a": " b "}]})
     answer({"template": "{{ raise_exception(1) }}", "variables": {}})

@@ -1,11 +1,11 @@
-"""Cutting special tokens out of a text before anything else happens to it.
+"""Split special tokens out of a text, before any other tokenization.
 
-The longest token goes first, over the whole text; then the next, over what is left between the finds. That is
-llama.cpp's order, and it differs from the first match from the left where two tokens overlap.
+The longest token is searched first, over the whole text, then the next in the remaining text. This is llama.cpp's
+order. It differs from leftmost-first matching if two tokens overlap.
 
-A vocabulary has thousands of such tokens, and a stranger's text may hold all of them, so the text is not searched once
-a token. One pass finds the places where a token can begin; what begins there is looked up; then the longest take
-their letters first. The time is that of the text and the finds.
+A vocabulary has thousands of special tokens, and an untrusted text may contain all of them. So the text is not searched
+once per token. One pass finds the positions at which a token can start and looks up the matches; then the longest
+matches are placed first. The time is linear in the text and the matches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PREFIX = 3
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary, ready to be found."""
+    """Finds the special tokens of a vocabulary in texts."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
 
     @cached_property
     def _ranks(self) -> dict[str, tuple[int, int, int]]:
-        """Place in the order, id and kind of each token; the longest in bytes come first, and of equals the first."""
+        """Rank, id and kind of each token. The longest in bytes come first; of equals, the lowest id."""
         kinds = np.frombuffer(self._vocab.kinds, np.uint8)
         found = np.flatnonzero(kinds & TokenKind.SPECIAL).tolist()
         rows = sorted(((self._vocab.tokens[i], i) for i in found), key=lambda row: -len(row[0].encode()))
@@ -43,7 +43,7 @@ class SpecialTokens:
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """How long the tokens are that begin with these letters."""
+        """The lengths of the tokens that start with these characters."""
         lengths: dict[str, set[int]] = {}
         for token in self._ranks:
             lengths.setdefault(token[:_PREFIX], set()).add(len(token))
@@ -51,7 +51,7 @@ class SpecialTokens:
 
     @cached_property
     def _starts(self) -> re.Pattern[str]:
-        """The letters that tokens begin with."""
+        """The first characters of tokens."""
         return re.compile(f"[{re.escape(''.join(sorted({prefix[0] for prefix in self._lengths})))}]")
 
     def split(self, text: str, parse_special: bool) -> list[Fragment]:
@@ -59,11 +59,11 @@ class SpecialTokens:
         if not text or not any(prefix in text for prefix in self._lengths):
             return [text] if text else []
         taken = bytearray(len(text))
-        places: dict[tuple[int, int, int], list[tuple[int, str]]] = {}  # by rank, each in the order of the text
+        places: dict[tuple[int, int, int], list[tuple[int, str]]] = {}  # matches by rank, each in text order
         for rank, at, token in self._occurrences(text, parse_special):
             places.setdefault(rank, []).append((at, token))
         cuts = [
-            _take(text, taken, at, len(token), *rank[1:])
+            _mark_match(text, taken, at, len(token), *rank[1:])
             for rank in sorted(places)
             for at, token in places[rank]
             if taken.find(1, at, at + len(token)) < 0
@@ -80,7 +80,7 @@ class SpecialTokens:
         return fragments
 
     def _occurrences(self, text: str, parse_special: bool) -> Iterator[tuple[tuple[int, int, int], int, str]]:
-        """Every token at every place, overlapping ones too."""
+        """Every token at every position, including overlaps."""
         for match in self._starts.finditer(text):
             at = match.start()
             for size in range(1, _PREFIX + 1):
@@ -91,8 +91,8 @@ class SpecialTokens:
                         yield rank, at, token
 
 
-def _take(text: str, taken: bytearray, at: int, length: int, token_id: int, kind: int) -> tuple[int, int, int]:
-    """Mark a find, and the blanks that its kind swallows; where it begins and ends, and its id."""
+def _mark_match(text: str, taken: bytearray, at: int, length: int, token_id: int, kind: int) -> tuple[int, int, int]:
+    """Mark the characters of a match, and the white space that its kind strips. Returns start, end and id."""
     before, after = at, at + length
     while kind & TokenKind.LSTRIP and before and text[before - 1] in _WHITE and not taken[before - 1]:
         before -= 1

@@ -1,8 +1,8 @@
-"""Chat templates: a list of messages to the text the model was trained on.
+"""Chat templates: render messages to the text format that the model was trained on.
 
-The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`. It sees what
-`transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they are written otherwise
-(`assay.text.rewrites`) until it can.
+The template comes from the file and runs in a sandboxed process (`assay.system.box`), by `assay.text.sandbox`. It gets
+the same variables as in `transformers`. If it fails on OpenAI's form of messages, rewritten forms are tried
+(`assay.text.rewrites`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 _OTHERWISE = "use --raw for none or --template NAME for another"
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
-_RESCUED = ("refused", "undefined", "template")  # faults that other messages may not have
+_RESCUED = ("refused", "undefined", "template")  # faults that rewritten messages may avoid
 _WHAT_HAPPENED = {
     "refused": "does not take these messages",
     "long": "its output is too long",
@@ -46,21 +46,21 @@ _box = Box("template", Path(__file__).with_name("sandbox.py"))
 
 
 class ChatTemplate:
-    """A template with the texts of the vocabulary's own tokens."""
+    """A template with the texts of the vocabulary's special tokens."""
 
     def __init__(self, source: str, *, name: str, tool_source: str | None = None, **tokens: str) -> None:
         """`tokens`: bos, eos, unk, sep, pad, mask, as texts."""
         if (length := max(len(source), len(tool_source or ""))) > MAX_TEMPLATE:
             raise AssayError(f"{name}: the template is too long (found {length}, at most {MAX_TEMPLATE} characters)")
         self.source = source
-        self.tool_source = tool_source or source  # some files have a second one for prompts with tools
+        self.tool_source = tool_source or source  # some files have a second template for prompts with tools
         self.name = name
         self._variables: Mapping[str, Any] = {}
         self._tokens = {"bos_token": "", "eos_token": "", **{f"{role}_token": text for role, text in tokens.items()}}
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The file's own template; None where it has none."""
+        """The template of the file, or None."""
         source = file.get_str(KEY, None)
         if source is None:
             return None
@@ -68,7 +68,7 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, name: str, tokenizer: Tokenizer) -> ChatTemplate:
-        """A built-in template by name, or the one in a file."""
+        """A built-in template by name, or a template from a file."""
         if name in TEMPLATES:
             return cls._for(tokenizer, TEMPLATES[name], f"template {name}")
         path = Path(name)
@@ -82,7 +82,7 @@ class ChatTemplate:
 
     @classmethod
     def choose(cls, file: GGUFFile, tokenizer: Tokenizer, name: str | None = None) -> ChatTemplate:
-        """`name` where one is given, else the file's own; an error that says what to do where there is neither."""
+        """The template `name` if given, else that of the file. Without either, an error explains the options."""
         if name is not None:
             return cls.named(name, tokenizer)
         template = cls.from_gguf(file, tokenizer)
@@ -100,7 +100,7 @@ class ChatTemplate:
         return cls(source, name=name, tool_source=tool_source, **texts)
 
     def given(self, variables: Mapping[str, Any] | None) -> ChatTemplate:
-        """The template with some of its own variables set, unless a caller sets them otherwise."""
+        """The template with defaults for some of its variables."""
         _check_names(variables or {})
         other = copy(self)
         other._variables = {**self._variables, **(variables or {})}
@@ -108,7 +108,7 @@ class ChatTemplate:
 
     @staticmethod
     def warm() -> None:
-        """Start the rendering process now, so that the first `render` need not wait for it."""
+        """Start the rendering process in advance, so that the first `render` does not wait for it."""
         _box.warm()
 
     def render(
@@ -120,11 +120,11 @@ class ChatTemplate:
         timeout: float = TIMEOUT_S,
         **variables: Any,
     ) -> str:
-        """The prompt for `messages`, each with `role` and `content`. `variables` are the template's own extras;
-        they cannot replace the messages or the tokens.
+        """The prompt for `messages`, each with `role` and `content`. `variables` are further
+        variables of the template; they cannot replace the messages or the tokens.
 
-        A system message that the template refuses or drops is put in front of the first user message, with a
-        newline between them, as llama.cpp does.
+        If the template refuses or drops a system message, it is put in front of the first user message, with a
+        newline between them, as in llama.cpp.
         """
         _check_names(variables)
         given = {
@@ -186,8 +186,8 @@ def encode_chat(
     timeout: float = TIMEOUT_S,
     **variables: Any,
 ) -> list[int]:
-    """Render and tokenize. BOS stands at the front once if the template writes it or the file wants it; EOS is
-    never added, for the answer is still to come."""
+    """Render and tokenize. BOS is added once, if the template writes it or the file requires it. EOS is never added,
+    because the answer follows."""
     text = template.render(
         messages, add_generation_prompt=add_generation_prompt, tools=tools, timeout=timeout, **variables
     )

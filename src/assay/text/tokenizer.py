@@ -1,4 +1,4 @@
-"""Text to ids and back, from a GGUF file's own metadata."""
+"""The tokenizer: text to ids and back, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from assay.text.wordpiece import WordPiece, readable
 
 
 class Tokenizer:
-    """`encode`, `decode`, and the ids that have a meaning. Reads nothing it is not asked for."""
+    """`encode`, `decode`, and the special ids. Parts of the metadata are read on first use."""
 
     def __init__(self, file: GGUFFile, vocab: Vocab) -> None:
         self._file = file
         self.vocab = vocab
         self._special = SpecialTokens(vocab)
         self._pieces: dict[int, bytes] = {}
-        self._texts: tuple[dict[int, str | None], ...] = ({}, {})  # without and with hidden tokens
+        self._texts: tuple[dict[int, str | None], ...] = ({}, {})  # caches, without and with hidden tokens
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, *, nameless: int = 0) -> Tokenizer:
-        """The tokenizer a file describes; AssayError where its description is wrong or of an unknown kind.
+        """The tokenizer of a file. Raises AssayError if its metadata is wrong or of an unknown kind.
 
-        Where there is none to be had, `nameless` gives one of so many tokens without text: ids go through it, and what
-        is missing is said when a text comes.
+        If the file has no usable vocabulary and `nameless` is a number of tokens, the tokenizer has ids without text:
+        ids pass through, and encoding a text raises the reason.
         """
         try:
             return cls(file, read_vocab(file))
@@ -65,7 +65,7 @@ class Tokenizer:
 
     @property
     def add_bos(self) -> bool:
-        """Whether `encode` puts BOS in front: the file wants it and there is one."""
+        """Whether `encode` adds BOS: the file requires it and the vocabulary has one."""
         return self.vocab.add_bos and self.bos is not None
 
     @property
@@ -74,17 +74,17 @@ class Tokenizer:
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What `add_special` puts in front of a text and behind it."""
+        """The ids that `add_special` puts before and after a text."""
         first = [self.bos] if self.add_bos and self.bos is not None else []
         last = [self.eos] if self.add_eos and self.eos is not None else []
-        if self.vocab.model == "bert":  # whatever the flags say
+        if self.vocab.model == "bert":  # regardless of the flags
             roles = self.vocab.special
             first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
         return first, last
 
     @property
     def closing(self) -> int | None:
-        """What `encode` puts behind a text: EOS where the file wants it, SEP in a WordPiece vocabulary."""
+        """The id that `encode` puts after a text: EOS if the file requires it, SEP for WordPiece."""
         return self._frame[1][0] if self._frame[1] else None
 
     @cached_property
@@ -99,21 +99,21 @@ class Tokenizer:
         return ScoredMerges(self.vocab)
 
     def with_pre(self, pre: PreTokenizer) -> Tokenizer:
-        """A byte-level vocabulary with another pre-tokenizer: what an engine that took the wrong one would do."""
+        """The tokenizer with another pre-tokenizer, to simulate an engine that uses a wrong one."""
         assert isinstance(self._encoder, ByteLevelBPE)
         other = Tokenizer(self._file, replace(self.vocab, pre=pre))
         other.__dict__["_encoder"] = self._encoder.with_pre(pre)
         return other
 
     def with_rule(self, name: str, value: bool) -> Tokenizer:
-        """The same vocabulary with another rule for the text before it is cut (a field of `Vocab`)."""
+        """The tokenizer with another normalisation rule (a field of `Vocab`)."""
         changes: dict[str, Any] = {name: value}
         return Tokenizer(self._file, replace(self.vocab, **changes))
 
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
 
-        `add_special` adds BOS and EOS where the file wants them. `parse_special` recognises control tokens in
+        `add_special` adds BOS and EOS if the file requires them. `parse_special` recognises control tokens in
         the text; user-defined tokens are always recognised.
         """
         if self.vocab.model == NAMELESS:
@@ -138,11 +138,11 @@ class Tokenizer:
         return ids + last
 
     def fragments(self, text: str) -> list[str | int]:
-        """The text with its special tokens cut out."""
+        """The text split at its special tokens."""
         return self._special.split(text, True)
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; they need not be whole UTF-8 characters."""
+        """The bytes of a token, which may be a part of a UTF-8 character."""
         found = self._pieces.get(token)
         if found is None:
             self._check(token)
@@ -150,7 +150,7 @@ class Tokenizer:
         return found
 
     def text(self, token: int, special: bool) -> str | None:
-        """The piece as text, none of a hidden token unless `special`; None where it is part of a character."""
+        """The piece as text; empty for a hidden token unless `special`; None if it is a part of a character."""
         try:
             return self._texts[special][token]
         except KeyError:
@@ -175,7 +175,7 @@ class Tokenizer:
         return b""
 
     def show(self, token: int) -> str:
-        """The piece in quotes, for people: `' Hello'`, or `b'\\xf0'` where it is no whole text."""
+        """The piece in quotes, for display: `' Hello'`, or `b'\\xf0'` for a part of a character."""
         piece = self.piece(token)
         try:
             return repr(piece.decode())
@@ -188,14 +188,14 @@ class Tokenizer:
         return bool(self.vocab.kinds[token] & TokenKind.HIDDEN)
 
     def is_special(self, token: int) -> bool:
-        """Control, unknown and user-defined tokens: those with a meaning as a whole."""
+        """Control, unknown and user-defined tokens."""
         self._check(token)
         return bool(self.vocab.kinds[token] & TokenKind.SPECIAL)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are
-        no UTF-8 become U+FFFD. `special=False` hides control tokens. WordPiece has forgotten where spaces were:
-        there they are put as they usually stand."""
+        """The text of ids. The leading space of a SentencePiece vocabulary stays. Bytes that are not UTF-8 become
+        U+FFFD. `special=False` hides control tokens. WordPiece does not keep spaces, so they are put by its usual
+        rules."""
         text = b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
         return readable(text) if self.vocab.model == "bert" else text
 
@@ -208,16 +208,16 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Ids one by one to text, holding back a character until its last byte has come."""
+    """Streaming decoder: ids one by one to text. A character is held back until its last byte."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._whole = True  # no character is open
+        self._whole = True  # no character is incomplete
 
     def push(self, token: int) -> str:
-        """The text that is certain now; empty while a character is incomplete."""
+        """The complete characters so far; empty while one is incomplete."""
         if self._whole and (text := self._tokenizer.text(token, self._special)) is not None:
             return text
         if not self._special and self._tokenizer.is_hidden(token):
@@ -227,12 +227,12 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that never became whole."""
+        """The rest at the end: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
 def _as_text(text: str | bytes) -> tuple[str, bool]:
-    """The text as str, and whether it is proper Unicode. If not, its odd bytes are surrogate escapes."""
+    """The text as str, and whether it is valid Unicode. If not, wrong bytes are surrogate escapes."""
     data = text if isinstance(text, bytes) else None
     if data is None:
         assert isinstance(text, str)
@@ -248,7 +248,7 @@ def _as_text(text: str | bytes) -> tuple[str, bool]:
 
 
 def _byte_token(text: str) -> bytes:
-    """`<0xHH>` as its byte."""
+    """The byte of a token `<0xHH>`."""
     try:
         return bytes([int(text[3:5], 16)])
     except ValueError:

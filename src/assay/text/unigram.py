@@ -1,9 +1,9 @@
-"""`t5`: of all ways to cut a text into tokens, the one with the highest sum of scores.
+"""`t5`: the unigram tokenizer, which takes the segmentation of a text with the highest sum of scores.
 
-The text is normalised (`assay.text.charsmap`), its spaces become U+2581, and the best cut is found from left to
-right (Viterbi). A character that is no token costs ten more than the worst token and is unknown; unknowns in a
-row are one. The text is first cut where no token spans the cut: the best cut of the whole is that of its parts.
-The parts are remembered. Scores are summed in double precision from the beginning of a part.
+The text is normalised (`assay.text.charsmap`), its spaces become U+2581, and the best segmentation is found from left
+to right (Viterbi). A character without a token is unknown, and costs ten more than the worst token; adjacent unknowns
+are one token. The text is first cut where no token spans the cut, because the best segmentation of the whole is that
+of its parts. The ids of parts are cached. Scores are summed in double precision from the start of a part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from assay.text.charsmap import Charsmap
 from assay.text.pair_merging import SPACE, Remembered, SafeCuts
 from assay.text.vocab import SCORES, TOKENS, TokenKind, Vocab
 
-MAX_LENGTH = 256  # characters a token may have: with it the time is linear in the text
+MAX_LENGTH = 256  # longest token in characters: keeps the time linear in the text
 _PENALTY = 10.0
 _WRONG_BYTE = re.compile("[\ud800-\udfff]")
 
@@ -29,7 +29,9 @@ class Unigram:
 
     def __init__(self, file: GGUFFile, vocab: Vocab) -> None:
         if vocab.scores is None:
-            raise AssayError(f"{file.path.name}: {SCORES}: missing, and a unigram vocabulary cannot do without")
+            raise AssayError(
+                f"{file.path.name}: {SCORES}: missing, but a unigram vocabulary needs them; convert the model again"
+            )
         kinds = np.frombuffer(vocab.kinds, np.uint8)
         usable = np.flatnonzero(kinds & (TokenKind.NORMAL | TokenKind.USER | TokenKind.UNUSED)).tolist()
         scores = np.where(kinds & TokenKind.USER, 0.0, vocab.scores.astype(np.float64)).tolist()
@@ -44,7 +46,7 @@ class Unigram:
         for text in self._tokens:
             self._longest[text[0]] = max(self._longest.get(text[0], 0), len(text))
         normal = vocab.scores[(kinds & TokenKind.NORMAL) != 0]
-        # In single precision, as llama.cpp and SentencePiece have it.
+        # In single precision, as in llama.cpp and SentencePiece.
         self._unknown_score = float(np.float32(normal.min()) - np.float32(_PENALTY)) if len(normal) else -_PENALTY
         self._unknown = vocab.special.get("unk")
         self._vocab = vocab
@@ -66,7 +68,7 @@ class Unigram:
     def _normalised(self, text: str) -> str:
         if self._charsmap is not None:
             text = self._charsmap.normalise(text)
-        if _WRONG_BYTE.search(text):  # bytes that were no UTF-8; the map does not see them
+        if _WRONG_BYTE.search(text):  # bytes that are not UTF-8 are not normalised
             text = _WRONG_BYTE.sub("\ufffd", text)
         if self._vocab.remove_extra_whitespaces:
             return "".join([SPACE + word for word in text.split(" ") if word])
@@ -78,7 +80,7 @@ class Unigram:
         tokens, longest = self._tokens, self._longest
         n = len(piece)
         best = [0.0] + [-np.inf] * n
-        back: list[tuple[int, int]] = [(0, 0)] * (n + 1)  # where the token that ends here begins, and which it is
+        back: list[tuple[int, int]] = [(0, 0)] * (n + 1)  # start and id of the best token that ends here
         for start in range(n):
             so_far, alone = best[start], False
             for end in range(start + 1, min(start + longest.get(piece[start], 0), n) + 1):
@@ -99,7 +101,7 @@ class Unigram:
     def _unknown_id(self) -> int:
         if self._unknown is None:
             raise AssayError(
-                f"{TOKENS}: the text has a character that is no token, and there is no unknown token; "
-                "this vocabulary cannot hold the text"
+                f"{TOKENS}: the text has a character without a token, and there is no unknown token; "
+                "this vocabulary cannot encode the text"
             )
         return self._unknown

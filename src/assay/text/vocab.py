@@ -1,9 +1,8 @@
 """The vocabulary as the file declares it, checked once: tokens, their kinds, special ids and the flags.
 
-Every default here is llama.cpp's, because that is what a file's maker tested with: which ids are BOS and EOS
-when the file is silent, whether BOS is added, which token texts end a generation although nobody said so.
-Everything else that contradicts itself (two equal tokens, an id outside the vocabulary, scores of another
-length) is an error that names the key.
+All defaults are those of llama.cpp, because files are tested with it: the ids of BOS and EOS if the file has none,
+whether BOS is added, and the token texts that end a generation without being declared. Contradictions (two equal
+tokens, an id outside the vocabulary, scores of another length) are errors that name the key.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ TOKENS = "tokenizer.ggml.tokens"
 SCORES = "tokenizer.ggml.scores"
 KINDS = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
-MAX_TOKENS = 1 << 24  # ids stay far from 32 bits
+MAX_TOKENS = 1 << 24  # keeps ids far below 32 bits
 MAX_TOKEN_BYTES = 1 << 16
-SENTENCEPIECE = "llama"  # what GGUF calls its pair merging
-NAMELESS = "none"  # a vocabulary of ids alone
+SENTENCEPIECE = "llama"  # GGUF's name for SentencePiece pair merging
+NAMELESS = "none"  # a vocabulary of ids without texts
 
 
 class TokenKind:
-    """What a token is, in bits, for llama.cpp lets some be two things at once. Plain integers: they are asked often."""
+    """Kinds of tokens, as bits, because some have several in llama.cpp. Plain integers are fast to look up."""
 
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 4
-    USER = 8  # always cut out of the text, even when special tokens are not parsed
+    USER = 8  # always recognised in a text, even if special tokens are not parsed
     UNUSED = 16
     BYTE = 32
-    LSTRIP = 64  # swallows white space before it
-    RSTRIP = 128  # swallows white space after it
+    LSTRIP = 64  # strips white space before it
+    RSTRIP = 128  # strips white space after it
 
     SPECIAL = UNKNOWN | CONTROL | USER
     HIDDEN = UNKNOWN | CONTROL
@@ -48,7 +47,7 @@ class TokenKind:
 # tokenizer.ggml.token_type: 0 undefined, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
 _KIND_OF_TYPE = np.array([0, 1, 2, 4, 8, 16, 32], dtype=np.uint8)
 
-# Texts that mean "this ends the turn" whatever the file says of them, the likeliest end-of-turn token first.
+# Texts of end-of-turn tokens, regardless of their declared type, the most likely first.
 _END_OF_TURN = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
     "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
@@ -57,7 +56,7 @@ _END_OF_GENERATION = (
     *_END_OF_TURN, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>",
     "<turn|>", "<|tool_response>", "[e~[",
 )  # fmt: skip
-_FILL_IN = {  # fill-in-the-middle roles: the key, then the texts; True where the token also ends a generation
+_FILL_IN = {  # fill-in-the-middle roles: the key, then the texts; True if the token also ends a generation
     "fim_pre": (False, "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
                 "<|code_prefix|>", "<|prefix|>"),
     "fim_suf": (False, "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
@@ -76,12 +75,12 @@ _ID_KEYS = {
     "fim_mid": "fim_mid_token_id", "fim_pad": "fim_pad_token_id", "fim_rep": "fim_rep_token_id",
     "fim_sep": "fim_sep_token_id",
 }  # fmt: skip
-_NO_ID = (1 << 32) - 1  # how some converters write "none"
+_NO_ID = (1 << 32) - 1  # written by some converters for "no id"
 
 
 @dataclass(frozen=True)
 class _Model:
-    """What llama.cpp takes for granted of a `tokenizer.ggml.model` where the file is silent."""
+    """llama.cpp's defaults for a `tokenizer.ggml.model`."""
 
     special: Mapping[str, int]
     add_bos: bool
@@ -95,12 +94,12 @@ _MODELS = {
     "t5": _Model({"eos": 1, "unk": 2}, add_bos=False, add_eos=True),
 }
 _BYTE_PAIRS = _Model({}, add_bos=False)
-_MERGING = ("gpt2", "gemma4")  # whose words a pre-tokenizer makes
+_MERGING = ("gpt2", "gemma4")  # models with a pre-tokenizer
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """All the tokenizers need to know. `ids` maps a token's text to its id."""
+    """The vocabulary and its flags. `ids` maps the text of a token to its id."""
 
     model: str  # "llama", "gpt2", "bert", "t5" or NAMELESS
     tokens: list[str]
@@ -109,23 +108,23 @@ class Vocab:
     scores: npt.NDArray[np.float32] | None
     pre_name: str
     pre: PreTokenizer | None
-    special: dict[str, int]  # "bos", "eos", "eot", ... to id, where there is one
+    special: dict[str, int]  # "bos", "eos", "eot", ... to its id, if there is one
     eog: frozenset[int]
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    notes: tuple[str, ...]  # what a user should hear about this vocabulary
+    notes: tuple[str, ...]  # notes for the user about this vocabulary
     lowercase: bool = True  # bert: normalisation
     strip_accents: bool = True
     remove_extra_whitespaces: bool = False  # t5
 
 
 class NoVocabulary(AssayError):
-    """The file has none, or one of a kind that is not known."""
+    """The file has no vocabulary, or one of an unknown kind."""
 
 
 def nameless_vocab(n_tokens: int, why: str) -> Vocab:
-    """Tokens that have ids and no text; `why` is the only note."""
+    """A vocabulary of ids without texts. `why` is its only note."""
     return Vocab(NAMELESS, [""] * n_tokens, {}, bytes(n_tokens), None, "", None, {}, frozenset(), False, False, False,
                  (why,))  # fmt: skip
 
@@ -161,7 +160,7 @@ def read_vocab(file: GGUFFile) -> Vocab:
     _strip_rules(file, ids, kinds, pre_name)
     add_bos = file.get_bool("tokenizer.ggml.add_bos_token", pre.add_bos if pre else known.add_bos)
     if pre_name in ("gemma4", "granite-embed-multi-311m"):
-        add_bos = True  # llama.cpp overrides the file here: early conversions said otherwise
+        add_bos = True  # llama.cpp overrides the file: early conversions were wrong
     lowercase = file.get_bool("tokenizer.ggml.normalizer.lowercase", True)
     return Vocab(
         model="gpt2" if pre else model,
@@ -205,7 +204,7 @@ def _tokens(file: GGUFFile) -> tuple[list[str], dict[str, int]]:
 
 
 def _array(file: GGUFFile, key: str, n_tokens: int, kinds: tuple[type, ...]) -> npt.NDArray[Any] | None:
-    """An array with one number a token, of one of `kinds`; None where the file has none."""
+    """An array with one number per token, of one of `kinds`; None if the file has none."""
     if key not in file.metadata:
         return None
     value = file.metadata[key]
@@ -217,7 +216,7 @@ def _array(file: GGUFFile, key: str, n_tokens: int, kinds: tuple[type, ...]) -> 
         )
     if len(value) != n_tokens:
         raise AssayError(
-            f"{file.path.name}: {key}: wrong length (found {len(value)}, expected {n_tokens}, one a token)"
+            f"{file.path.name}: {key}: wrong length (found {len(value)}, expected {n_tokens}, one per token)"
         )
     return np.asarray(value)
 
@@ -264,7 +263,7 @@ def _special_ids(file: GGUFFile, n_tokens: int, defaults: Mapping[str, int]) -> 
 
 
 def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], special: dict[str, int]) -> frozenset[int]:
-    """The ids that end a generation; tokens found by their text are made control tokens, whatever their type."""
+    """The ids that end a generation. Tokens found by their text become control tokens, regardless of their type."""
 
     def find(role: str, texts: tuple[str, ...]) -> None:
         if role not in special:
@@ -294,7 +293,7 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
 
     calls = present("<|call|>") or present("<|calls|>")
     if present("<|end|>") and calls and (present("<|return|>") or present("<|flush|>")):
-        eog.remove(ids["<|end|>"])  # in these vocabularies it ends a message, not the turn
+        eog.remove(ids["<|end|>"])  # ends a message here, not the turn
         kinds[ids["<|end|>"]] = TokenKind.USER
     if present("</s>") and (present("<|tool_response>") or present("<|plamo:eos|>")):
         eog.remove(ids["</s>"])
@@ -303,7 +302,7 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
 
 
 def _strip_rules(file: GGUFFile, ids: dict[str, int], kinds: npt.NDArray[np.uint8], pre_name: str) -> None:
-    """Which special tokens swallow white space beside them; GGUF cannot say, so llama.cpp goes by names."""
+    """Set which special tokens strip white space. GGUF has no field for it, so llama.cpp goes by names."""
     name = (file.get_str("general.name", None) or "").lower()
     arch = file.get_str("general.architecture", None) or ""
     masks = {"jina-v2-de": "<mask>", "jina-v2-es": "<mask>", "jina-v2-code": "<mask>"}

@@ -1,12 +1,12 @@
-"""`bert`: words, then the longest match from the left.
+"""`bert`: WordPiece, which covers each word by the longest tokens from the left.
 
-Text is normalised character by character (accents off, lower case, control characters gone), cut at white space
-and around punctuation, and each word is covered by tokens: U+2581 and the word, longest token first. A word that
-cannot be covered is one unknown token.
+The text is normalised character by character (accents and control characters removed, lower case). It is cut at white
+space and around punctuation. Each word, with U+2581 in front, is covered by tokens, the longest first. A word that
+cannot be covered becomes one unknown token.
 
-llama.cpp decides the ids. It parts from BERT's own tokenizer in two places: a decomposed character keeps its
-first part only, which is all of a Latin letter but only the first consonant of a Korean syllable, and a word of
-more than 100 characters is cut like any other.
+The ids are those of llama.cpp. It differs from BERT's own tokenizer in two cases. A decomposed character keeps only its
+first part: the whole letter in Latin, but only the first consonant of a Korean syllable. And a word of more than 100
+characters is cut like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from assay.text.pair_merging import SPACE, Remembered, decode_leniently
 from assay.text.pretokenize import category, is_white
 from assay.text.vocab import TOKENS, Vocab
 
-MAX_LENGTH = 256  # characters a token may have: with it the time is linear in the text
+MAX_LENGTH = 256  # longest token in characters: keeps the time linear in the text
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
     (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0x2F800, 0x2FA1F),
@@ -27,8 +27,8 @@ _IDEOGRAPHS = (
 
 
 class _Normalise(dict[int, str]):
-    """A `str.translate` table that fills itself: a character to what is left of it, a space for white space,
-    spaces around what is a word of its own."""
+    """A `str.translate` table that is filled on demand: normalised characters, spaces for white space, and spaces
+    around punctuation."""
 
     def __init__(self, *, lowercase: bool, strip_accents: bool) -> None:
         self._lowercase, self._strip_accents = lowercase, strip_accents
@@ -54,13 +54,13 @@ def _is_ideograph(code: int) -> bool:
 
 
 def readable(text: str) -> str:
-    """Words in a row as people space them: llama.cpp's rules, and no space in front of the first."""
+    """Words joined with the usual spaces, by llama.cpp's rules, without a leading space."""
     text = re.sub(r" ([?!.,])", r"\1", text.removeprefix(" "))
     return re.sub(r" ('(?:s|m|re|ve))", r"\1", text.replace(" ' ", "'"))
 
 
 class WordPiece:
-    """Ids of words; remembered, for most words come again."""
+    """The ids of words, cached."""
 
     def __init__(self, vocab: Vocab) -> None:
         longest = max(map(len, vocab.tokens))
@@ -96,7 +96,7 @@ class WordPiece:
     def _unknown_id(self) -> int:
         if self._unknown is None:
             raise AssayError(
-                f"{TOKENS}: the text has a word that no tokens cover, and there is no unknown token; "
-                "this vocabulary cannot hold the text"
+                f"{TOKENS}: the text has a word that tokens cannot cover, and there is no unknown token; "
+                "this vocabulary cannot encode the text"
             )
         return self._unknown

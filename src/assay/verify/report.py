@@ -1,7 +1,7 @@
-"""One self-contained page: a map of layers and operations, the values behind every cell, the ranked causes.
+"""One self-contained HTML page: a map of layers and operations, the values behind every cell, the ranked causes.
 
-Everything is in the file, data and script; it asks nobody for anything. Colour is never the only sign: every cell
-carries a mark, so that the page can be read on paper and by people who see colours differently.
+The file holds all data and scripts and makes no request. Colour is never the only sign: every cell carries a mark, so
+that the page can be read on paper and by people with colour blindness.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.shared_pass import Last, evaluate_all, sweep
 
 Array = NDArray[Any]
-_SHOWN = 12  # values of a node side by side
+_SHOWN = 12  # values of a node shown side by side
 _PLACE = "{{assay:data}}"
 
 
@@ -46,7 +46,7 @@ def page(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | Non
 
 
 def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> dict[str, Any]:
-    """What the page shows."""
+    """The data that the page shows."""
     nodes = diff.nodes if diff is not None else ()
     samples = _samples(model, dump, nodes) if diff is not None else {}
     said = diagnosis if diagnosis is not None else diff
@@ -173,7 +173,7 @@ def _float(x: Array) -> Array:
 
 
 def _places(target: Array, where: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The first values of the row in which the worst one stands, and the worst itself."""
+    """The first values of the row with the largest deviation, and the value that has it."""
     if target.ndim == 1:
         return [(i,) for i in range(min(len(target), _SHOWN))]
     row = where[:-1] if len(where) == target.ndim else tuple(0 for _ in target.shape[:-1])

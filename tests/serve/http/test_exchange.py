@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from assay.errors import AssayError
-from assay.serve.http.exchange import Event, Events, HttpCall, _answer, dumps, mold
+from assay.serve.http.exchange import Event, Events, HttpCall, _answer, dumps, json_template
 
 
 def written(*rounds: list[Event | Exception]) -> list[bytes]:
@@ -58,5 +58,5 @@ def test_a_mold_gives_the_json_of_the_whole(text: str) -> None:
     def make(text: str) -> dict[str, Any]:
         return {"id": "x", "choices": [{"text": text, "logprobs": None}], "n": 1}
 
-    assert mold(make)(text) == dumps(make(text))
-    assert json.loads(mold(make)(text)) == make(text)
+    assert json_template(make)(text) == dumps(make(text))
+    assert json.loads(json_template(make)(text)) == make(text)

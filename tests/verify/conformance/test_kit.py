@@ -40,7 +40,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(kit: Path, model_path: Path, results: Path) -> None:
-    """What an engine author writes: a float32 engine of our own answers every question of the kit."""
+    """The program of an engine author: a float32 engine answers every question of the kit."""
     manifest: dict[str, Any] = json.loads((kit / "manifest.json").read_text())
     file = open_file(model_path)
     engine, tokenizer = ReferenceEngine(load(file), np.float32), Tokenizer.from_gguf(file)
@@ -71,7 +71,7 @@ def answer(kit: Path, model_path: Path, results: Path) -> None:
                 for name, value in engine.forward([Chunk(ids, start, pages, "none", at)], names)[0].nodes.items():
                     values.setdefault(name, []).append(value)
                 start = end
-            # scores of successive steps differ in width and are left out: partial answers are answers
+            # scores of successive steps differ in width and are left out; partial answers count
             whole = {
                 name: parts[0] if len(parts) == 1 else np.concatenate(parts)
                 for name, parts in values.items()

@@ -1,4 +1,4 @@
-"""Two faults in one operation are named together. (What nobody knows stays unexplained: test_named.py.)"""
+"""Two faults in one operation are named together. (A fault outside the catalogue stays unexplained: test_named.py.)"""
 
 from __future__ import annotations
 

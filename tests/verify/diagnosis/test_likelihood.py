@@ -1,4 +1,4 @@
-"""Small faults speak by what they predict; healthy engines, however coarse and however printed, do not."""
+"""A small fault is named by its predictions. A healthy engine is not called faulty, however coarse or brief its dump."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def printed(
     row: int,
     tokens: Sequence[int] = planting.TOKENS,
 ) -> Path:
-    """A line a layer: some values of one row, and its rms, in a printf format."""
+    """One line a layer: some values of one row and its rms, in a printf format."""
     lines = [json.dumps({"assay_dump": 1, "engine": "x", "tokens": list(tokens)})]
     for name, value in case.parts[0].items():
         if name.split("-")[0] in ("embd", "l_out", "result_norm", "result_output"):

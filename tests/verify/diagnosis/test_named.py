@@ -73,7 +73,7 @@ def test_second_engine_all(model: Model, weights: Weights, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_reference_all(model: Model, weights: Weights, tmp_path: Path) -> None:
-    """Every variant of every fault, planted in the reference: named or in the class of what is named."""
+    """Every variant of every fault, planted in the reference, is named or is equivalent to the named one."""
     grades = {}
     for fault in FAULTS.values():
         for i, variant in enumerate(fault.variants):

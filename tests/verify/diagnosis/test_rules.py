@@ -1,4 +1,4 @@
-"""Rules of rounding beside small faults: whose roundings they are, what may be said, and what stays open."""
+"""Rounding rules beside small faults: which rule is the engine's, what may be said, and what stays open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.models import Model, load
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.fault_trials import Hypothesis
-from assay.verify.diagnosis.likelihood import Voice
+from assay.verify.diagnosis.hypothesis_score import HypothesisScore
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
 from assay.verify.faults import FAULTS
@@ -46,13 +46,13 @@ def found(model: Model, path: Path, style: str, *bugs: str, **options: object) -
 def test_what_float32_may_do_is_asked_what_it_says(
     models: dict[str, Model], tmp_path: Path, bug: str, style: str
 ) -> None:
-    """Every node is within float32's allowance, and yet the fault predicts what is there."""
+    """Every node is within float32's noise, and yet the fault predicts the deviations."""
     assert found(models["window"], tmp_path, style, bug).causes[0].fault == bug
 
 
 @pytest.mark.parametrize("bug", ["softmax-half", "kv-rounded-twice/rope"])
 def test_a_fault_that_looks_like_another_rule(models: dict[str, Model], tmp_path: Path, bug: str) -> None:
-    """Halves in attention, and all that follows from them, are nearer to a half cache; before them nothing is."""
+    """Half precision in attention looks like a half-precision cache in all later nodes, but not in earlier ones."""
     named = found(models["window"], tmp_path, "last", bug, arithmetic="q8")
     assert named.causes and named.causes[0].fault == planting.fault_id(bug), named.to_dict()
 
@@ -89,13 +89,13 @@ def test_a_file_that_ends_early(tmp_path: Path, arithmetic: str) -> None:
 
 
 def test_the_luck_of_a_rule_is_no_fault() -> None:
-    """Under a rule a row may get another expert by luck, and lose its whole deviation; the others keep theirs."""
+    """Under a rounding rule one row may get another expert and lose its deviation; the other rows keep theirs."""
     hypothesis = Hypothesis("eps-value", FAULTS["eps-value"].variants[0], 1e-6)
-    lucky = Voice(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
-    assert not lucky.speaks(275)
-    assert replace(lucky, after=10.0, left=5.0).speaks(275)
+    lucky = HypothesisScore(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
+    assert not lucky.is_significant(275)
+    assert replace(lucky, after=10.0, left=5.0).is_significant(275)
     quiet = replace(lucky, before=1.5, usual=1.5, after=0.6, left=0.6)
-    assert not quiet.speaks(275) and replace(quiet, after=0.1, left=0.1).speaks(275)
+    assert not quiet.is_significant(275) and replace(quiet, after=0.1, left=0.1).is_significant(275)
 
 
 def test_a_whole_parameter_beside_a_rule(models: dict[str, Model], tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_undecided_is_no_alarm_and_no_health() -> None:
 
 
 def test_a_kernel_that_shows_no_inside_leaves_nothing_open(tmp_path: Path) -> None:
-    """Flash attention has no scores to dump: everything that the engine has was seen."""
+    """Flash attention has no scores to dump, so the dump is complete without them."""
     model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
     assert found(model, tmp_path, "full", arithmetic="flash+kv16").verdict == "healthy"
 

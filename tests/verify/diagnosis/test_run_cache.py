@@ -1,4 +1,4 @@
-"""Runs that are remembered give the diagnoses that they gave when they were computed."""
+"""Cached runs give the same diagnoses as computed ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from assay.engines.reference.weights import Weights
 from assay.models import Model
-from assay.verify.diagnosis import memory
+from assay.verify.diagnosis import run_cache
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.run_cache import RunCache, run_cache_of
 from tests import planting
@@ -23,7 +23,7 @@ def test_another_dump_of_the_same_tokens(model: Model, tmp_path: Path, style: st
         dump = planting.dump(case, style, model, tmp_path / bug)
         found = diagnose(model, dump, weights=weights)
         assert found.causes[0].fault == bug
-        if bug == bugs[-1]:  # with the runs of the one before at hand
+        if bug == bugs[-1]:  # with the cached runs of the case before
             assert found.to_dict() == diagnose(model, dump, weights=Weights(model.file)).to_dict()
 
 
@@ -36,8 +36,8 @@ def test_other_tokens_are_other_runs(model: Model, tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded_and_read_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "ROOM", 2000)
-    monkeypatch.setattr(memory, "LARGEST", 800)
+    monkeypatch.setattr(run_cache, "ROOM", 2000)
+    monkeypatch.setattr(run_cache, "LARGEST", 800)
     kept, value = RunCache(model.graph), np.arange(50.0)
     for i in range(10):
         kept.keep(i, {"x": value})
@@ -49,7 +49,7 @@ def test_what_is_kept_is_bounded_and_read_only(model: Model, monkeypatch: pytest
     assert found["x"][0] == 0.0
 
 
-def test_a_memory_is_of_its_weights_and_graph(model: Model) -> None:
+def test_a_cache_belongs_to_its_weights_and_graph(model: Model) -> None:
     one, other = Weights(model.file), Weights(model.file)
     assert run_cache_of(one, model.graph) is run_cache_of(one, model.graph)
     assert run_cache_of(one, model.graph) is not run_cache_of(other, model.graph)

@@ -1,4 +1,4 @@
-"""The second engine's families: healthy ones raise no alarm, and what is planted in them is named."""
+"""The second engine's families: a healthy engine is called healthy, and a planted fault is named."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dumped(model: Model, path: Path, *bugs: str, arithmetic: str = "f32", style:
 
 
 def seen(model: Model, trace: Mapping[str, np.ndarray], tokens: Any, positions: Any, style: str) -> Dump:
-    """Of these values what is dumped: all, layer outputs, or the last row's first ten."""
+    """The part of the values that is dumped: all, layer outputs, or the last row's first ten."""
     found = []
     for name, value in trace.items():
         shape = tuple(len(tokens) if isinstance(d, str) else d for d in model.graph.shapes[name])

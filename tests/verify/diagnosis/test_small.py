@@ -44,9 +44,9 @@ CASES = [
     ("window", "swa-off-by-one/short", "kv16", "full"),
     ("window", "norm-weight-half", "f32", "layers"),
     ("plain", "pos-last-off-by-one", "q8", "full"),
-    ("window", "softmax-half", "kv16", "layers"),  # under the noise of a GELU table, and still by a rule
-    ("experts", "eps-place", "f32", "logits"),  # passes for float32's noise, and is not
-    ("plain", "pos-clamped", "kv16", "layers"),  # a number of rows, of which there are few
+    ("window", "softmax-half", "kv16", "layers"),  # below the noise of a GELU table, but predicted by a rounding rule
+    ("experts", "eps-place", "f32", "logits"),  # as small as float32's noise
+    ("plain", "pos-clamped", "kv16", "layers"),  # the parameter counts rows, and there are few rows
     pytest.param("plain", "pos-clamped", "q8", "layers", marks=pytest.mark.slow),
     pytest.param("window", "head-one-wrong", "f32", "last", marks=pytest.mark.slow),
     pytest.param("window", "head-one-wrong", "q8", "layers", marks=pytest.mark.slow),
@@ -75,9 +75,9 @@ def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "only", "arithmetic", "style"),
     [
-        ("window", "blk.0.ffn_up.weight", "f32", "last"),  # ten values tell the row, and one number the bit
-        ("window", "blk.0.ffn_up.weight", "q8", "layers"),  # a norm follows and bends what the row does
-        ("experts", "blk.1.attn_output.weight", "f32", "layers"),  # experts do
+        ("window", "blk.0.ffn_up.weight", "f32", "last"),  # ten values give the row, and one number gives the bit
+        ("window", "blk.0.ffn_up.weight", "q8", "layers"),  # a norm after the product bends the effect of the row
+        ("experts", "blk.1.attn_output.weight", "f32", "layers"),  # experts bend it
         pytest.param("experts", "blk.1.attn_output.weight", "q8", "last", marks=pytest.mark.slow),
     ],
 )
@@ -98,8 +98,8 @@ def test_healthy_engines_of_other_kinds_are_healthy(models: Any, tmp_path: Path,
 
 
 def test_what_the_evidence_cannot_tell_is_said(models: Any, tmp_path: Path) -> None:
-    """Half precision's logits are noise that no rule foretells to the digit: a small fault might hide in it. A rule
-    that does, or float32, leaves nothing open."""
+    """No rounding rule predicts the logits of half precision exactly, so a small fault might hide in their noise. A
+    rule that predicts them, or float32, leaves no question open."""
     model = models("window")
     vague = found(model, tmp_path / "vague", "logits", arithmetic="f16")
     assert vague.verdict == "undecided" and "dump l_out-0 whole, for all tokens" in vague.next_observation
@@ -111,7 +111,7 @@ def test_what_the_evidence_cannot_tell_is_said(models: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("arithmetic", ["kvq8", "q8+kvq8", "flash+kv16", "f16+fused", "bf16"])
 def test_other_caches_and_kernels_are_healthy(tmp_path: Path, arithmetic: str) -> None:
-    """A cache in eight bits is named, and accepted; flash attention shows no scores, a fused kernel not all values."""
+    """An eight-bit cache is named and accepted; flash attention dumps no scores, a fused kernel not all values."""
     model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
     for style in ("full", "layers", "last"):
         result = found(model, tmp_path / style, style, arithmetic=arithmetic)

@@ -1,4 +1,4 @@
-"""How sure a diagnosis may be, and what a scan for a parameter tries."""
+"""The confidence of a diagnosis, and the values that a scan for a parameter tries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import planting
 
 
 def test_what_noise_covers_is_no_evidence_for_a_fault() -> None:
-    """Ten values within the noise, nearer by chance with one of some hundred faults, at eight nodes alike."""
+    """Ten values within the noise are nearer by chance with one of some hundred faults, equally at eight nodes."""
     within, nearer = ObservationFit(0.51, 0.0132, 11, 1100.0), ObservationFit(0.15, 0.0025, 11, 324.0)
     assert confidence(within, nearer, 233, False, nodes=8) <= 0.5
     assert confidence(ObservationFit(51.0, 1.32, 11, 1e5), nearer, 233, False, nodes=8) > 0.9
@@ -35,7 +35,7 @@ def test_right_nodes_that_a_fault_would_have_made_wrong_speak_against_it() -> No
 
 
 def test_a_scan_tries_only_what_can_show() -> None:
-    """Positions held at a number of rows, and values at a limit: all rows there are, and limits below the largest."""
+    """A parameter that counts rows is tried for all rows; a limit is tried below the largest value."""
     held = FAULTS["pos-clamped"].variants[0].search
     clipped = FAULTS["clamp-silent"].variants[0].search
     assert held is not None and clipped is not None
@@ -70,4 +70,4 @@ def test_a_shaken_run_moves_by_float32s_noise_and_no_more(model: Model, weights:
     one, other = (bench.predict(h, unit) for bench in (trials, trials.shaken(1)))
     assert (
         one is not None and other is not None and (one["l_out-0"] != other["l_out-0"]).any()
-    )  # no memory of the other
+    )  # not the cached run of the other

@@ -33,11 +33,11 @@ class Brain:
         self.tokenizer = Tokenizer.from_gguf(self.file)
         self.template = ChatTemplate.from_gguf(self.file, self.tokenizer)
         self.engine = Engine(path, faults - NAMED)
-        self.held: list[int] = []  # what a cache that is never emptied still holds
+        self.held: list[int] = []  # ids in a cache that is never cleared
 
     def ids(self, text: str) -> list[int]:
         found = self.tokenizer.encode(text)
-        if "spm-merge-order" in self.faults:  # as a unigram vocabulary is cut
+        if "spm-merge-order" in self.faults:  # tokenised as with a unigram vocabulary
             found = [*found[:1], *Unigram(self.file, self.tokenizer.vocab).encode(text)]
         return self._bos(found)
 

@@ -59,7 +59,7 @@ def judged(drawn: Sequence[int], served: Sequence[float]) -> list[str]:
 
 
 def test_a_server_ranks_near_tokens_as_it_likes() -> None:
-    """By its own numbers it keeps another third token. Numbers from after its filter, of 0 nats, prove nothing."""
+    """By its own log-probabilities it keeps another third token. Those after its filter, of 0 nats, prove nothing."""
     drawn = [0] * 43 + [1] * 25 + [ENGLAND] * 21
     assert judged(drawn, SERVED) == []
     assert judged(drawn, DEFINED) == ["samp-topp-order"]

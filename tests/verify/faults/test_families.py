@@ -1,4 +1,4 @@
-"""Mistakes of the families beside Llama, planted in golden models that have the feature, are named from a full dump."""
+"""Mistakes of families other than Llama, planted in golden models with the feature, are named from a full dump."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_slopes_of_six_heads(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma4, heads and widths by layer", "gemma4, experts"])
 def test_every_edit_runs_where_layers_differ(name: str, tmp_path: Path) -> None:
-    """Heads and widths that are another layer's: an edit speaks of the layer it is in."""
+    """Heads and widths differ by layer: an edit uses those of its own layer."""
     others.make(name, tmp_path / "model.gguf")
     model = load(open_file(tmp_path / "model.gguf"))
     context, weights, given = Context(model, (6,)), Weights(model.file), inputs_of(range(6), range(6))

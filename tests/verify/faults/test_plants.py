@@ -1,4 +1,4 @@
-"""Wherever an edit says that it applies, it runs and gives a value of the node's shape: on every architecture."""
+"""Wherever an edit applies, it runs and gives a value of the node's shape, on every architecture."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_edits_run_on_every_block_type(tmp_path: Path, steps: tuple[int, ...]) -
 
 
 def test_an_edit_that_asks_for_what_the_model_lacks_does_not_apply(tmp_path: Path) -> None:
-    """Without a head of its own there is nothing to force, without biases nothing to leave out."""
+    """A model without a separate head, without biases or without a window cannot have the faults of these."""
     tied = load(open_file(tiny.make(tmp_path / "tiny.gguf", tied=True, bias=False)))
     context = Context(tied, (8,))
     for fault in ("head-tied-forced", "qkv-bias-missing", "swa-ignored", "rope-freq-factors", "moe-no-renorm"):

@@ -50,7 +50,7 @@ def test_llamacpps_values_are_right(shared_dir: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "falcon", "qwen2moe", "deepseek2"])
 def test_one_value_is_found(shared_dir: Path, name: str) -> None:
-    """What excuses healthy values does not excuse a thousandth of one value of a norm, a product or a sum."""
+    """The noise that excuses healthy values does not excuse 0.1 % of one value of a norm, a product or a sum."""
     model, dump = golden(shared_dir, name)
     for role in (
         "attn_norm-1",

@@ -21,7 +21,7 @@ def test_roundings() -> None:
 
 
 def test_a_table_of_halves_is_allowed_both_of_its_roundings(model: Model) -> None:
-    """Of what goes in and of what comes out, whichever way they fall: a row may have one value that counts."""
+    """Roundings of the input and of the result are allowed in either direction: one value of a row may dominate it."""
     x = np.random.default_rng(4).uniform(-3, 8, (1, 5000))
     node = Node("ffn_gelu-0", "act", ("x",), attrs={"act": "gelu_tanh"})
     table = next(a for a in ARITHMETICS if a.gelu_table)

@@ -1,4 +1,4 @@
-"""Groups of experts whose sums lie within the noise may change places: no alarm, and no excuse for others."""
+"""Groups of experts whose sums lie within the noise may change places: no fault, and no excuse for other groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK, BIAS = "ffn_moe_probs_masked-1", "blk.1.exp_probs_b.bias"
 
 
 def values_of(model: Model, token: int | None = None) -> dict[str, np.ndarray]:
-    """A run; one token may get the group that comes next."""
+    """A run; with `swap`, one token gets the next best group."""
     mask = model.graph[MASK]
 
     def masked(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Roundings as they fall: an engine that rounds by a rule is predicted far below the noise of its arithmetic."""
+"""Rounding rules: the values of an engine that follows one are predicted far below the noise of its arithmetic."""
 
 from __future__ import annotations
 

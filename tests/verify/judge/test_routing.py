@@ -1,4 +1,4 @@
-"""A token that rounding gives another expert is no fault, and is told; one that a fault gives another expert is."""
+"""A token that gets another expert by rounding is noted and is no fault; one that gets it by a fault is."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_another_expert_by_a_fault_is_wrong(model: Model, whole: bool) -> None:
 
 
 def test_the_open_choice_excuses_its_token_alone(close: Model) -> None:
-    """Another token of the same layer is held to the noise as ever."""
+    """Another token of the same layer is still judged by the noise."""
     values = run(close, OUTPUTS, swap=True)
     values["l_out-1"] = values["l_out-1"].copy()
     values["l_out-1"][TOKEN + 1, 0] *= 1.01

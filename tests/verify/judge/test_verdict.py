@@ -78,7 +78,7 @@ def test_one_percent_of_one_value_is_that_nodes_own_fault(model: Model, truth: D
     def one_percent(value: np.ndarray) -> None:
         row = (slice(None), 4) if name.startswith("kq") and name != "kqv_out-0" else (4,)
         part = value[row]
-        part.flat[int(np.argsort(np.abs(part), axis=None)[part.size // 2])] *= 1.01  # a value of middling size
+        part.flat[int(np.argsort(np.abs(part), axis=None)[part.size // 2])] *= 1.01  # a value of median size
 
     diff = judge(model, changed(truth, name, one_percent))
     assert not diff and names(diff, "wrong") == [name]
@@ -182,7 +182,7 @@ def test_llamacpp_smollm2_is_the_same_at_every_node(shared_dir: Path, smollm2: P
     model = load(open_file(smollm2))
     dump = load_dump(shared_dir / "data/golden/trace_llamacpp_smollm2.npz", model)
     assert len(dump.observations) == 545 and not dump.unmatched
-    assert sorted(n.split(":")[0] for n in dump.notes) == ["node_1073", "node_1074"]  # matched by value, and said so
+    assert sorted(n.split(":")[0] for n in dump.notes) == ["node_1073", "node_1074"]  # matched by value, with a note
     diff = judge(model, dump)
     assert len(diff.nodes) == 543 and {n.verdict for n in diff.nodes} == {"same"}
 
@@ -213,7 +213,7 @@ def test_healthy_engines_on_a_trained_model(
 
 @pytest.mark.slow
 def test_ten_values_that_the_simulation_spared(smollm2: Path, tmp_path: Path) -> None:
-    """Of one head's probabilities ten are printed, and the simulated noise hardly moves just these."""
+    """Ten probabilities of one head are printed, and the simulated noise happens to move these very little."""
     model = load(open_file(smollm2))
     case = planting.second(smollm2, tokens=planting.SMOL_TOKENS, arithmetic="q8")
     diff = judge(model, planting.dump(case, "last", model, tmp_path, planting.SMOL_TOKENS))
@@ -222,7 +222,7 @@ def test_ten_values_that_the_simulation_spared(smollm2: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_what_the_noise_of_a_run_would_hide_is_located(smollm2: Path, tmp_path: Path) -> None:
-    """The last pair left unrotated turns values by 1e-4: within a whole run's noise, far beyond that of one step."""
+    """The last pair is not rotated: this moves values by 1e-4, within the noise of a run, beyond that of one step."""
     model = load(open_file(smollm2))
     case = planting.second(smollm2, "x-rope-last-pair", tokens=planting.SMOL_TOKENS)
     diff = judge(model, planting.dump(case, "full", model, tmp_path, planting.SMOL_TOKENS))

@@ -79,7 +79,7 @@ def _matrix(name: str, shape: tuple[int, int], kind: str, rng: np.random.Generat
 
 
 def run(path: Path) -> dict[str, np.ndarray]:
-    """What llama.cpp computes for it, `cache type/node`."""
+    """The values that llama.cpp computes for it, by `cache type/node`."""
     from assay.gguf import open_file
     from assay.models import load
     from assay.verify.dumps.tracing import take_trace

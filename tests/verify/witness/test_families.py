@@ -1,4 +1,4 @@
-"""llama.cpp as a witness for other models than Llama: what it leaves nameless is found, and the check passes."""
+"""llama.cpp as a witness for models other than Llama: values without a name are identified, and the check passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.verify.witness.llamacpp import LlamaCppEngine
     "name", ["qwen2", "qwen3", "gemma3", "glm4moe", "gpt-oss", "qwen2moe", "llama4", "stablelm-12b"]
 )
 def test_every_node_is_seen(name: str) -> None:
-    """Products without a name by their matrix, scaled queries by what was scaled."""
+    """Products without a name are identified by their matrix, scaled queries by their source."""
     model = load(open_file(golden.path(name)))
     engine = LlamaCppEngine(model, threads=1)
     seen = {obs.name for obs in take_trace(engine, [5, 6, 7]).observations}

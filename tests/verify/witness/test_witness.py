@@ -1,4 +1,4 @@
-"""The witnesses: llama.cpp's recorded values are healthy, a live one too, and a missing one says what to install."""
+"""Witnesses: llama.cpp's recorded and live values are healthy, and a missing package is named in the error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_recorded_llamacpp_is_healthy(recorded: Model, kv_type: str, excuse: str
 
 @pytest.mark.parametrize("name", ["Qcur_proj-1", "kq-0", "ffn_gate-1", "ffn_out-0", "result_norm"])
 def test_one_percent_shows_through_quantised_activations(recorded: Model, name: str) -> None:
-    """A whole node off by 2 %: more than its step's noise, though less than what noise has been carried there."""
+    """A whole node off by 2 %: more than the noise of its step, but less than the carried noise there."""
     dump = record("f16")
     dump.by_name[name][0].data[...] *= 1.02
     assert [n.name for n in judge(recorded, dump).at_fault] == [name]
@@ -87,7 +87,7 @@ def opened(name: str, model: Model, **options: Any) -> Engine:
 
 @pytest.mark.parametrize("name", [n for n, witness in WITNESSES.items() if not witness.talks])
 def test_live_witness_agrees(tmp_path: Path, name: str) -> None:
-    """Float32 where it can be had; not everybody knows a base for the rotation that the file leaves out."""
+    """Float32 where the witness has it; some witnesses need the rotary base that the file leaves out."""
     model = load(open_file(tiny.make(tmp_path / "m.gguf", type="F32", metadata={"llama.rope.freq_base": 1e4})))
     options = {"llamacpp": {"kv_type": "f32"}, "openvino": {"precision": "f32"}}.get(name, {})
     dump = take_trace(opened(name, model, **options), golden.TOKENS, decode=2, nodes="^(?!cache_)")

@@ -42,8 +42,8 @@ def cache_pools(graph: Graph) -> dict[str, CachePool]:
     """The pools of a graph, by the node whose rows they hold; the same for every program of the graph."""
     pools: dict[str, CachePool] = {}
     for kept in graph.state.rows:
-        heads, dim = math.prod(kept.shape[:-1]), kept.shape[-1]
-        pools[kept.node] = CachePool(len(pools), kept.keys, heads, dim, window=kept.window)
+        *outer, dim = kept.shape
+        pools[kept.node] = CachePool(len(pools), kept.keys, math.prod(outer), dim, window=kept.window)
     passing: dict[CachePool, CachePool] = {}
     cached = len(pools)
     for node in graph:

@@ -1,11 +1,11 @@
 """Block codecs: the bytes of a ggml tensor to float32 and back.
 
     decode("Q4_K", raw)   uint8[..., row_bytes] -> float32[..., n]
-    encode("Q4_K", x)     float32[..., n] -> uint8[..., row_bytes]; `importance` weighs the columns
-    fields("Q4_K", raw)   the integers and scales inside, in element order
+    encode("Q4_K", x)     float32[..., n] -> uint8[..., row_bytes]; `importance` weights the columns
+    fields("Q4_K", raw)   the stored integers and scales, in element order
 
-Decoding is the definition of a weight: every type is bit for bit what gguf-py gives. It runs over the
-tensor in chunks that fit a cache, so the only large memory is the result.
+Decoding defines the value of a weight: every type is bit-identical to gguf-py. A tensor is decoded in chunks that fit
+the CPU cache, so only the result takes much memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CODECS: dict[str, Codec] = {
 
 ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS | encode_iquants.ENCODERS
 
-FLOATS = ("F32", "F16", "BF16", "F64")  # types without blocks that can be written
+FLOATS = ("F32", "F16", "BF16", "F64")  # writable types without blocks
 
-CHUNK = 1 << 16  # elements decoded at a time: 256 KiB of float32 and its temporaries stay in cache
+CHUNK = 1 << 16  # elements per chunk: 256 KiB of float32 and its temporaries fit the cache
 
 
 def decode(type: GGMLType | str, raw: Bytes) -> Floats:
@@ -43,7 +43,7 @@ def decode(type: GGMLType | str, raw: Bytes) -> Floats:
 
 
 def decode_with(codec: Codec, raw: Bytes) -> Floats:
-    """Decode with this codec, a variant of a standard one perhaps."""
+    """Decode with the given codec, which may be a variant of a standard one."""
     block_size, type_size = codec.type.block_size, codec.type.type_size
     _check_rows(codec.type, raw)
     blocks = raw.reshape(-1, type_size)
@@ -59,17 +59,17 @@ def fields(type: GGMLType | str, raw: Bytes) -> Fields:
     """The named fields of every block, `[n_blocks, ...]`, quants as stored integers in element order."""
     type = by_name(type) if isinstance(type, str) else type
     if type.name not in CODECS:
-        raise AssayError(f"{type.name}: has no blocks to take apart (block types: {', '.join(CODECS)})")
+        raise AssayError(f"{type.name}: has no blocks (block types: {', '.join(CODECS)})")
     _check_rows(type, raw)
     with np.errstate(all="ignore"):
         return CODECS[type.name].unpack(raw.reshape(-1, type.type_size))
 
 
 def encode(type: GGMLType | str, x: Floats, importance: Floats | None = None) -> Bytes:
-    """`float32[..., n] -> uint8[..., row_bytes]`, to the nearest the type allows in the least-squares sense.
+    """`float32[..., n] -> uint8[..., row_bytes]`, with the least squared error that the search finds.
 
-    `importance` (`[n]`, or any shape that broadcasts to x's) weighs the squared errors: the mean square of what each
-    column is multiplied with, as an importance matrix holds it.
+    `importance` (`[n]`, or any shape that broadcasts to x's) weights the squared errors: the mean square of the inputs
+    of each column, from an importance matrix.
     """
     type = by_name(type) if isinstance(type, str) else type
     x = np.asarray(x, np.float32)
@@ -98,13 +98,13 @@ def encode(type: GGMLType | str, x: Floats, importance: Floats | None = None) ->
 def weigh(x: Floats, importance: Floats) -> Floats:
     """The weight of each element's squared error: importance * sqrt(mean square of its row + x^2).
 
-    The root is llama.cpp's: large weights are few, and an error in them is not averaged away.
+    The root is llama.cpp's: large weights are rare, and errors in them do not average out.
     """
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
     weights: Floats = np.asarray(importance, np.float32) * np.sqrt(mean + np.square(x))
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise AssayError("importance: negative or not finite; compute the importance matrix again")
-    largest = weights.max(axis=-1, keepdims=True)  # only ratios count; sums stay in range
+    largest = weights.max(axis=-1, keepdims=True)  # only ratios matter; normalise to keep sums in range
     return np.where(largest > 0, np.maximum(weights / np.maximum(largest, 1e-37), 1e-6), np.float32(1))
 
 

@@ -1,14 +1,13 @@
-"""What a block codec is, and the few bit tricks all of them share.
+"""The type of a block codec, and bit operations that codecs share.
 
-A quantised tensor is a run of fixed-size blocks. Decoding one is two steps, and the two are kept
-apart on purpose:
+A quantised tensor is a sequence of fixed-size blocks. A block is decoded in two separate steps:
 
 * `unpack` turns the bytes of `n` blocks into named *fields*: scales as float32 `[n, 1]`, packed
   sub-scales and quants as plain integers `[n, ...]` **in element order**;
 * `combine` is the formula: it writes `float32[n, block_size]` from those fields.
 
-So a decoder with a known mistake in it is a small variant: another `unpack` (nibbles in the wrong
-order) or another `combine` (a forgotten zero point), built with `dataclasses.replace`.
+So a decoder with a known mistake is a small variant: another `unpack` (nibbles in the wrong order) or another
+`combine` (a forgotten zero point), made with `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.integer]
 Fields = dict[str, NDArray[Any]]
 Encoder = Callable[[Floats, Floats | None], Bytes]
-"""float32[n, block_size], and a weight for each element's squared error (None: 1) -> uint8[n, type_size]"""
+"""float32[n, block_size], and a weight per element for its squared error (None: 1) -> uint8[n, type_size]"""
 
 
 @dataclass(frozen=True)

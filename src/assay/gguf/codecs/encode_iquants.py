@@ -1,7 +1,7 @@
-"""Encoders of the IQ types: forms of `fit` whose values come from a table, or by fours and eights from a code book.
+"""Encoders of the IQ types: uses of `fit` whose values come from a table, or from a code book of 4 or 8 values.
 
-Where seven bits hold eight signs, their number of minuses is even: if it is odd, the sign of the element that matters
-least is given up. What is then fitted are magnitudes, that element's being negative.
+If seven bits store eight signs, the number of minus signs must be even. If it is odd, the sign of the least important
+element is flipped. Magnitudes are fitted, so that element has a negative magnitude.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .iquants import EVEN, IQ4_VALUES
 
 # --- a table of sixteen values
 
-# The nearest value of a number v is NEAREST[floor(2 v) + 256]: the values are whole, so they change at whole halves.
+# The nearest value of v is NEAREST[floor(2 v) + 256]: values are integers, so the nearest one changes at halves.
 _AT = np.arange(-256, 256) / 2 + 0.25
 NEAREST = IQ4_VALUES[np.abs(_AT[:, None] - IQ4_VALUES).argmin(axis=1)]
 INDEX = np.zeros(256, np.uint8)
 INDEX[IQ4_VALUES.astype(int) + 128] = np.arange(16)
 
-STARTS = (*steps(110, 136, 14), *steps(-98, -121, 12))  # of the lowest value, -127, and of the highest, 113
+STARTS = (*steps(110, 136, 14), *steps(-98, -121, 12))  # starts for the lowest value, -127, and the highest, 113
 
 
 def to_values(v: Floats, _w: Floats) -> Floats:
@@ -61,12 +61,12 @@ def encode_iq4_xs(x: Floats, w: Floats | None) -> Bytes:
 # --- a code book
 
 
-NEAR = 32  # points looked at around a lattice point
+NEAR = 32  # code book points considered per lattice point
 
 
 @cache
 def neighbours(name: str) -> tuple[Floats, NDArray[np.uint16]]:
-    """The numbers between a coordinate's values, and for every lattice point the points of the book next to it."""
+    """The midpoints between coordinate values, and the nearest code book points of every lattice point."""
     values, width, _ = LATTICES[name]
     book, level = grid(name), np.array(values, np.float32)
     lattice = level[np.arange(len(values) ** width)[:, None] // len(values) ** np.arange(width) % len(values)]
@@ -78,14 +78,14 @@ def neighbours(name: str) -> tuple[Floats, NDArray[np.uint16]]:
 
 
 def nearest_points(name: str, v: Floats, w: Floats) -> NDArray[np.int32]:
-    """For every row of v `[n, width]` the point of the book with the least weighted distance, of those next to it."""
+    """For every row of v `[n, width]`, the neighbouring code book point with the least weighted distance."""
     book, (middles, near) = grid(name), neighbours(name)
     found = np.empty(len(v), np.int32)
     try:
         from assay import _native
 
         _native.nearest_points(v, w, book, middles, near, found)
-    except ImportError:  # not built: the same search, a thousand rows at a time
+    except ImportError:  # native module missing: the same search in NumPy, a thousand rows at a time
         for part in (slice(i, i + 1000) for i in range(0, len(v), 1000)):
             listed = near[_code(name, v[part], middles)]
             lost = (w[part, None] * np.square(book[listed] - v[part, None])).sum(axis=2)
@@ -117,7 +117,7 @@ DELTA = np.float32(0.125)
 
 
 def to_shifted(each: int) -> Snap:
-    """Snaps every eight elements to a point of IQ1's code book moved up or down by an eighth, `each` points one way."""
+    """Snaps every eight elements to a point of IQ1's code book shifted by +1/8 or -1/8, one shift per `each` points."""
 
     def snap(v: Floats, w: Floats) -> Floats:
         targets, weights = by_points(v, 8), by_points(w, 8)
@@ -138,7 +138,7 @@ def _codes(name: str) -> NDArray[np.int64]:
 
 
 def _code(name: str, points: Floats, middles: Floats) -> NDArray[np.int64]:
-    """The nearest lattice point as a number, its first coordinate the lowest digit: the order of a code book."""
+    """The nearest lattice point as a number with the first coordinate as lowest digit, the order of a code book."""
     values, width, _ = LATTICES[name]
     digits = np.searchsorted(middles, points)
     found: NDArray[np.int64] = (digits * len(values) ** np.arange(width)).sum(axis=-1)
@@ -152,7 +152,7 @@ def index_of(name: str, values: Floats) -> NDArray[np.uint16]:
 
 
 def magnitudes(x: Floats, w: Floats | None, even: bool) -> tuple[Floats, Bytes]:
-    """What is to be fitted, and the sign byte of every eight elements, `[n, 256] -> [n, 32]`."""
+    """The magnitudes to fit, and the sign byte of every eight elements, `[n, 256] -> [n, 32]`."""
     minus = (x < 0).reshape(-1, 8)
     targets = np.abs(x).reshape(-1, 8)
     if even:
@@ -166,7 +166,7 @@ def magnitudes(x: Floats, w: Floats | None, even: bool) -> tuple[Floats, Bytes]:
 
 
 def form(name: str, size: int, most: int, first: float = 0.6, last: float = 1.15) -> BlockForm:
-    """Odd scales up to `most`; the extreme of a group starts at some share of the book's largest value."""
+    """A form with odd scales up to `most`. Starts put the extreme of a group at shares of the book's largest value."""
     top = max(LATTICES[name][0])
     return BlockForm(size, to_points(name), (1, most), 0, steps(first * top, last * top, 8), odd=True)
 
@@ -222,7 +222,7 @@ IQ1_M = BlockForm(16, to_shifted(1), (1, 15), 0, steps(0.9, 2.6, 8), odd=True)
 
 
 def encode_iq1(x: Floats, w: Floats | None, form: BlockForm) -> tuple[Floats, Bytes, NDArray[np.uint16], Bytes]:
-    """d, 3-bit scales, indices `[n, 32]`, and 1 where the points of eight elements are moved down."""
+    """d, 3-bit scales, indices `[n, 32]`, and 1 for eight elements whose points are shifted down."""
     b = encode_blocks(x, w, form)
     values = rows(b.values, len(x))
     down = (np.abs(values - np.rint(values + DELTA) + DELTA) < DELTA / 2).reshape(len(x), 32, 8)[:, :, 0]

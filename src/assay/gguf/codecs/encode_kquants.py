@@ -1,5 +1,7 @@
-"""Encoders of the K-quants: forms of `fit` and the packing of their parts. The ranges of the starting scales were found
-on Gaussian rows: fewer levels than fit the range leave room, more cut the extremes off."""
+"""Encoders of the K-quants: uses of `fit`, and the packing of their parts.
+
+The ranges of the starting scales were found on Gaussian rows: too few levels waste range, too many clip the extremes.
+"""
 
 from __future__ import annotations
 

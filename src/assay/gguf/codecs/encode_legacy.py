@@ -1,7 +1,7 @@
 """Encoders of the 32-element types, and the packing that all encoders share.
 
-Without weights these follow ggml's reference quantiser, which has no freedom: the scale comes from the extreme value,
-the quants from rounding. With weights, scale and minimum are fitted (`fit`).
+Without weights they follow ggml's reference quantiser: the scale comes from the extreme value, the quants from
+rounding. With weights, scale and minimum are fitted (`fit`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pack_low_high(q: Integers, run: int) -> Bytes:
 
 
 def _from_extreme(x: Floats, w: Floats | None, levels: int) -> tuple[Floats, Bytes]:
-    """Scale so that the value farthest from zero lands on -levels; quants 0 .. 2 * levels - 1."""
+    """Scale so that the value farthest from zero maps to -levels; quants 0 .. 2 * levels - 1."""
     if w is not None:
         return _fitted(x, w, levels)
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
@@ -40,7 +40,7 @@ def _from_extreme(x: Floats, w: Floats | None, levels: int) -> tuple[Floats, Byt
 
 
 def _fitted(x: Floats, w: Floats, levels: int) -> tuple[Floats, Bytes]:
-    """The scale of least weighted error, of either sign."""
+    """The scale with the least weighted error, of either sign."""
     groups, weights, snap = columns(x, 32), columns(w, 32), whole(-levels, levels - 1)
     starts = (*steps(levels * 0.82, levels * 1.1, 21), *steps(-levels * 0.82, -levels * 1.02, 15))
     d = fit_symmetric(groups, weights, snap, starts).astype(np.float16).astype(np.float32)
@@ -59,7 +59,7 @@ def _from_range(x: Floats, w: Floats | None, levels: int) -> tuple[Floats, Float
 
 
 def _fitted_range(x: Floats, w: Floats, levels: int) -> tuple[Floats, Floats, Bytes]:
-    """Scale and minimum of least weighted error."""
+    """Scale and minimum with the least weighted error."""
     groups, weights, snap = columns(x, 32), columns(w, 32), whole(0, levels)
     found = fit_affine(groups, weights, levels, steps(levels * 0.85, levels * 1.08, 21), free=True)
     d, m = (part.astype(np.float16).astype(np.float32) for part in found)
@@ -92,8 +92,7 @@ def encode_q5_1(x: Floats, w: Floats | None) -> Bytes:
 
 
 def encode_q8_0(x: Floats, w: Floats | None) -> Bytes:
-    """Halves round away from zero, as C's roundf does: the whole part, and one more from a fraction of 1/2 on.
-    Weights change nothing: what is lost is little."""
+    """Ties round away from zero, as in C's roundf. Weights are ignored, because the error is small."""
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = x * reciprocal(d)
     whole = np.trunc(scaled)

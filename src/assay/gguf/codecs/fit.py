@@ -1,13 +1,13 @@
 """The search behind the encoders: scales and minima that minimise the weighted squared error.
 
-A group of weights is fitted by `a * v` or `a * v - m`, where v comes from a small set: whole numbers, or the values of
-a table. For given v the best a and m are linear least squares; for given a and m the best v is the nearest. So: try a
-few starting scales around the one that just covers the range, solve for a and m each time, keep the best. The scales of
-a block are themselves whole multiples of a half d (and the minima of dmin): those integers are then moved by ones, and
-d and dmin solved for again, as long as the error falls.
+A group of weights is fitted by `a * v` or `a * v - m`, where v comes from a small set: integers, or the values of a
+table. For given v, the best a and m are linear least squares; for given a and m, the best v is the nearest. So the
+search tries a few starting scales around the one that covers the range, solves for a and m, and keeps the best. The
+scales of a block are integer multiples of a half d (and the minima of dmin). These integers are then moved by one, and
+d and dmin are solved again, while the error falls.
 
-Everything works on groups as columns, `float32[size, groups]`: sums over a group are then whole-row additions, which is
-what NumPy does fast. `w` weighs every element: its importance, or 1.
+Groups are columns, `float32[size, groups]`, because NumPy then sums over groups with fast additions of whole rows. `w`
+has the weight of every element: its importance, or 1.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from .codec import Bytes, Floats
 
 TINY = np.float32(1e-30)
 SMALLEST_NORMAL = np.finfo(np.float16).smallest_normal
-ROUNDS = 3  # times d, dmin and the integers are fitted to each other
+ROUNDS = 3  # rounds of fitting d and dmin, then the integers
 
 Snap = Callable[[Floats, Floats], Floats]
-"""In place: values `[size, groups]` to the nearest that the type has, where elements are weighed by the second."""
+"""In place: snap values `[size, groups]` to the nearest that the type has; the second argument has the weights."""
 
 
 @dataclass(frozen=True)
 class BlockForm:
-    """What a block of a type can say: groups of `size` elements, the values of an element, the integers of a scale and
-    of a minimum (0: there is none), and where starting scales put the extreme of a group.
+    """The values that a block of a type can represent.
 
-    With `odd`, scales are the odd integers of their range and all above zero.
+    It has groups of `size` elements, a function that snaps elements, the integer ranges of scales and minima (0: no
+    minimum), and the values to which starting scales map the extreme of a group. With `odd`, scales are the positive
+    odd integers of their range.
     """
 
     size: int
@@ -58,7 +59,7 @@ class Blocks:
 
 
 def whole(low: int, high: int) -> Snap:
-    """Snaps to the whole numbers from low to high."""
+    """Snaps to the integers from low to high."""
 
     def snap(v: Floats, _w: Floats) -> Floats:
         np.rint(v, out=v)
@@ -72,7 +73,7 @@ def steps(first: float, last: float, count: int) -> tuple[float, ...]:
 
 
 def reciprocal(d: Floats) -> Floats:
-    """1 / d, and 0 for 0."""
+    """1 / d, with 0 for 0."""
     return np.divide(1, d, out=np.zeros_like(d), where=d != 0)
 
 
@@ -108,10 +109,10 @@ def fit_affine(x: Floats, w: Floats, levels: int, starts: Sequence[float], free:
         determinant = sum_w * sum_qq - sum_q * sum_q
         a = (sum_w * sum_xq - sum_x * sum_q) / np.maximum(determinant, TINY)
         b = (sum_x - a * sum_q) / np.maximum(sum_w, TINY)
-        alone = determinant <= 0 if free else (b > 0) | (determinant <= 0)  # the best line through zero
+        alone = determinant <= 0 if free else (b > 0) | (determinant <= 0)  # fit without a minimum
         a = np.where(alone, sum_xq / np.maximum(sum_qq, TINY), a)
         b = np.where(alone, 0, b)
-        gain = a * sum_xq + b * sum_x  # sum of squares that the fit explains
+        gain = a * sum_xq + b * sum_x  # the sum of squares explained by the fit
         better = (gain > best_gain) & (sum_qq > 0)
         np.copyto(best_gain, gain, where=better)
         np.copyto(scale, a, where=better)
@@ -120,8 +121,8 @@ def fit_affine(x: Floats, w: Floats, levels: int, starts: Sequence[float], free:
 
 
 def fit_symmetric(x: Floats, w: Floats, snap: Snap, starts: Sequence[float], positive: bool = False) -> Floats:
-    """Scale a of every column, for x ~ a * v. A start puts the extreme on its negative; with `positive`, a is at least
-    0 and a start is where the extreme comes to lie."""
+    """Scale a of every column, for x ~ a * v. A start maps the extreme to the negative of its value; with `positive`,
+    a is at least 0 and a start maps the extreme to its value."""
     extreme: Floats = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
     inverse = reciprocal(np.abs(extreme)) if positive else -reciprocal(extreme)
     wx = w * x
@@ -139,7 +140,7 @@ def fit_symmetric(x: Floats, w: Floats, snap: Snap, starts: Sequence[float], pos
 
 
 def covering(values: Floats) -> Floats:
-    """The nearest half; below the smallest normal one, the next away from zero. One too large is an error.
+    """The nearest half; below the smallest normal half, the next one away from zero. An overflow is an error.
 
     A subnormal half has few bits. Rounded down, the integers that multiply it would saturate, and the d of a
     Q6_K block is subnormal for all weights below 1/4.
@@ -155,7 +156,7 @@ def covering(values: Floats) -> Floats:
 
 
 def nearest_half(values: Floats, fallback: Floats) -> Floats:
-    """The nearest half, or the fallback where that is none."""
+    """The nearest half, or the fallback if it overflows."""
     rounded = values.astype(np.float16).astype(np.float32)
     return np.where(np.isfinite(rounded), rounded, fallback)
 
@@ -183,7 +184,7 @@ def encode_blocks(x: Floats, w: Floats | None, form: BlockForm, levels: int = 0)
 
 
 class BlockFit:
-    """The groups of some blocks, and the moves that make their error smaller. No move makes any block's larger."""
+    """The groups of some blocks, and moves that reduce their error. No move increases the error of a block."""
 
     def __init__(self, x: Floats, w: Floats, form: BlockForm) -> None:
         self.x, self.w, self.form = x, w, form
@@ -198,7 +199,7 @@ class BlockFit:
         return found
 
     def blocks(self, d: Floats, dmin: Floats, scales: Floats, minima: Floats) -> Blocks:
-        """The nearest values under given scales, and what they lose."""
+        """The nearest values under given scales, and their error."""
         a, m = (d * scales).reshape(-1), (dmin * minima).reshape(-1)
         shifted = self.x + m if self.form.minima else self.x
         v = self.form.snap(shifted * reciprocal(a), self.w)
@@ -207,7 +208,7 @@ class BlockFit:
         return Blocks(d, dmin, scales, minima, v, dot(self.w, lost, lost).reshape(scales.shape))
 
     def solved(self, b: Blocks) -> Blocks:
-        """d and dmin by least squares over the whole block; then every group's integers for them."""
+        """d and dmin by least squares over the block; then the integers of every group for them."""
         n, g = b.scales.shape
         xv, vv = (s.reshape(n, g) for s in (dot(self.wx, b.values), dot(self.w, b.values, b.values)))
         xu, uu = _over(b.scales * xv), _over(np.square(b.scales) * vv)
@@ -232,7 +233,7 @@ class BlockFit:
         return _better(_better(b, same, whole=True), again, whole=True)
 
     def moved(self, b: Blocks) -> Blocks:
-        """Each group's integers one up or down, where that loses less."""
+        """Move the integers of each group up or down by one if that reduces the error."""
         (low, high), step = self.form.scales, 2 if self.form.odd else 1
         for more, deeper in ((step, 0), (-step, 0), (0, 1), (0, -1)) if self.form.minima else ((step, 0), (-step, 0)):
             scales = np.clip(b.scales + more, low, high)
@@ -254,7 +255,7 @@ def _over(groups: Floats) -> Floats:
 
 
 def _better(a: Blocks, b: Blocks, whole: bool) -> Blocks:
-    """The better of two, block by block, or group by group where both have the same d and dmin."""
+    """The better of two, per block, or per group if both have the same d and dmin."""
     if whole:
         take = np.broadcast_to(_over(b.error) < _over(a.error), b.error.shape)
     else:

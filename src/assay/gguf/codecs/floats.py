@@ -1,4 +1,4 @@
-"""Types without blocks: F64 F32 F16 BF16 and the integers, read as what they are and given as float32."""
+"""Types without blocks: F64, F32, F16, BF16 and the integers, converted to float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def decode_plain(name: str, raw: Bytes) -> Floats:
-    """The numbers themselves, rounded to float32 where they are wider. F32 is a view, not a copy."""
+    """The numbers, rounded to float32 if they are wider. F32 is a view, not a copy."""
     values: Floats = raw.view(DTYPES[name]).astype(np.float32, copy=False)
     return values
 
@@ -35,7 +35,7 @@ def decode_bf16(raw: Bytes) -> Floats:
 
 
 def encode_plain(name: str, x: Floats) -> Bytes:
-    """Round to nearest even. A finite number that the type cannot hold is an error, not an infinity."""
+    """Round to nearest even. A finite number out of range is an error, not an infinity."""
     values = x.astype(DTYPES[name])
     if name == "F16" and (np.isinf(values) & np.isfinite(x)).any():
         raise AssayError(f"F16: {float(np.abs(x).max()):g} is too large (at most 65504); use F32 or BF16")

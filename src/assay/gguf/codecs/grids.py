@@ -1,9 +1,9 @@
-"""The code books of the IQ types: which points of a small lattice a group of weights may take.
+"""The code books of the IQ types: the points of a small lattice that a group of weights may take.
 
-A code book is a set of points, and an index is a point's rank when the points are put in order as
-numbers with the first coordinate as the lowest digit. So a set suffices: one bit for every point of the
-lattice (3 ** 8 or 8 ** 4 of them, bit i of byte k for point 8 k + i), in base 85. The sets themselves are
-facts of the format, found by its author on real weights; no rule gives them.
+A code book is a set of lattice points. The index of a point is its rank in the set. Points are ordered as numbers whose
+lowest digit is the first coordinate. So one bit per lattice point (3 ** 8 or 8 ** 4 points) stores the set. Bit i of
+byte k is point 8 k + i, and the bytes are in base 85. The sets are part of the format; its author found them on real
+weights, and no rule generates them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from .codec import Floats
 
-# name: values of a coordinate, coordinates of a point, the set
+# Name: values of a coordinate, coordinates of a point, the set.
 LATTICES: dict[str, tuple[tuple[int, ...], int, str]] = {
     "IQ2_XXS": (
         (8, 25, 43),

@@ -11,7 +11,7 @@
     IQ4_NL   1 of 32    16 values     in the values       d * value
     IQ4_XS   8 of 32    16 values     in the values       d * (sc - 32) * value
 
-Where seven sign bits stand for eight signs, the eighth makes their number even.
+If seven bits store eight signs, the eighth sign makes the number of minus signs even.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .grids import grid
 
 IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
-)  # denser near zero: where weights are
+)  # denser near zero, where most weights are
 
 BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1  # bit i of every byte value
 SIGNS = (1 - 2 * BITS).astype(np.float32)  # a sign byte as eight factors, lowest bit first

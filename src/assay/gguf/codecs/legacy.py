@@ -1,4 +1,4 @@
-"""The 32-element types: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1, one scale (and perhaps a minimum) a block.
+"""The 32-element types: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1, with one scale (and sometimes a minimum) per block.
 
 4-bit quants are split in halves, not pairs: byte `j` holds element `j` in its low nibble and element
 `j + 16` in its high one. The fifth bit of element `j` is bit `j` of the 32-bit word `qh`.

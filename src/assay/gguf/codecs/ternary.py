@@ -1,4 +1,4 @@
-"""One scale and almost no bits: TQ1_0 and TQ2_0 (values -1, 0, 1), Q1_0 (values -1, 1)."""
+"""Ternary and binary types: TQ1_0 and TQ2_0 (values -1, 0, 1), Q1_0 (values -1, 1), with one scale per block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = np.array([[(byte * 3**k % 256) * 3 >> 8 for byte in range(256)] for k i
 
 def unpack_tq1_0(blocks: Bytes) -> Fields:
     """54 bytes: `qs[48]` (32 bytes hold elements 0-159, digit k of byte j being element 32 k + j; 16 bytes hold
-    elements 160-239 likewise), `qh[4]` (elements 240-255, four digits a byte), `d` half."""
+    elements 160-239 likewise), `qh[4]` (elements 240-255, four digits per byte), `d` half."""
     n = len(blocks)
     parts = [DIGITS[:, blocks[:, 0:32]], DIGITS[:, blocks[:, 32:48]], DIGITS[:4, blocks[:, 48:52]]]
     q = np.concatenate([part.transpose(1, 0, 2).reshape(n, -1) for part in parts], axis=1)

@@ -1,1 +1,1 @@
-"""What clients say and hear: schemas, routes and the handlers behind them."""
+"""The API: schemas of requests and responses, the route table, and one module of handlers per dialect."""

@@ -1,4 +1,4 @@
-"""What chat and completions share: from a request's settings to jobs, and from sequences to usage and timings."""
+"""Shared by chat and completions: jobs from the settings of a request, usage and timings from its sequences."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ _SAME_NAME = (
     "xtc_threshold",
 )  # fmt: skip
 _EVENT = r"([0-9a-f]{32})-([0-9a-f]{1,12})-([0-9a-f]{1,16})-(\d{1,9})"  # request, time, seed, number
-LOWEST = -9999.0  # a log-probability of minus infinity, as OpenAI writes it
+LOWEST = -9999.0  # OpenAI's value for a log-probability of minus infinity
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a request's bytes depend on and its body does not say. The ids of a stream's events spell it, so that any
-    server with the same model can go on with the stream: the body again, and the last id as `Last-Event-ID`."""
+    """The values that the bytes of a response depend on, beside the request's body: id, time and seed.
+
+    The ids of a stream's events contain them. So any server with the same model can resume a stream from the body and
+    the last event id, sent as `Last-Event-ID`.
+    """
 
     id: str
     created: int
-    seed: int  # where the body has none
-    seen: int = 0  # events that the client has already
-    shown: bool = False  # the client wants the ids of events: a reader of `data:` lines alone would stumble over them
+    seed: int  # used if the body has none
+    seen: int = 0  # events that the client already has
+    shown: bool = False  # send event ids: only on request, because some clients expect `data:` lines only
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Origin:
@@ -50,12 +53,12 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Of its events; empty where they have none."""
+        """The prefix of its event ids; empty if they are not sent."""
         return f"{self.id}-{self.created:x}-{self.seed:x}" if self.shown else ""
 
 
 def sampler_params(request: Sampling, entry: ServedModel, index: int, origin: Origin) -> SamplerParams:
-    """The settings of choice `index`: each of the n has a seed of its own."""
+    """The settings of choice `index`. Each of the n choices has its own seed."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
     given["seed"] = seed_of(origin.seed if request.seed is None else request.seed, index)
@@ -77,17 +80,17 @@ def stops(request: Sampling) -> tuple[str, ...]:
 
 
 def deadline(limits: ServerLimits, asked: float | None = None) -> float:
-    """When a request that arrives now must be done."""
+    """The deadline of a request that arrives now."""
     return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
 
 async def compile_grammar(make: Callable[[], Callable[[], Constraint]], threads: Threads) -> Callable[[], Constraint]:
-    """Compile off the event loop; the box keeps the time."""
+    """Compile a grammar off the event loop. The sandbox enforces the time limit."""
     return await threads.run("grammar", make)
 
 
 def heading(kind: str, prefix: str, model: str, origin: Origin) -> dict[str, Any]:
-    """The fields that every response and every chunk of one request begins with."""
+    """The first fields of every response and every chunk of a request."""
     return {
         "id": f"{prefix}-{origin.id}",
         "object": kind,
@@ -139,5 +142,5 @@ def _ranked(entry: ServedModel, item: Ranked) -> dict[str, Any]:
 
 
 def piece_of(entry: ServedModel, token: int) -> bytes:
-    """A token's bytes; none for an id the model has and the vocabulary does not."""
+    """The bytes of a token; empty for an id that the vocabulary lacks."""
     return entry.tokenizer.piece(token) if token < entry.tokenizer.n_vocab else b""

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: messages through the model's template, answers with reasoning, tool calls and logprobs."""
+"""`/v1/chat/completions`: render messages with the chat template; answer with reasoning, tool calls and logprobs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
 from assay.serve.api.state import HttpCall
-from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, taught
+from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, with_tools_as_text
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, mold
+from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.text.calls import Call as ToolCall
@@ -25,7 +25,7 @@ from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes
 
 @dataclass(frozen=True)
 class Conversation:
-    """A request under way: what every dialect of a chat is made from."""
+    """A running chat request. Every chat dialect (OpenAI, responses, Ollama) builds its response from it."""
 
     entry: ServedModel
     reader: Reader
@@ -34,23 +34,23 @@ class Conversation:
 
 
 async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
-    """From a checked request to sequences that run."""
+    """Start the sequences of a validated request."""
     state = call.state
     entry = state.models.find(request.model)
     limits, origin = state.limits, common.Origin.of(call.headers)
     tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
     native = entry.template is not None and takes_tools(entry.template.tool_source)
-    messages = request.messages if native or not tools else taught(request.messages, tools)
+    messages = request.messages if native or not tools else with_tools_as_text(request.messages, tools)
     ids = await request_tokens.chat_ids(state, entry, messages, tools if native else None, _variables(request))
     request_tokens.check(ids, entry, param="messages")
-    assert entry.template is not None  # or there would be no ids
+    assert entry.template is not None  # otherwise chat_ids would have failed
     family = family_of(entry.template.tool_source if tools else entry.template.source)
     if tools and not native:
         family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
     thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
     make = _constraint(request, entry, family, thinking=thinking)
-    free = make is None or _requires_call(request)  # a grammar has its own beginning
-    if make is None and tools and not native and not thinking:  # what it thinks is its own
+    free = make is None or _requires_call(request)  # without a grammar that fixes the start of the answer
+    if make is None and tools and not native and not thinking:  # reasoning is not constrained
         functions = [tool.function for tool in tools]
         rule = offered_rule(family, functions, entry.tokenizer)
         make = partial(entry.grammars.lark, rule, "tools")
@@ -90,7 +90,7 @@ async def chat(call: HttpCall, request: ChatRequest) -> HttpReply | Events:
         chunks = _chunks(entry, reader, answers, with_usage, origin)
         return Events(chunks, name=origin.name, seen=origin.seen) if len(answers) == 1 else Events(chunks)
     async for index, update in reader:
-        answers[index].take(update)
+        answers[index].add(update)
     head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
     return json_reply(
         head
@@ -116,15 +116,15 @@ async def _chunks(
     def content(index: int, text: str) -> dict[str, Any]:
         return chunk(index, {"content": text})
 
-    plain = [mold(partial(content, index)) for index in range(len(answers))]
+    plain = [json_template(partial(content, index)) for index in range(len(answers))]
     begun = [False] * len(answers)
     async for index, update in reader:
         answer = answers[index]
         if not begun[index]:
             begun[index] = True
             yield chunk(index, {"role": "assistant", "content": ""})
-        for delta, logprobs in answer.take(update):
-            if not logprobs and "content" in delta:  # nearly all of them
+        for delta, logprobs in answer.add(update):
+            if not logprobs and "content" in delta:  # the common case, encoded fast
                 yield plain[index](delta["content"])
                 continue
             shown = {"content": logprobs, "refusal": None} if logprobs else None
@@ -137,11 +137,11 @@ async def _chunks(
 
 
 class ChoiceBuilder:
-    """One choice as it grows."""
+    """Builds one choice from its updates."""
 
     def __init__(self, entry: ServedModel, reply: ReplyParser, name: str) -> None:
         self._entry = entry
-        self._name = name  # unique; the ids of its calls come out of it
+        self._name = name  # unique; ids of tool calls are derived from it
         self._reply = reply
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -149,8 +149,8 @@ class ChoiceBuilder:
         self._logprobs: list[dict[str, Any]] = []
         self._finish = "stop"
 
-    def take(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """What is new to show, as deltas; the logprobs of the token go with the first."""
+    def add(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """Add an update and return the new deltas. The logprobs of the token go with the first delta."""
         pieces = [self._reply.push(update.text)]
         if update.finish:
             self._finish = update.finish
@@ -205,7 +205,7 @@ class ChoiceBuilder:
 
 
 def _variables(request: ChatRequest) -> dict[str, Any]:
-    """What the template is given beside the messages."""
+    """The variables of the template, beside the messages."""
     effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
     return effort | (request.chat_template_kwargs or {})
 
@@ -218,7 +218,7 @@ def _requires_call(request: ChatRequest) -> bool:
 def _constraint(
     request: ChatRequest, entry: ServedModel, family: Family, *, thinking: bool
 ) -> Callable[[], Callable[[], Constraint]] | None:
-    """The compilation that the request needs: of a required call, a response format or a grammar."""
+    """The grammar that the request needs, for a required call, a response format or a given grammar."""
     grammars, wanted = entry.grammars, request.response_format
     if _requires_call(request):
         functions = _chosen(request, request.tool_choice)

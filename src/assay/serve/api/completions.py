@@ -1,4 +1,4 @@
-"""`/v1/completions`: text or ids in, text out; with `echo` and `logprobs` the prompt itself is scored."""
+"""`/v1/completions`: continue a text or ids. With `echo` and `logprobs` the prompt itself is scored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.state import HttpCall, State
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, mold
+from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
@@ -29,14 +29,14 @@ async def completions(call: HttpCall, request: CompletionRequest) -> HttpReply |
     if request.best_of not in (None, n):
         raise ApiError("invalid_value", "best_of: must equal n", "best_of")
     if request.suffix and not isinstance(request.prompt, str):
-        raise ApiError("invalid_value", "suffix: goes with a prompt that is one text", "suffix")
+        raise ApiError("invalid_value", "suffix: needs a prompt that is one text", "suffix")
     if request.suffix and isinstance(request.prompt, str):
         given = [await infill_ids(call, entry, request.prompt, request.suffix)]
     else:
         given = await request_tokens.prompt_ids(state, entry, request.prompt)
     if len(given) * n > limits.prompts:
         raise ApiError(
-            "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
+            "invalid_value", f"n: {len(given)} prompts times {n} choices are more than {limits.prompts}", "n"
         )
     scored = sum(map(len, given)) * (request.logprobs + 1) if request.echo and request.logprobs is not None else 0
     if scored > limits.scores:
@@ -54,7 +54,7 @@ async def completions(call: HttpCall, request: CompletionRequest) -> HttpReply |
         return Events(chunks, name=origin.name, seen=origin.seen) if len(jobs) == 1 else Events(chunks)
     answers = [_Answer(entry, request) for _ in jobs]
     async for index, update in reader:
-        answers[index].take(update)
+        answers[index].add(update)
     head = common.heading("text_completion", "cmpl", entry.id, origin)
     return json_reply(
         head
@@ -106,10 +106,10 @@ async def _chunks(
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         return head | {"choices": [choice]}
 
-    plain = [mold(partial(chunk, index)) for index in range(len(reader.sequences))]
+    plain = [json_template(partial(chunk, index)) for index in range(len(reader.sequences))]
     written = [0] * len(reader.sequences)  # characters so far, for text_offset
     async for index, update in reader:
-        if written[index] and not scored and not update.finish:  # nearly all of them
+        if written[index] and not scored and not update.finish:  # the common case, encoded fast
             if update.text:
                 written[index] += len(update.text)
                 yield plain[index](update.text)
@@ -133,7 +133,7 @@ async def _chunks(
 
 
 class _Answer:
-    """One choice as it grows."""
+    """Builds one choice from its updates."""
 
     def __init__(self, entry: ServedModel, request: CompletionRequest) -> None:
         self._entry = entry
@@ -142,7 +142,7 @@ class _Answer:
         self._choices: list[Choice] = []
         self._finish: str | None = None
 
-    def take(self, update: Update) -> None:
+    def add(self, update: Update) -> None:
         self._text.append(update.text)
         if update.choice:
             self._choices.append(update.choice)
@@ -163,7 +163,7 @@ class _Answer:
 
 
 class _Logprobs:
-    """The older form: parallel lists, with the character at which each token begins."""
+    """OpenAI's older form of logprobs: parallel lists, with the character offset of each token."""
 
     def __init__(self, entry: ServedModel, offset: int) -> None:
         self._entry = entry
@@ -171,7 +171,7 @@ class _Logprobs:
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int, int]] = []
 
     def prompt(self, sequence: Progress) -> None:
-        """The prompt's tokens; the first has nothing before it that could predict it."""
+        """Add the tokens of the prompt. The first has no log-probability, because nothing precedes it."""
         self.add(Choice(sequence.job.ids[0]))
         for choice in sequence.prompt_choices:
             self.add(choice)
@@ -185,7 +185,7 @@ class _Logprobs:
         self._offset += len(text)
 
     def _text(self, token: int) -> str:
-        """The token's text; bytes that are no text are spelt out."""
+        """The text of a token; bytes that are not valid UTF-8 are escaped."""
         piece = common.piece_of(self._entry, token)
         try:
             return piece.decode()

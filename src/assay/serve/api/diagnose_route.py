@@ -1,7 +1,7 @@
-"""`/v1/diagnose`: somebody's dump or log lines against the definition of a model.
+"""`/v1/diagnose`: diagnose another engine's dump or log lines against the definition of a model.
 
-The work takes seconds of a whole core, so it is done in a process of its own, below everybody else, one at a time and
-for so long only; it ends with the client.
+The work takes a whole core for seconds. So it runs in a separate process with low priority and a time limit, one at a
+time. The process is killed when the client disconnects.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class DiagnoseRequest(Schema):
 
     model: Name | None = None
     text: Text | None = Field(None, description="JSON lines, or the lines of a log")
-    data: Text | None = Field(None, description="a file in base64")
-    name: Name | None = Field(None, description="of the file: .jsonl, .npz, .safetensors, .log or .txt")
-    prompt: Annotated[str, Field(max_length=65536)] | None = Field(None, description="the text that was fed, if known")
+    data: Text | None = Field(None, description="the file in base64")
+    name: Name | None = Field(None, description="name of the file: .jsonl, .npz, .safetensors, .log or .txt")
+    prompt: Annotated[str, Field(max_length=65536)] | None = Field(
+        None, description="the text that the engine was given, if known"
+    )
 
 
 class NodeVerdictRow(Schema, wire="NodeVerdict"):
@@ -93,7 +95,7 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
             async with asyncio.timeout(seconds):
                 out, _ = await process.communicate()
         except TimeoutError:
-            raise ApiError("deadline_exceeded", f"the dump could not be examined within {seconds:g} s") from None
+            raise ApiError("deadline_exceeded", f"the dump could not be diagnosed within {seconds:g} s") from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -102,5 +104,5 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
     try:
         found = json.loads(out)
     except ValueError:
-        raise ApiError("internal_error", "the dump could not be examined; `assay diagnose` says why") from None
+        raise ApiError("internal_error", "the dump could not be diagnosed; `assay diagnose` shows the reason") from None
     return found if isinstance(found, dict) else {"error": "no answer"}

@@ -1,4 +1,4 @@
-"""llama-server's own routes: `/completion`, `/infill`, `/props`, `/slots`. Text in, text out, no template."""
+"""Routes of llama-server: `/completion`, `/infill`, `/props`, `/slots`. They continue text without a template."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.version import __version__
 
-# How llama-server calls the ends of an answer.
+# Finish reasons under llama-server's names.
 STOPS = {"eos": "eos", "stop": "word", "grammar": "eos", "length": "limit", "context": "limit"}
 
 
 class Text(Sampling):
-    """What can be asked of a text beside the settings of every route."""
+    """Settings of llama-server's routes, beside the sampling settings of every route."""
 
-    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = Field(None, description="default -1: to the end")
+    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = Field(
+        None, description="maximum tokens; default -1: no limit"
+    )
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="another name of n_predict")
-    n_probs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = Field(None, description="alternatives of a token")
+    n_probs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = Field(
+        None, description="number of alternatives per token"
+    )
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -47,8 +51,10 @@ class Extra(Schema):
 class InfillRequest(Text):
     input_prefix: AnyText
     input_suffix: AnyText
-    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(None, description="other files, before it")
-    prompt: AnyText | None = Field(None, description="written behind the prefix")
+    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(
+        None, description="other files, put before the text"
+    )
+    prompt: AnyText | None = Field(None, description="text after the prefix, before the gap")
 
 
 # --- text to text: what Ollama's raw generation uses too
@@ -61,7 +67,7 @@ async def text_of(call: HttpCall, entry: ServedModel, text: str) -> list[int]:
 async def infill_ids(
     call: HttpCall, entry: ServedModel, prefix: str, suffix: str, extra: list[Extra] | None = None
 ) -> list[int]:
-    """Prefix, suffix and the mark of the middle, in the order of models that fill in; other files first."""
+    """The ids for filling in: other files, then prefix, suffix and the middle token, in the order models expect."""
     special = entry.tokenizer.vocab.special
     if not {"fim_pre", "fim_suf", "fim_mid"} <= set(special):
         raise ApiError("unsupported", f"the model {entry.id} has no tokens for filling in", "input_suffix")
@@ -80,7 +86,7 @@ async def infill_ids(
 
 
 async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> Reader:
-    """A text that is being continued."""
+    """Start the sequences that continue a text."""
     state = call.state
     request_tokens.check(ids, entry)
     constraint = None
@@ -125,7 +131,7 @@ async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
 
 
 async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | int]) -> list[int]:
-    """A text, ids, or a mixture: only the first text of one gets the tokens that begin a text."""
+    """The ids of a text, of ids, or of a mixture. Only the first text of a mixture gets BOS."""
     if isinstance(prompt, str):
         return await text_of(call, entry, prompt)
     ids: list[int] = []
@@ -152,7 +158,7 @@ async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Te
 
 
 class _Completion:
-    """One answer in llama-server's words."""
+    """Builds one answer in llama-server's form."""
 
     def __init__(self, entry: ServedModel, reader: Reader, request: Text) -> None:
         self._entry = entry
@@ -206,7 +212,7 @@ class _Completion:
 
 
 def settings(params: SamplerParams) -> dict[str, Any]:
-    """Of the sampler, under llama-server's names."""
+    """The sampling settings under llama-server's names."""
     found = {name: value for name, value in vars(params).items() if name not in ("logit_bias", "dry_breakers")}
     found["temperature"] = found.pop("temp")
     found["typical_p"] = found.pop("typical")
@@ -236,7 +242,7 @@ async def props(call: HttpCall, _: None) -> HttpReply:
 
 
 async def slots(call: HttpCall, _: None) -> HttpReply:
-    """A row for every sequence that may run; who runs in it, but not what it says."""
+    """One row per possible sequence, with its state but without its text."""
     found: list[dict[str, Any]] = []
     for entry in call.state.models.entries.values():
         running = entry.worker.streams() if entry.worker else []

@@ -1,7 +1,7 @@
-"""Ollama's routes: `/api/chat`, `/api/generate`, `/api/embed`, and what is asked about models.
+"""Routes of Ollama: `/api/chat`, `/api/generate`, `/api/embed`, and those about models.
 
-Each request becomes one of OpenAI's and takes the same way; streams are lines of JSON. Images are not read. A model is
-called as here or with Ollama's `:latest` behind it.
+Each request is translated to OpenAI's form and handled in the same way; streams are JSON lines. Images are not
+supported. A model name may have Ollama's suffix `:latest`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ StreamFormat = Literal["", "json"] | dict[str, Any]
 
 
 class OllamaOptions(Schema, wire="Options"):
-    """Ollama's settings that there are here; the others are ignored, as Ollama does."""
+    """The settings of Ollama that assay has. Others are ignored, as Ollama ignores them."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -70,20 +70,20 @@ class OllamaMessage(Schema):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
     tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools)] | None = None
     tool_name: Name | None = None
 
 
 class Asking(Schema):
-    """What a chat and a generation share."""
+    """Fields of chat and generate requests."""
 
     model: Name
     stream: bool | None = Field(None, description="default true")
     format: StreamFormat | None = Field(None, description="json, or a JSON schema")
     options: OllamaOptions | None = None
     think: bool | Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="the template's enable_thinking"
+        None, description="sets enable_thinking of the template"
     )
 
 
@@ -94,10 +94,10 @@ class OllamaChatRequest(Asking):
 
 class OllamaGenerateRequest(Asking):
     prompt: Text | None = None
-    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in")
+    suffix: Text | None = Field(None, description="text after the gap, for models that fill in")
     system: Text | None = None
-    raw: bool | None = Field(None, description="no template")
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+    raw: bool | None = Field(None, description="do not apply the template")
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
 
 
 class OllamaShowRequest(Schema):
@@ -203,7 +203,7 @@ def _called(item: dict[str, Any]) -> dict[str, Any]:
 async def _chat_lines(begun: Conversation, shown: Any) -> AsyncIterator[dict[str, Any]]:
     (answer,) = begun.answers
     async for _, update in begun.reader:
-        for delta, _logprobs in answer.take(update):
+        for delta, _logprobs in answer.add(update):
             if any(delta.values()):
                 yield _head(begun.entry) | shown(delta) | {"done": False}
     (sequence,) = begun.reader.sequences
@@ -241,7 +241,7 @@ async def _reply(request: Asking, lines: AsyncIterator[dict[str, Any]], join: An
 
 
 def _joined_messages(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The lines of a stream as one answer."""
+    """The lines of a stream joined to one answer."""
     found: dict[str, Any] = {"role": "assistant", "content": "".join(line["message"]["content"] for line in lines)}
     if thinking := "".join(line["message"].get("thinking", "") for line in lines):
         found["thinking"] = thinking
@@ -257,7 +257,7 @@ def _joined_response(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _loaded(call: HttpCall, entry: ServedModel, empty: dict[str, Any]) -> HttpReply:
-    """Nothing was asked: the model is loaded."""
+    """The answer to a request without a prompt, which only loads the model."""
     await call.stack.enter_async_context(call.state.models.use(entry))
     return json_reply(_head(entry) | empty | {"done": True, "done_reason": "load"})
 

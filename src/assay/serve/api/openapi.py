@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the pydantic models."""
+"""The OpenAPI 3.1 document, generated from the route table and the pydantic schemas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOADING = ("rate_limit_exceeded", "model_not_loaded", "deadline_exceeded")
 
 
 def document(routes: Sequence[RouteSpec], *, with_key: bool) -> dict[str, Any]:
-    """What `/openapi.json` gives."""
+    """The document at `/openapi.json`."""
     requests = {route.request for route in routes if route.request}
     responses = {route.response for route in routes if route.response} | {ErrorResponse, PlainError}
     inputs = sorted(((model, "validation") for model in requests), key=lambda pair: pair[0].__name__)
@@ -65,12 +65,12 @@ def _content(route: RouteSpec, where: Any) -> dict[str, Any]:
     schema = where[(route.response, "serialization")] if route.response else {"type": "object"}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if route.streams:
-        content[route.streams] = {}  # no schema says what a stream of events is
+        content[route.streams] = {}  # OpenAPI has no schema for an event stream
     return content
 
 
 def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
-    """Every status the route can answer with, and the codes that have it."""
+    """Every error status of a route, with its codes."""
     codes = [*_ALWAYS, *(_WITH_BODY if route.request else ()), *(_LOADING if route.loads else ())]
     if route.path == "/v1/diagnose":
         codes += ["rate_limit_exceeded", "deadline_exceeded"]

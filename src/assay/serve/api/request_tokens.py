@@ -1,7 +1,7 @@
-"""From a request to token ids: messages through the template, texts through the tokenizer, off the event loop.
+"""Token ids of a request: messages are rendered by the template, texts are tokenized, off the event loop.
 
-What cannot fit the context is refused, with how long it is and what fits. A text so long that no model's tokens
-could cover it is refused before it is tokenized, and large texts are tokenized one at a time.
+A prompt that does not fit the context is refused, with its length and the limit. A text that is certainly too long is
+refused before it is tokenized. Large texts are tokenized one at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PER_TOKEN = 32  # characters: real texts have about four
 
 
 def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt") -> None:
-    """Refuse a prompt that leaves no room for `room` tokens of answer, and say what would fit."""
+    """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit."""
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
         raise ApiError("invalid_value", f"{param}: has no tokens (this model adds none to an empty text)", param)
@@ -33,7 +33,7 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
     if len(ids) > most:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens, and this model's context of {entry.n_ctx} takes at most {most}; "
+            f"the prompt has {len(ids)} tokens, more than the {most} that the context of {entry.n_ctx} allows; "
             f"shorten it by {len(ids) - most}",
             param,
         )
@@ -43,19 +43,19 @@ def _check_length(n_chars: int, entry: ServedModel) -> None:
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {n_chars} characters, and this model's context of {entry.n_ctx} tokens takes about "
-            f"{4 * entry.n_ctx} of them",
+            f"the prompt has {n_chars} characters, more than the about {4 * entry.n_ctx} that the context of "
+            f"{entry.n_ctx} tokens allows; shorten it",
             "messages",
         )
 
 
 async def off_loop(state: State, n_chars: int, work: Callable[[], Any], kind: str = "text") -> Any:
-    """Large texts one at a time, in a pool of their own."""
+    """Run work off the event loop. Large texts share a pool with one thread."""
     return await state.threads.run("large" if n_chars > LARGE else kind, work)
 
 
 async def text_ids(state: State, entry: ServedModel, text: str, **options: bool) -> list[int]:
-    """The ids of one text that is to be computed."""
+    """The ids of one text, checked against the context."""
     _check_length(len(text), entry)
     found: list[int] = await off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
     return found
@@ -79,7 +79,7 @@ async def chat_ids(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation, as the model's template spells it."""
+    """The ids of a conversation rendered by the model's template."""
     template = entry.template
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
@@ -106,7 +106,7 @@ async def chat_text(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """The text that the template makes of a conversation."""
+    """A conversation rendered by the template."""
     assert entry.template
     render = entry.template.render
     turns = [plain(message) for message in messages]
@@ -135,7 +135,7 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def plain(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: text as one string, none beside calls as none, arguments as objects."""
+    """A message as templates expect it: content as one string or None, arguments of calls as objects."""
     found = message.model_dump(exclude_none=True)
     content = message.content
     if content is None:

@@ -1,6 +1,6 @@
-"""`/v1/responses`: OpenAI's newer form of a chat. Items in, items out; the conversation itself is that of `chat`.
+"""`/v1/responses`: OpenAI's newer chat API, with items for input and output, translated to a chat request.
 
-Nothing is stored: a conversation is what the client sends, so `previous_response_id` is refused.
+Responses are not stored. The client sends the whole conversation, so `previous_response_id` is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ContentPart(Schema, wire="Part"):
 
 
 class InputItem(Schema, wire="Item"):
-    """A message, a call, or the result of one."""
+    """A message, a function call, or the result of a call."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
@@ -73,14 +73,14 @@ class ResponsesRequest(Schema):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    previous_response_id: Name | None = Field(None, description="refused: nothing is stored")
+    previous_response_id: Name | None = Field(None, description="refused: responses are not stored")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
 
 
 async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
     if request.previous_response_id is not None:
         raise ApiError(
-            "unsupported", "previous_response_id: nothing is stored here; send the whole conversation as input",
+            "unsupported", "previous_response_id: responses are not stored; send the whole conversation as input",
             "previous_response_id",
         )  # fmt: skip
     begun = await begin(call, as_chat(request))
@@ -93,7 +93,7 @@ async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Ev
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """The same conversation as OpenAI's older route takes it."""
+    """The request in the form of `/v1/chat/completions`."""
     given: dict[str, Any] = {
         "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
@@ -145,7 +145,7 @@ def _format(wanted: TextFormat | None) -> dict[str, Any] | None:
 
 
 class _Response:
-    """One response as it grows: its items, and the events that tell of them."""
+    """Builds a response: its items, and the events about them."""
 
     def __init__(self, request: ResponsesRequest, begun: Conversation) -> None:
         self._request = request
@@ -161,8 +161,8 @@ class _Response:
         yield self._event("response.created", response=self.body())
         yield self._event("response.in_progress", response=self.body())
         async for _, update in self._begun.reader:
-            for delta, _logprobs in answer.take(update):
-                for event in self._take(delta):
+            for delta, _logprobs in answer.add(update):
+                for event in self._events_of(delta):
                     yield event
         for event in self._close():
             yield event
@@ -170,7 +170,7 @@ class _Response:
         kind = "incomplete" if self._finish == "length" else "completed"
         yield self._event(f"response.{kind}", response=self.body())
 
-    def _take(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+    def _events_of(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
         events = []
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
             if delta.get(name):
@@ -201,7 +201,7 @@ class _Response:
         return events
 
     def _close(self) -> list[dict[str, Any]]:
-        """End the item that is open."""
+        """Finish the current item."""
         if not self._output or self._output[-1]["status"] != "in_progress":
             return []
         item = self._output[-1]

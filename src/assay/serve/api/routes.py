@@ -1,4 +1,4 @@
-"""The routes as a table: what each takes, gives and does. The OpenAPI document is made from it."""
+"""The route table: path, request, response and handler of each route. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """One route. `request` None means it has no body; `response` None that its JSON is another program's."""
+    """One route. `request` is None for a route without a body, `response` if another program defines its JSON."""
 
     method: str
     path: str
@@ -33,7 +33,7 @@ class RouteSpec:
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
     streams: str = ""  # the media type of a streamed answer
-    loads: bool = False  # it needs a model in memory, so it can be full or too late
+    loads: bool = False  # needs a loaded model, so it can fail for lack of memory or time
 
 
 async def health(call: HttpCall, _: Any) -> HttpReply:

@@ -1,6 +1,6 @@
-"""What goes over the wire, as pydantic models: they check requests and make the OpenAPI document.
+"""Requests and responses as pydantic schemas. They validate requests and define the OpenAPI document.
 
-Requests are strict about the types of what they know and ignore what they do not, as OpenAI's clients expect.
+Known fields are type-checked without coercion. Unknown fields are ignored, as OpenAI's clients expect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import ServerLimits
 
-LIMITS = ServerLimits()  # the largest a server may set; the document states them
+LIMITS = ServerLimits()  # the default limits, which the document states
 _DEFAULT = SamplerParams()
 
 
@@ -43,7 +43,7 @@ Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Fie
 
 
 class Sampling(Schema):
-    """OpenAI's settings and the other samplers as extensions. What is left out has llama.cpp's default."""
+    """OpenAI's sampling settings, and the other samplers as extensions. Defaults are those of llama.cpp."""
 
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description=f"default {_DEFAULT.temp}")
@@ -56,7 +56,7 @@ class Sampling(Schema):
     n: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="taken and not used")
+    user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="accepted and ignored")
 
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description=f"default {_DEFAULT.top_k}; 0: all")
     min_p: Share | None = Field(None, description=f"default {_DEFAULT.min_p}")
@@ -70,7 +70,7 @@ class Sampling(Schema):
     dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
-    ignore_eos: bool | None = Field(None, description="go on after the model ends its answer")
+    ignore_eos: bool | None = Field(None, description="continue after the end-of-sequence token")
     grammar: Annotated[str, Field(max_length=LIMITS.schema)] | None = Field(None, description="GBNF or Lark")
     timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
 
@@ -101,7 +101,7 @@ class ChatMessage(Schema, wire="Message"):
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools)] | None = None
     tool_call_id: Name | None = None
-    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that show it")
+    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that include it")
 
 
 class Function(Schema):
@@ -147,20 +147,24 @@ Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools)]
 
 class ChatRequest(Sampling):
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="default: what fits")
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="the newer name")
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="default: as many as fit the context"
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="newer name of max_tokens"
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     response_format: PlainFormat | SchemaFormat | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="taken and not used")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the template")
+    parallel_tool_calls: bool | None = Field(None, description="accepted and ignored")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template")
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="a variable for the template: gpt-oss knows low, medium and high"
+        None, description="a variable of the chat template; gpt-oss has low, medium and high"
     )
     reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
-        None, description="none leaves reasoning in the content; default: apart, in reasoning_content"
+        None, description="none leaves reasoning in the content; default: separate, in reasoning_content"
     )
 
 
@@ -178,10 +182,12 @@ Prompt = (
 class CompletionRequest(Sampling):
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description="default 16")
-    echo: bool | None = Field(None, description="give the prompt back; with logprobs and max_tokens 0 it is scored")
+    echo: bool | None = Field(None, description="return the prompt, too; with logprobs and max_tokens 0 it is scored")
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = Field(None, description="must equal n")
-    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in; with one text")
+    suffix: Text | None = Field(
+        None, description="text after the gap, for models that fill in; needs one text as prompt"
+    )
 
 
 class EmbeddingRequest(Schema):
@@ -189,10 +195,10 @@ class EmbeddingRequest(Schema):
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        None, description="only the first values, of length 1 again"
+        None, description="keep the first values and normalise again"
     )
     pooling: Literal["mean", "first", "last"] | None = Field(
-        None, description="over the tokens; default: the file's, else mean"
+        None, description="pooling over tokens; default: that of the file, else mean"
     )
     user: Annotated[str, Field(max_length=4096)] | None = None
 
@@ -200,7 +206,7 @@ class EmbeddingRequest(Schema):
 class TokenizeRequest(Schema):
     model: Name | None = None
     content: Text
-    add_special: bool | None = Field(None, description="BOS and EOS as the model wants them; default false")
+    add_special: bool | None = Field(None, description="add BOS and EOS as the model requires; default false")
     parse_special: bool | None = Field(None, description="recognise control tokens in the text; default true")
     with_pieces: bool | None = None
 
@@ -226,11 +232,13 @@ class TraceRequest(Schema):
     messages: Messages | None = None
     tokens: Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.trace_tokens)] | None = None
     nodes: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=256)] | None = Field(
-        None, description="names, with * and ? as in file names; default: none with `lens`, else l_out-* and results"
+        None, description="node names with wildcards * and ?; default: none with `lens`, else l_out-* and results"
     )
-    first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="values shown of each; default 10")
-    lens: bool | None = Field(None, description="what each layer's output would predict")
-    top: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="tokens of the lens; default 3")
+    first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="first values of each node; default 10")
+    lens: bool | None = Field(None, description="logit lens: the tokens that each layer's output predicts")
+    top: Annotated[int, Field(ge=1, le=10)] | None = Field(
+        None, description="tokens per position of the lens; default 3"
+    )
 
 
 # --- responses
@@ -248,7 +256,7 @@ class ErrorResponse(Schema):
 
 
 class PlainError(Schema):
-    """As Ollama's clients read one."""
+    """An error in Ollama's form."""
 
     error: str
 
@@ -335,7 +343,7 @@ class ChatChoice(Schema):
 
 
 class Timings(Schema):
-    """An extension: where the time went."""
+    """An extension: durations of the request."""
 
     queued_s: float
     first_token_s: float
@@ -453,7 +461,7 @@ class TraceResponse(Schema):
 
 
 class Slots(RootModel[list[dict[str, Any]]]):
-    """A row for every sequence that may run."""
+    """One row per possible sequence."""
 
 
 class Health(Schema):

@@ -1,4 +1,4 @@
-"""What the handlers of one server share."""
+"""The state that all handlers of a server share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from assay.serve.pool.threads import Threads, Turn
 
 @dataclass
 class State:
-    """One server."""
+    """The state of one server."""
 
     models: ModelPool
     limits: ServerLimits
     registry: CollectorRegistry
     metrics: Metrics
     key: str | None = None
-    any_host: bool = False  # whether the Host header may name anything
-    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
+    any_host: bool = False  # whether any Host header is accepted
+    cors: tuple[str, ...] = ()  # origins of other web pages that may call
     begun: float = field(default_factory=time.monotonic)
     openapi: dict[str, Any] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
-    examining: Turn = field(default_factory=Turn)  # dumps, one at a time
+    examining: Turn = field(default_factory=Turn)  # one dump is diagnosed at a time
 
 
 HttpCall = exchange.HttpCall[State]

@@ -1,4 +1,4 @@
-"""`/v1/status`: what the server is doing this moment. It tells numbers, never what anybody wrote."""
+"""`/v1/status`: the current state of the server, as numbers. It never exposes prompts or answers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def status(call: HttpCall, _: None) -> HttpReply:
 
 
 def _model(entry: ServedModel) -> dict[str, Any]:
-    rows = entry.worker.who() if entry.worker else []
+    rows = entry.worker.rows() if entry.worker else []
     streams = [_stream(sequence) for sequence in entry.worker.streams()] if entry.worker else []
     pages, available = (sum(row.get(key, 0) for row in rows) for key in ("pages", "pages_available"))
     return {

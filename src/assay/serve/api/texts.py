@@ -1,4 +1,4 @@
-"""The routes about text and vectors: tokens and back, the rendered prompt, embeddings, the list of models."""
+"""Routes for tokenizing, detokenizing, rendering templates, embeddings, and the list of models."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _card(entry: ServedModel) -> dict[str, Any]:
 
 
 async def replicas(call: HttpCall, _: None) -> HttpReply:
-    """Who computes, a row each: the replicas of a cluster, or this process."""
+    """The replicas of a cluster, or this process, one row each."""
     rows = [
         ReplicaRow.model_validate({"model": entry.id} | row)
         for entry in call.state.models.entries.values()
-        for row in (entry.worker.who() if entry.worker else ())
+        for row in (entry.worker.rows() if entry.worker else ())
     ]
     return json_reply(ReplicaList(object="list", data=rows))
 
@@ -76,9 +76,11 @@ async def tokenize(call: HttpCall, request: TokenizeRequest) -> HttpReply:
 
 
 def pieces(entry: ServedModel, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
-    """Every token with its bytes: a hundred times as long as the ids, so for so many of them only."""
+    """Every token with its bytes. Limited, because the response is about a hundred times as long as the ids."""
     if len(ids) > most:
-        raise ApiError("invalid_value", f"{param}: pieces of {len(ids)} tokens (at most {most} are shown)", param)
+        raise ApiError(
+            "invalid_value", f"{param}: too many tokens for their pieces (found {len(ids)}, at most {most})", param
+        )
     return [
         {
             "id": token,
@@ -120,7 +122,7 @@ async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
 
 
 async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
-    """One vector of length 1 for each text, pooled as the file says, or as the request does."""
+    """One normalised vector per text, pooled as the request or else the file says."""
     state = call.state
     entry = state.models.find(request.model)
     how = embedding_of(entry.model.graph, request.pooling)

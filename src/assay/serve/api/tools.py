@@ -1,7 +1,7 @@
-"""Calls of functions: the grammar of one that a model must make, and tools for models whose template knows none.
+"""Tool calls: the grammar of a required call, and tools for models whose template does not support them.
 
-A model that was not trained to call is told how in the system message, as Hermes' models are, and held to it: once it
-begins a call, only a call of an offered function with arguments that fit its schema can come of it.
+A model without tool support is told in the system message how to call, in the form of Hermes models. A grammar
+enforces it: a call that was begun can only name an offered function with arguments that match its schema.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _LESSON = (
 
 
 def required_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenizer, *, thinking: bool) -> str:
-    """A Lark grammar: exactly one call, of one of these functions, with arguments that fit its schema. Reasoning that
-    the prompt has opened is closed first."""
+    """A Lark grammar: exactly one call of one of these functions, with arguments that match its schema.
+
+    If the prompt has opened a reasoning block, the grammar closes it first.
+    """
     closing = f"\n{family.thinking[1]}\n\n" if thinking and family.thinking else ""
     before, after = family.form
     rules = []
@@ -39,16 +41,16 @@ def required_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenize
 
 
 def offered_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenizer) -> str:
-    """A Lark grammar: one call as above, or any text that does not begin like one."""
+    """A Lark grammar: one call as in `required_rule`, or any text that does not start like a call."""
     calls = required_rule(family, tools, tokenizer, thinking=False)
     begins = family.form[0].partition("NAME")[0].lstrip()[:2]
     text = f"/([^{begins[0]}]|{begins[0]}[^{begins[1]}])(.|\\n)*/"
     return calls.replace("start: ", "start: TEXT | ", 1) + f"\nTEXT: {text}"
 
 
-def taught(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-    """The conversation for a template that knows no tools: they stand in the system message, calls and results in
-    ordinary ones."""
+def with_tools_as_text(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
+    """The conversation for a template without tools: the system message describes them, and calls and results are
+    written as ordinary messages."""
     listed = "\n".join(json.dumps(tool.model_dump(exclude_none=True)["function"]) for tool in tools)
     lesson = _LESSON.format(tools=listed)
     found = [_written(message) for message in messages]
@@ -59,7 +61,7 @@ def taught(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatM
 
 
 def _written(message: ChatMessage) -> ChatMessage:
-    """A message whose calls or result stand in its text."""
+    """A message with its calls or result written in its text."""
     content = request_tokens.plain(message)["content"] or ""
     if message.role == "tool":
         return _plain("user", f"<tool_response>\n{content}\n</tool_response>")
@@ -75,6 +77,6 @@ def _plain(role: str, content: str) -> ChatMessage:
 
 
 def _literals(text: str, tokenizer: Tokenizer) -> str:
-    """A text as Lark terminals: tokens where they are special ones, the rest as it is."""
+    """A text as Lark terminals: special tokens by name, the rest as literals."""
     parts = tokenizer.fragments(text)
     return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)

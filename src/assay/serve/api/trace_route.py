@@ -1,7 +1,7 @@
-"""`/v1/trace`: the values of chosen nodes for a prompt as summary lines, and the logit lens.
+"""`/v1/trace`: summaries of chosen node values for a prompt, and the logit lens.
 
-The lens asks what each layer's output would predict if it were the last: the graph from the final norm on is
-evaluated with that output in the place of the last layer's.
+The logit lens shows the tokens that each layer's output predicts: the final norm and the output head are evaluated on
+that output in place of the last layer's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 MEMORY = 256 << 20  # bytes of node values in one trace
-HEAD = 512 << 20  # bytes of a head that is decoded as a whole; a larger one is decoded block by block
+HEAD = 512 << 20  # bytes of an output head that is decoded whole; a larger one is decoded in blocks
 ROWS = 64  # rows of logits the lens holds at a time
 DEFAULT = ("embd", "l_out-*", "result_norm", "result_output")
 STATISTICS: dict[str, Callable[[Array], Any]] = {
@@ -69,7 +69,7 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     }
     if layers:
         positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
-        # One at a time: it holds the head in float32.
+        # One at a time, because it holds the output head in float32.
         found["lens"] = await state.threads.run(
             "lens", lambda: _lens(entry, layers, nodes, positions, request.top or 3)
         )
@@ -94,7 +94,7 @@ async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> lis
 
 
 def _choose(graph: Graph, patterns: Any) -> list[str]:
-    """The nodes that a pattern names, in the graph's order."""
+    """The nodes that match a pattern, in graph order."""
     wanted = [regex(translate(pattern)) for pattern in patterns]
     for pattern, expression in zip(patterns, wanted, strict=True):
         if not any(expression.match(node.name) for node in graph):

@@ -1,4 +1,4 @@
-"""Bodies: read within limits, parsed as strict JSON, checked against a pydantic model."""
+"""Request bodies: read within limits, parsed as strict JSON, validated by a pydantic schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)
 
 async def read(headers: Mapping[str, str], receive: Receive, limits: ServerLimits) -> bytes:
     kind = headers.get("content-type", "").split(";")[0].strip().lower()
-    # A page elsewhere can make a browser send these two unasked, but not without saying where it comes from.
+    # A web page can make a browser send these two types without a preflight, but then the browser sends its origin.
     foreign = "origin" in headers or "sec-fetch-site" in headers
     if kind != "application/json" and (foreign or kind not in ("", "application/x-www-form-urlencoded")):
         raise ApiError("unsupported_media_type", f"the body must be application/json (found {kind or 'none'!r:.60})")
@@ -36,25 +36,25 @@ async def read(headers: Mapping[str, str], receive: Receive, limits: ServerLimit
                 found += len(part)
                 if found <= limits.body:
                     body += part
-                # Somewhat more is taken and dropped: who is cut off while sending never sees the answer.
+                # Read and discard some more: a client that is cut off while sending never reads the response.
                 if found > 8 * limits.body or not message.get("more_body", False):
                     break
     except TimeoutError:
         raise ApiError("request_timeout", f"the body did not arrive within {limits.body_s:g} s") from None
     if found > limits.body:
-        raise ApiError("body_too_large", f"the body is too large (at least {found} bytes, at most {limits.body} fit)")
+        raise ApiError("body_too_large", f"the body is too large (at least {found} bytes, at most {limits.body})")
     return bytes(body)
 
 
 def parse(body: bytes, model: type[BaseModel], limits: ServerLimits) -> BaseModel:
-    """The request, or an error that names the field."""
+    """The validated request. An error names the field."""
     if body.count(b"[") + body.count(b"{") > limits.nodes:
         bare = _STRING.sub(b"", body)
         if (found := bare.count(b"[") + bare.count(b"{")) > limits.nodes:
-            raise ApiError("invalid_json", f"the body has {found} arrays and objects (at most {limits.nodes} fit)")
+            raise ApiError("invalid_json", f"the body has {found} arrays and objects (at most {limits.nodes})")
     try:
         value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
-        if b"\\ud" in body or b"\\uD" in body:  # half a surrogate pair cannot be sent back
+        if b"\\ud" in body or b"\\uD" in body:  # a lone surrogate cannot be encoded in the response
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ApiError("invalid_json", "the body is nested too deeply") from None
@@ -80,8 +80,8 @@ def _finite(text: str) -> float:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """The complaint that helps most, about the path a client would recognise: union branches are left out of it."""
-    # Of a union's branches the one counts whose type was right, then the one that came furthest.
+    """The most helpful of the validation errors. Its path leaves out union branches, which clients do not know."""
+    # Prefer the union branch whose type tag matched, then the one whose error is deepest.
     first = min(error.errors(include_url=False), key=lambda item: (item["type"].endswith("_type"), -len(item["loc"])))
     branches = ("str", "list", "int", "float", "bool", "dict")
     path = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]

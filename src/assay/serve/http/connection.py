@@ -1,4 +1,4 @@
-"""Connections: a socket, and uvicorn with timeouts and an end of its own."""
+"""Connections: the listening socket, and uvicorn with additional timeouts and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from assay.errors import AssayError
 from assay.serve.limits import ServerLimits
 
 log = logging.getLogger("assay.serve")
-GRACE = 1.0  # seconds that a new connection has to ask for something
-AT_ONCE = 16  # connections accepted before others get their turn
+GRACE = 1.0  # seconds in which a new connection is not evicted
+AT_ONCE = 16  # connections accepted before the event loop runs other tasks
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, and it waits for nobody for ever: not for the end of a request's headers, not for a reader who does
-    not read, and not for one who holds a connection that another could use."""
+    """uvicorn's protocol with timeouts: for the headers of a request, for a client that does not read its response,
+    and for idle connections when new ones need their place."""
 
     _due: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -33,13 +33,13 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._made = self.loop.time()
-        transport.set_write_buffer_limits(high=0)  # whatever the system does not take at once counts as unread
+        transport.set_write_buffer_limits(high=0)  # bytes that the kernel does not take at once count as unread
         self._make_room()
         self._watch()
 
     def _make_room(self) -> None:
-        """Of too many connections the oldest idle one goes, unless it has only just come and may be about to ask; where
-        none can go and the spare ones are taken too, the new one."""
+        """Evict the oldest idle connection when there are too many, unless it is so new that a request may follow.
+        If none can be evicted and the spare ones are in use, refuse the new connection."""
         limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
         present: dict[Protocol, None] = self.config.present  # type: ignore[attr-defined]
         if len(present) >= limits.connections:
@@ -55,7 +55,7 @@ class Protocol(H11Protocol):
 
     @property
     def _idle_since(self) -> float:
-        """When it last had nothing to do; infinity while it has."""
+        """The time since which the connection is idle; infinity while a request runs."""
         return self._made if self.cycle is None or self.cycle.response_complete else math.inf
 
     def pause_writing(self) -> None:
@@ -64,7 +64,7 @@ class Protocol(H11Protocol):
         self._stalled = self.loop.call_later(limits.stall_s, self._give_up)
 
     def _give_up(self) -> None:
-        log.info("a reader took nothing for too long and was dropped")
+        log.info("dropped a client that did not read its response")
         self.transport.abort()
 
     def resume_writing(self) -> None:
@@ -87,7 +87,7 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """A clock runs while there is no request; between two requests uvicorn's own does."""
+        """Run the header timeout before the first request; between two requests uvicorn's keep-alive timeout runs."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._due is None and self.timeout_keep_alive_task is None:
@@ -101,7 +101,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with an end of its own."""
+    """uvicorn's server with assay's shutdown."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            sock.listen(1024)  # those who wait; the loop was told the number it accepts at once
+            sock.listen(1024)  # backlog of the kernel; the loop accepts AT_ONCE at a time
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -135,19 +135,21 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, or one line that says why not."""
+    """A bound socket. An error is one line with the reason."""
     try:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         found = socket.socket(kind, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise AssayError(f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another") from None
+        raise AssayError(
+            f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another address or port"
+        ) from None
     return found
 
 
 def allow_files(wanted: int) -> None:
-    """As many open files as connections need, where the system lets us have them."""
+    """Raise the limit of open files to the number of connections, as far as the system allows."""
     try:
         import resource
 

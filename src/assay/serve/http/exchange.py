@@ -1,9 +1,9 @@
-"""Requests in, replies out: bodies read within limits and checked, JSON and event streams written.
+"""Handlers as ASGI applications: read and validate the body, call the handler, write JSON or an event stream.
 
     handler(call, body) -> HttpReply
 
-`endpoint` makes an ASGI application of a handler. It watches the connection while the handler works: when the
-client goes away the handler is cancelled, and its `finally` blocks free what it held.
+`endpoint` makes an ASGI application from a handler. It watches the connection while the handler runs. When the client
+disconnects, the handler is cancelled, and its `finally` blocks free its resources.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from assay.serve.http.body import parse, read
 from assay.serve.limits import ServerLimits
 
 State = TypeVar("State")
-PIECE = 64 << 10  # bytes written at once
+PIECE = 64 << 10  # bytes per write
 
 
 @dataclass(frozen=True)
 class HttpReply:
-    """Bytes with a type."""
+    """A response: its bytes, type, status and headers."""
 
     body: bytes
     type: str = "application/json"
@@ -37,19 +37,19 @@ class HttpReply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Event = dict[str, Any] | bytes  # bytes are JSON already
+Event = dict[str, Any] | bytes  # bytes are already encoded JSON
 
 
 @dataclass(frozen=True)
 class StreamFormat:
-    """How a stream is written: its type, one event of it, and what stands at the end."""
+    """The encoding of an event stream: its media type, one event, and its end marker."""
 
     type: str
     event: Callable[[Any], bytes]
     end: bytes = b""
 
 
-# As OpenAI's completions, its responses, llama-server and Ollama write them.
+# The formats of OpenAI's completions, OpenAI's responses, llama-server and Ollama.
 def _data_event(event: Any) -> bytes:
     return b"data: " + dumps(event) + b"\n\n"
 
@@ -66,10 +66,10 @@ LINES = StreamFormat("application/x-ndjson", lambda event: dumps(event) + b"\n")
 
 @dataclass(frozen=True)
 class Events:
-    """A stream of events. An error on the way is an event of its own.
+    """A stream of events. An error after the first event is sent as an event.
 
-    With a name, every event has an id (`NAME-1`, `NAME-2`, …), and the first `seen` of them are left out: whoever asked
-    has them from before.
+    With a name, every event has an id (`NAME-1`, `NAME-2`, …). The first `seen` events are skipped, because a client
+    that resumes a stream already has them.
     """
 
     events: AsyncIterator[Event]
@@ -79,8 +79,7 @@ class Events:
 
 
 class Pause:
-    """Who makes a stream's events awaits this before it waits for more of them: what is written until then goes out
-    at once."""
+    """Awaited by the producer of a stream before it waits for more events: flushes the events written so far."""
 
     def __init__(self) -> None:
         self.flush: Callable[[], Awaitable[None]] | None = None
@@ -92,13 +91,13 @@ class Pause:
 
 @dataclass(frozen=True)
 class HttpCall(Generic[State]):
-    """One request: what the handlers share, its headers, and a stack that is unwound when the reply has been sent."""
+    """One request: the server's state, its headers, and an exit stack that is unwound after the reply is sent."""
 
     state: State
     headers: Mapping[str, str]
     stack: AsyncExitStack
-    owner: tuple[str, str] = ("", "")  # the client's address, and a name of the request
-    path: Mapping[str, str] = field(default_factory=dict)  # what stands in the place of a route's {names}
+    owner: tuple[str, str] = ("", "")  # the client's address and the request's id, for fair scheduling
+    path: Mapping[str, str] = field(default_factory=dict)  # values of the {names} in the route
     pause: Pause = field(default_factory=Pause)
 
 
@@ -113,9 +112,9 @@ def dumps(value: Any) -> bytes:
     return value if isinstance(value, bytes) else _encode(value).encode()
 
 
-def mold(make: Callable[[str], Any]) -> Callable[[str], bytes]:
-    """The JSON of a value as a function of one string in it: what stands around the string is encoded once."""
-    mark = "the string of \x1f a mold"  # in no name
+def json_template(make: Callable[[str], Any]) -> Callable[[str], bytes]:
+    """The JSON of a value as a function of one string in it. The text around the string is encoded only once."""
+    mark = "the string of \x1f a template"  # occurs in no other string
     before, after = dumps(make(mark)).split(dumps(mark))
     return lambda text: before + _quote(text).encode() + after
 
@@ -125,7 +124,7 @@ def json_reply(value: Any) -> HttpReply:
 
 
 def error_reply(error: ApiError, path: str) -> HttpReply:
-    """An error as the clients of a route read it."""
+    """An error in the form that the clients of a route expect."""
     return HttpReply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
 
 
@@ -134,14 +133,14 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
 
 
 def endpoint(state: Any, limits: ServerLimits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
-    """The ASGI application of one route; `state` is what its handler gets to see of the server."""
+    """The ASGI application of one route. `state` is passed to its handler."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             body = None if model is None else parse(await read(headers, receive, limits), model, limits)
         except ApiError as error:
-            # The rest of the body is not waited for.
+            # Do not wait for the rest of the body.
             await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
             return
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
@@ -183,15 +182,18 @@ async def write(reply: HttpReply, send: Send, *, close: bool = False) -> None:
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    # Piece by piece: each waits until the reader has taken the one before, or the connection is given up.
+    # Write in parts: each waits until the client has read the previous one, or the connection is dropped.
     for start in range(0, len(reply.body), PIECE):
         await send({"type": "http.response.body", "body": reply.body[start : start + PIECE], "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
 async def _stream(reply: Events, send: Send, path: str, pause: Pause) -> None:
-    """The status is sent with the first event, so an error before it is still a proper response. Events that are there
-    together are one write. A reader who takes nothing is the connection's business, which gives him up."""
+    """Send an event stream.
+
+    The status is sent with the first event, so an earlier error is still a regular response. Events that are available
+    together are sent in one write. The connection drops a client that does not read.
+    """
     started, form, held = False, reply.form, bytearray()
 
     async def put(data: bytes, more: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The guard before every route."""
+"""The guard in front of every route: API key, Host header, CORS, overload, security headers, counters."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _HEADERS = (
 
 
 class Guard:
-    """Before everything: counts requests and responses, checks the key and the Host header, puts the security headers
-    on everything. Errors that Starlette finds get OpenAI's shape here."""
+    """ASGI middleware. It counts requests and responses, checks the key and the Host header, and adds security headers.
+
+    It also turns Starlette's own errors into OpenAI's form.
+    """
 
     def __init__(
         self,
@@ -41,13 +43,13 @@ class Guard:
         cors: Collection[str] = (),
     ) -> None:
         self._inner = inner
-        self._paths = paths  # those that are counted by name
+        self._paths = paths  # paths that are counted by name
         self._count = count
         self._key = key
         self._any_host = any_host
         self._most = most
-        self._cors = cors  # origins of pages that may call; * is all of them
-        self._busy = 0  # requests under way
+        self._cors = cors  # origins of web pages that may call; * allows all
+        self._busy = 0  # running requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,11 +69,11 @@ class Guard:
         shared = self._shared(scope)
         self._busy += 1
         try:
-            if scope["method"] == "OPTIONS" and self._cors:  # a browser asks before it sends: no key is with it
+            if scope["method"] == "OPTIONS" and self._cors:  # a CORS preflight, which carries no key
                 await write(HttpReply(b"", "text/plain", 204), guarded)
                 return
             self._check(scope)
-            scope["app"] = self  # or Starlette would answer what it does not know by itself
+            scope["app"] = self  # otherwise Starlette would answer unknown routes itself
             await self._inner(scope, receive, guarded)
         except Exception as error:
             if started:
@@ -81,7 +83,7 @@ class Guard:
             self._busy -= 1
 
     def _shared(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """What lets a page of an allowed origin read the answer; nothing for others."""
+        """The CORS headers for a page of an allowed origin; empty for others."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"")
         if not origin or not ({"*", origin.decode("latin-1")} & set(self._cors)):
@@ -125,7 +127,7 @@ class Guard:
 
 
 def _local(host: str) -> bool:
-    """Whether a Host header can only mean this machine: a web page elsewhere cannot make a browser send one."""
+    """Whether a Host header names this machine. Another web page cannot make a browser send such a header."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     name = name.strip("[]").lower()
     if name in ("", "localhost"):
@@ -138,8 +140,10 @@ def _local(host: str) -> bool:
 
 
 def _has_key(header: bytes, key: str) -> bool:
-    """Bearer, or Basic with the key as the password so that a browser can ask for it. Takes the same time for every
-    wrong key of a length."""
+    """Check the key: Bearer, or Basic with the key as password, so that a browser can prompt for it.
+
+    The comparison takes the same time for every wrong key of one length.
+    """
     scheme, _, value = header.partition(b" ")
     given = value.strip()
     if scheme.lower() == b"basic":

@@ -1,1 +1,1 @@
-"""The models in memory, a worker each, and the way from a worker's thread to a coroutine. It knows no request."""
+"""The models in memory with their workers, metrics and queues to coroutines. It knows no HTTP request."""

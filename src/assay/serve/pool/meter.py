@@ -1,6 +1,6 @@
-"""What the schedulers count, as Prometheus metrics.
+"""Prometheus metrics of the schedulers.
 
-Every value is finite: counters and histograms of finite observations, gauges that are set on every step.
+Every value is finite: counters and histograms have finite observations, and gauges are set on every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class BucketCounts:
-    """One model's part of a histogram. One thread writes it."""
+    """The histogram of one model. Only one thread writes it."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(_SECONDS) + 1), 0.0
@@ -35,7 +35,7 @@ class BucketCounts:
 
 
 class Histograms(Collector):
-    """A histogram of values that come many at a time, equal ones: one number is counted for all of them."""
+    """Histograms for values that occur many times at once: equal values are added with one update."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name, self._text = name, text
@@ -54,7 +54,7 @@ class Histograms(Collector):
 
 
 class Metrics:
-    """All the series of one server; `meter` gives the view of one model."""
+    """All metrics of one server. `meter` returns the meter of one model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -72,18 +72,18 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
         self.tokens = counter("generated_tokens", "Tokens generated")
-        self.finished = counter("sequences", "Sequences ended, by how", "reason")
+        self.finished = counter("sequences", "Sequences ended, by reason", "reason")
         self.drafted = counter("guessed_tokens", "Drafted tokens that were verified (speculative decoding)")
         self.accepted = counter("guessed_right_tokens", "Drafted tokens that were accepted")
-        self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
+        self.preemptions = counter("preemptions", "Sequences that were preempted and computed again")
         self.steps = counter("steps", "Steps of the engine")
         self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
         self.engine_seconds = counter("engine_seconds", "Seconds in the engine")
-        self.sampling_seconds = counter("sampling_seconds", "Seconds drawing tokens and making text of them")
+        self.sampling_seconds = counter("sampling_seconds", "Seconds drawing tokens and decoding their text")
         self.running = gauge("running", "Sequences running")
         self.waiting = gauge("waiting", "Sequences waiting")
         self.pages_available = gauge("pages_available", "Cache pages free or idle")
-        self.pages = gauge("pages", "Cache pages in all")
+        self.pages = gauge("pages", "Cache pages in total")
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token")
         self.between_tokens = Histograms(
             "assay_time_between_tokens_seconds", "Between two tokens of a sequence", registry
@@ -96,7 +96,7 @@ class Metrics:
 
 
 class PrometheusMeter(Meter):
-    """Counts the work of one model's scheduler in the server's series."""
+    """Counts the events of one model's scheduler."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         def of(metric: Metric) -> Metric:
@@ -129,7 +129,7 @@ class PrometheusMeter(Meter):
         self._preemptions.inc()
 
     def tokens(self, sequence: Progress, n: int, now: float) -> None:
-        """Those that came together have an equal share of the time since the last."""
+        """Tokens that arrive together share the time since the previous token equally."""
         self._tokens.inc(n)
         if sequence.times.last:
             self._between.observe((now - sequence.times.last) / n, n)

@@ -1,7 +1,7 @@
-"""The models a server has: opened at the start, loaded when wanted, unloaded again when memory is short and they idle.
+"""The models of a server: opened at the start, loaded on demand, evicted when idle and memory is short.
 
-An entry's file, graph, tokenizer and template are there from the start, so a file that cannot work is refused
-before the first request. What costs memory is the engine (weights and cache).
+The file, graph, tokenizer and template of a model are opened at the start, so a broken file is refused before the
+first request. Only the engine (weights and cache) takes memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from assay.serve.pool.update_queue import Backend
 
 
 class ServedModel(Opened):
-    """One model, loaded or not."""
+    """One model of the server, loaded or not."""
 
     def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
-        _ = self.template  # one that cannot work is refused now
+        _ = self.template  # a broken template is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
@@ -45,16 +45,16 @@ class ServedModel(Opened):
         self.used = 0.0
 
     async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
-        """Somebody who computes this model."""
+        """Load the model and return its backend."""
         loop = asyncio.get_running_loop()
 
-        def post(news: Updates) -> None:
-            loop.call_soon_threadsafe(deliver, news)
+        def post(updates: Updates) -> None:
+            loop.call_soon_threadsafe(deliver, updates)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
     def _build(self, limits: ServerLimits, metrics: Metrics, post: Callable[[Updates], None]) -> Backend:
-        """Build the engine and start its thread. Slow: not for the event loop."""
+        """Build the engine and start its thread. Slow: do not call it on the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
         self.bytes = self._weights + (self.n_pages * memory.page + memory.windows or self.cache_bytes)
@@ -67,7 +67,7 @@ class ServedModel(Opened):
 
 
 class LocalWorker:
-    """A worker of this process, as the handlers see it."""
+    """The backend of a model that this process computes."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -78,7 +78,7 @@ class LocalWorker:
         self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
 
     async def end(self, error: Exception) -> None:
-        """End the thread, then let go of the weights."""
+        """End the thread, then free the weights."""
         self.stop(error)
         await asyncio.to_thread(self._worker.join)
         await asyncio.to_thread(self._worker.scheduler.close)
@@ -86,7 +86,7 @@ class LocalWorker:
     def streams(self) -> list[Progress]:
         return list(self._worker.scheduler.running)
 
-    def who(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         scheduler = self._worker.scheduler
         running, waiting = self._worker.load
         return [
@@ -102,7 +102,7 @@ Make = Callable[[str, Path, OpenOptions, ServerLimits], ServedModel]
 def open_models(
     paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: ServerLimits, make: Make = ServedModel
 ) -> list[ServedModel]:
-    """Entries under unique names."""
+    """Open models under unique names."""
     entries: dict[str, ServedModel] = {}
     for name, path in paths:
         if name in entries:
@@ -112,7 +112,7 @@ def open_models(
 
 
 class ModelPool:
-    """Which models are in memory. All methods run on the event loop; `budget` is in bytes."""
+    """Loads and evicts models. All methods run on the event loop; `budget` is in bytes."""
 
     def __init__(self, entries: Sequence[ServedModel], limits: ServerLimits, metrics: Metrics, budget: int) -> None:
         self.entries = {entry.id: entry for entry in entries}
@@ -120,7 +120,7 @@ class ModelPool:
         self._limits = limits
         self._metrics = metrics
         self._budget = budget
-        self._one = asyncio.Lock()  # loads or puts out a model
+        self._one = asyncio.Lock()  # held while a model is loaded or evicted
         self._changed = asyncio.Condition()
         self.closing: ApiError | None = None
         largest = max(entries, key=lambda entry: entry.bytes)
@@ -143,14 +143,14 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, entry: ServedModel) -> AsyncIterator[Backend]:
-        """The model's worker, loaded if need be; it stays in memory until the end of the block."""
+        """The backend of a model, loaded if necessary. It stays in memory until the end of the block."""
         worker = await self._acquire(entry)
         try:
             yield worker
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
-            self._tell()
+            self._wake_waiters()
 
     async def _acquire(self, entry: ServedModel) -> Backend:
         try:
@@ -175,7 +175,7 @@ class ModelPool:
             ) from None
 
     async def _make_room(self, entry: ServedModel) -> bool:
-        """Put out idle models, the longest unused first, until this one fits."""
+        """Evict idle models, least recently used first, until this one fits. False if it cannot fit now."""
         while self._used() + entry.bytes > self._budget:
             idle = [e for e in self.entries.values() if e.worker and not e.users]
             if not idle:
@@ -192,7 +192,7 @@ class ModelPool:
     async def _load(self, entry: ServedModel) -> None:
         entry.loading = True
         try:
-            # Shielded: a client that goes away does not leave a model half loaded.
+            # Shielded: a client that disconnects must not cancel the loading.
             task = asyncio.ensure_future(entry.load(self._limits, self._metrics))
             task.add_done_callback(lambda done: self._loaded(entry, done))
             await asyncio.shield(task)
@@ -205,21 +205,21 @@ class ModelPool:
             entry.worker = task.result()
             entry.used = time.monotonic()
         self._used()
-        self._tell()
+        self._wake_waiters()
 
-    def _tell(self) -> None:
-        """Wake those who wait for a model or for room."""
+    def _wake_waiters(self) -> None:
+        """Wake requests that wait for a model or for memory."""
 
-        async def tell() -> None:
+        async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
 
-        self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
+        self._notifying = asyncio.ensure_future(notify())  # keep a reference: asyncio holds tasks only weakly
 
     async def _evict(self, entry: ServedModel) -> None:
         worker, entry.worker = entry.worker, None
         if worker:
-            entry.loading = True  # its memory is still taken
+            entry.loading = True  # its memory is still in use
             try:
                 await worker.end(ApiError("internal_error", "the model was unloaded"))
             finally:
@@ -227,7 +227,7 @@ class ModelPool:
                 self._used()
 
     def abort(self, error: ApiError) -> None:
-        """Everything that still runs gets `error`."""
+        """End everything that still runs with `error`."""
         self.closing = self.closing or error
         for entry in self.entries.values():
             if entry.worker:

@@ -1,7 +1,7 @@
-"""Work off the event loop, in pools apart: what one kind of request costs is never waited for by another kind.
+"""Thread pools for slow work off the event loop, one pool per kind, so that kinds do not delay each other.
 
-A slot is held until the work has really ended, whether or not anybody still waits for it: a client that goes away does
-not make room for the next of its kind. What has not begun is dropped with its client.
+A slot is held until the work has ended, even if its client disconnected: otherwise disconnecting clients could start
+unbounded work. Work that has not started is dropped with its client.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from assay.serve.api_errors import ApiError
 
 T = TypeVar("T")
 
-# Threads of each kind. Rendering and compiling happen in other processes: their threads only wait.
+# Threads per kind. Rendering and compiling run in other processes, so their threads only wait.
 POOLS = {"text": 4, "large": 1, "template": 4, "grammar": 4, "lens": 1}
-WAITING = 64  # callers of one kind that may wait
+WAITING = 64  # queue depth per kind
 
 
 class Threads:
-    """The pools of one server."""
+    """The thread pools of one server."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -31,11 +31,11 @@ class Threads:
         self._waiting = dict.fromkeys(POOLS, 0)
 
     async def run(self, kind: str, work: Callable[[], T]) -> T:
-        """What `work` gives, when its turn has come."""
+        """Run `work` in a thread of its kind and return its result."""
         if self._waiting[kind] >= WAITING:
             raise ApiError(
                 "rate_limit_exceeded",
-                f"{self._waiting[kind]} requests of this kind ({kind}) wait already; try again later",
+                f"{self._waiting[kind]} requests of this kind ({kind}) are already waiting; try again later",
                 headers={"Retry-After": "5"},
             )
         self._waiting[kind] += 1
@@ -45,16 +45,16 @@ class Threads:
         finally:
             if future.done():
                 self._waiting[kind] -= 1
-            else:  # nobody waits, but it still runs
+            else:  # the client is gone, but the work still runs
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: self._left(loop, kind))
+                future.add_done_callback(lambda _: self._work_ended(loop, kind))
 
-    def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
-        def one_less() -> None:
+    def _work_ended(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+        def decrement() -> None:
             self._waiting[kind] -= 1
 
-        with suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(one_less)
+        with suppress(RuntimeError):  # the server has shut down
+            loop.call_soon_threadsafe(decrement)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -62,7 +62,7 @@ class Threads:
 
 
 class Turn:
-    """One at a time, some in line, others told to come back."""
+    """A lock with a bounded queue: one holder, some waiting, the others get an error."""
 
     def __init__(self, line: int = 4) -> None:
         self._lock = asyncio.Lock()
@@ -71,7 +71,7 @@ class Turn:
 
     async def __aenter__(self) -> None:
         if self._waiting >= self._line:
-            raise ApiError("rate_limit_exceeded", "others wait for this already; try again later",
+            raise ApiError("rate_limit_exceeded", "other requests are already waiting for this; try again later",
                            headers={"Retry-After": "30"})  # fmt: skip
         self._waiting += 1
         try:

@@ -1,4 +1,4 @@
-"""From the worker's thread to a request's coroutine: a bounded queue, and the clean-up when either side ends."""
+"""The bounded queue of updates from a backend to the coroutine of a request, with clean-up when either side ends."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from typing import Any, Protocol
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.api_errors import ApiError
 
-# How OpenAI's clients call the ends of an answer; the others keep their names.
+# Finish reasons under OpenAI's names; others keep theirs.
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 
 
 class Backend(Protocol):
-    """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
+    """Computes jobs: a worker thread of this process, or replicas. Sinks are called on the event loop."""
 
     @property
     def ready(self) -> bool:
-        """Whether anybody can compute now."""
+        """Whether it can compute now."""
         ...
 
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
-        """All of them or, when the queue has no room, none."""
+        """Submit all jobs or, if the queue is full, none."""
         ...
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
-        """Free what they hold. Finished ones are left alone."""
+        """End sequences and free their cache. Finished sequences are ignored."""
         ...
 
     def stop(self, error: Exception) -> None:
-        """End everything that is not finished with `error`."""
+        """End all unfinished sequences with `error`."""
         ...
 
     async def end(self, error: Exception) -> None:
-        """Stop, and let go of all memory."""
+        """Stop, and free all memory."""
         ...
 
     def streams(self) -> list[Progress]:
-        """What is being computed."""
+        """The running sequences."""
         ...
 
-    def who(self) -> list[dict[str, Any]]:
-        """Everybody who computes, a row each."""
+    def rows(self) -> list[dict[str, Any]]:
+        """The state of every worker or replica, one row each."""
         ...
 
 
 class Reader:
-    """The updates of one request's sequences. Use it as a context: leaving cancels what is not finished.
+    """The updates of one request's sequences. Use it as a context; leaving cancels unfinished sequences.
 
-    Its sinks are called on the event loop. When more than `limit` updates wait, the client does not read: its
-    sequences are cancelled, so what it can make the server hold is bounded. `pause` is awaited before updates are.
+    Its sinks are called on the event loop. When `limit` updates are queued, the client is not reading: its sequences
+    are cancelled, which bounds the memory that a client can take. `pause` is awaited before waiting for updates.
     """
 
     def __init__(
@@ -68,31 +68,31 @@ class Reader:
         self._worker = worker
         self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
-        self.ends: list[str | None] = [None] * len(jobs)  # how each ended, in the runtime's words
+        self.ends: list[str | None] = [None] * len(jobs)  # finish reason of each sequence, in the runtime's names
         self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
-        self._news.set()
+        self._arrived.set()
         if len(self._queue) == self._limit:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
-        """(sequence, update) until every sequence has finished; the first error is raised."""
+        """Yield (index of the sequence, update) until all have finished; the first error is raised."""
         while self._open:
             if not self._queue:
                 await self._pause()
-            await self._news.wait()
-            self._news.clear()
+            await self._arrived.wait()
+            self._arrived.clear()
             while self._queue:
                 index, update = self._queue.popleft()
                 if update.error:
                     raise update.error
                 if update.finish == "cancelled":
-                    raise ApiError("internal_error", "cancelled: the answer was not read")
+                    raise ApiError("internal_error", "cancelled: the client did not read the answer")
                 if update.finish:
                     self._open -= 1
                     self.ends[index] = update.finish

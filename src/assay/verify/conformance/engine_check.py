@@ -1,7 +1,7 @@
-"""The healthy path: an engine against the definition at several lengths, and its decode against its own prefill.
+"""An engine against the definition at several lengths, and its decode against its own prefill.
 
-Every length is run twice: all tokens at once, and the last ones one by one through the cache. Both are judged node by
-node; then the two runs are held against each other, because positions and caches go wrong only in the second.
+Every length is run twice: all tokens at once, and the last ones one by one through the cache. Both runs are judged node
+by node and then compared with each other, because mistakes in positions and caches show only in the second.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.verdict import judge
 
-LENGTHS = (1, 2, 7, 33)  # a single token, the smallest with a past, a few, and one beyond a page of 32
+LENGTHS = (1, 2, 7, 33)  # one token, the smallest with a past, a few, and one more than a page of 32
 DECODE = 4  # tokens fed one by one, at most
 
 
 def lengths_for(model: Model) -> tuple[int, ...]:
-    """The lengths that are tried where none are named: LENGTHS, cut to the context of the model."""
+    """The default lengths: LENGTHS, cut to the context of the model."""
     return tuple(dict.fromkeys(min(n, model.hparams.n_ctx_train) for n in LENGTHS))
 
 
@@ -55,7 +55,7 @@ def check_engine(
     lengths: Sequence[int] = LENGTHS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Check]:
-    """The checks, as they are done. Each run gets a fresh engine: what an earlier one left behind must not matter."""
+    """The checks, one at a time. Each run gets a fresh engine, so that no state is left of an earlier run."""
     for n in lengths:
         ids = [tokens[i % len(tokens)] for i in range(n)]
         whole = _run(make, ids, 0)
@@ -82,7 +82,7 @@ def _judged(name: str, diff: Diff, dump: Dump) -> Check:
 
 
 def _against_itself(n: int, whole: Dump, stepped: Dump) -> Check:
-    """Prefill against decode: bit for bit, or how far apart the logits are."""
+    """Prefill against decode: equal bit for bit, or the distance of the logits."""
     name = f"{n} tokens, decode against prefill"
     a, b = (np.asarray(d.values("result_output"), np.float64) for d in (whole, stepped))
     if np.array_equal(a, b):
@@ -93,7 +93,7 @@ def _against_itself(n: int, whole: Dump, stepped: Dump) -> Check:
 
 
 def _twice(make: Callable[[], Engine], ids: Sequence[int], output: str) -> Check:
-    """The same request again on the same engine: nothing may be left of the first."""
+    """The same request again on the same engine: the first must leave no state."""
     engine = make()
     try:
         first, second = (take_trace(engine, ids, nodes=f"^{output}$").values(output) for _ in range(2))

@@ -49,12 +49,12 @@ class Score:
 
 
 def score_kit(kit: Path, results: Path) -> Score:
-    """Grade what is in `results`; nothing at all there is an error."""
+    """Grade the files in `results`; an empty folder is an error."""
     return settled(results, tuple(g for section in SECTIONS for g in grade_section(kit, results, section)))
 
 
 def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
-    """The grades of one of SECTIONS: none depends on another."""
+    """The grades of one of SECTIONS; sections do not depend on each other."""
     manifest = read_manifest(kit)
     if not results.is_dir():
         raise AssayError(f"{results}: not a folder of results; the kit's README.md says what goes into it")
@@ -173,7 +173,7 @@ def _probes(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grad
 
 
 def _one_arithmetic(grades: list[Grade], probe: dict[str, Any]) -> Iterator[Grade]:
-    """A run has one arithmetic, the one that explains most of its nodes; a node that needs a laxer one is wrong."""
+    """A run has one arithmetic, the one that explains most of its nodes; a node that needs a coarser one is wrong."""
     order = list(probe["nodes"][0]["nmse"])
     passed = sorted(order.index(g.verdict) for g in grades if g.passed)
     common = passed[len(passed) * 3 // 4] if passed else len(order)

@@ -1,8 +1,8 @@
-"""Probes: short runs, each chosen because some mistake shows there and nowhere cheaper.
+"""Probes: short runs, each chosen because some mistake shows there and in no cheaper run.
 
-A probe is a sequence of token ids, cut into steps (a prefill, then perhaps tokens one by one through the cache),
-at positions that may differ from the natural ones, run once or twice. The ids are drawn from the model's own
-vocabulary with a fixed seed, so a kit for one file is always the same.
+A probe is a sequence of token ids, run once or twice. It is cut into steps: a prefill, then perhaps single tokens
+through the cache. Its positions may differ from the natural ones. The ids are drawn from the model's own vocabulary
+with a fixed seed, so a kit for one file is always the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _counts_positions(node: Node) -> bool:
 
 
 def _absolute(graph: Graph) -> bool:
-    """Whether a position counts by itself: learned, or in a scale, or by the chunk that it is in."""
+    """Do absolute positions count: learned ones, in a scale, or by the chunk of a position?"""
     return graph.max_positions is not None or any(_counts_positions(n) for n in graph)
 
 

@@ -1,4 +1,4 @@
-"""A text of our own to measure on, where the user gives none: plain English with a few names and numbers."""
+"""Assay's own text to measure on, where the user gives none: plain English with a few names and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from assay.text import Tokenizer
 
-PROMPT = "The capital of France is"  # what a model is fed where nothing else is said
+PROMPT = "The capital of France is"  # the default prompt
 TEXT = """\
 The lighthouse keeper wrote a line in his book every evening: the hour at which the lamp was lit, the direction of the
 wind, and the ships that passed. On the ninth of March 1887 he noted three, two of them under sail. The third was a
@@ -26,8 +26,8 @@ brother never believed me, because he had slept through it."
 
 
 def sample_ids(tokenizer: Tokenizer, n_vocab: int) -> list[int]:
-    """The ids of the text; where the file has no vocabulary, as many random ones, always the same."""
-    import numpy as np  # here: a help page prints the prompt above, and must not wait
+    """The ids of the text; for a file without a vocabulary, random ids with a fixed seed."""
+    import numpy as np  # imported late: a help page prints the prompt above and must start fast
 
     from assay.text.vocab import NAMELESS
 

@@ -1,7 +1,7 @@
 """Two files of one model against each other: weights tensor by tensor, activations node by node, logits on a text.
 
-It answers whether two quantisations may differ that much. Both files are read once, tensor by tensor; the logits are
-compared window by window and never kept.
+The result says whether two quantisations may differ that much. Both files are read once, tensor by tensor. The logits
+are compared window by window and not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from assay.verify.judge.shared_pass import Last, Streamed
 Array = NDArray[Any]
 ROWS = 4096  # weight rows compared at a time
 SAMPLED = 64  # rows of a tensor on which the rounding of its types is measured
-MAY = 4.0  # times that rounding two files may be apart: encoders differ, and some weigh by an importance matrix
+MAY = 4.0  # times that rounding: the allowed distance, because encoders differ and some use an importance matrix
 _EXACT = 1e-12  # nmse of a tensor that is the same but for float32
 
 
@@ -36,11 +36,11 @@ class Distance:
     nmse: float
     cosine: float
     types: tuple[str, str] = ("", "")
-    rounding: float | None = None  # what the two types round away of such a tensor, as an nmse; None: not known
+    rounding: float | None = None  # nmse that the two types lose on such a tensor; None where it is unknown
 
     @property
     def explained(self) -> bool | None:
-        """Is the distance what the types round away? None where a type cannot be written here."""
+        """Does the rounding of the two types explain the distance? None where a type has no encoder here."""
         if self.nmse <= _EXACT:
             return True
         return None if self.rounding is None else self.nmse <= MAY * self.rounding
@@ -97,10 +97,10 @@ def weights(a: Model, b: Model, progress: Callable[[int, int], None] | None = No
 
 
 def _rounding(rows: Array, types: tuple[str, str]) -> float | None:
-    """What writing such rows in both types loses, measured with the encoders at hand.
+    """The nmse that both types lose on such rows, measured with the encoders of this package.
 
-    The rows come from a file that is rounded already, and would be written without loss in its own type; the sum of two
-    of them lies on nobody's grid.
+    The rows come from a file that is rounded already, and encoding them in their own type would lose nothing. So sums
+    of two rows are encoded, which do not lie on the grid of the type.
     """
     from assay.gguf import codecs
 
@@ -118,7 +118,7 @@ def _rounding(rows: Array, types: tuple[str, str]) -> float | None:
 def activations(
     a: Model, b: Model, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[Distance], tuple[Array, Array]]:
-    """Every node for the same tokens, each file's chain by itself; and the last token's logits of both."""
+    """Every node for the same tokens, each file in its own run, and the last token's logits of both."""
     stores = Streamed(a.file), Streamed(b.file)
     given = inputs_of(tokens, range(len(tokens)))
     values: tuple[dict[str, Array], dict[str, Array]] = (dict(given), dict(given))

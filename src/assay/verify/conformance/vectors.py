@@ -1,12 +1,12 @@
-"""A conformance kit: what an engine must compute for one model, as plain files that any language can read.
+"""A conformance kit: the values that an engine must compute for one model, as plain files that any language can read.
 
     DIR/manifest.json          everything but the numbers
     DIR/README.md              how to use it
     DIR/data/*.bin             little-endian float32 (block bytes for weights)
 
-Four sections: `probes` (whole runs, values of nodes), `ops` (inputs and output of single operations, small), `blocks`
-(bytes of every block type and the floats they stand for), `text` (tokenizer and template cases). Tolerances are the
-measured noise of each arithmetic on this model, per tensor.
+Four sections. `probes` are whole runs with the values of nodes. `ops` are inputs and output of single operations.
+`blocks` are bytes of every block type and the floats that they decode to. `text` are tokenizer and template cases.
+Tolerances are the measured noise of each arithmetic on this model, per tensor.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
         if value.dtype.kind != "f":
             continue
         rows = by_rows(value, token_axis(model.graph, obs.name))
-        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # what is masked away is no value
+        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # masked scores do not count
         noise = runs.levels[obs.name].rms  # [arithmetic, token]
         share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
         found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}

@@ -1,4 +1,4 @@
-"""What can be said without a cause, and what to observe next: the one dump or probe that would tell more."""
+"""Relations that hold without a named cause, and advice on the next observation: the one dump or probe to make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
-    """What can be said of the target without any hypothesis."""
+    """Simple relations between the found and the expected values of the target; they need no hypothesis."""
     found = trials.dump.values(unit.target)
     if found is None:
         return []
@@ -35,15 +35,16 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
         if name != unit.target and split(name)[1] == split(unit.target)[1] and trials.graph.shapes.get(name) == shape
     }
     axis = token_axis(trials.graph, unit.target)
-    if node.has(Trait.KEYS):
-        found, own = np.where(trials.hidden, 0, found), np.where(trials.hidden, 0, own)
+    hidden = trials.hidden_at(unit.target)
+    if hidden is not None:
+        found, own = np.where(hidden, 0, found), np.where(hidden, 0, own)
     return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
 
 
 def next_observation(
     trials: FaultTrials, unit: EvidenceUnit, causes: Sequence[Cause], unexplained: Sequence[str]
 ) -> str:
-    """The one thing to dump, or the one probe to run, that would tell more."""
+    """The one node to dump, or the one probe to run, that would tell more."""
     if unexplained and len(unit.segment) > 1:
         middle = unit.segment[(len(unit.segment) - 1) // 2]
         return f"dump {middle} whole: the fault lies between {unit.segment[0]} and {unit.target}"

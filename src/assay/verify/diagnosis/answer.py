@@ -1,4 +1,4 @@
-"""The diagnosis in words that a tired person can read: the place, the cause, the evidence, what is right, what next."""
+"""The diagnosis as text for a terminal: the place, the cause, the evidence, the right formula, the next step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Right mathematics on other tokens: a prompt fed twice, a token doubled, a cache that still holds the last request.
+"""Right mathematics on other tokens: a prompt fed twice, a doubled token, a cache that still holds the last request.
 
-Such a run is no edit of the graph: it is the definition on another sequence, of which the dump shows some rows. So
-each feed names the sequence that was really computed and, for every row of the dump, the row of that run it shows.
+Such a run is no edit of the graph. It is the definition on another sequence, of which the dump shows some rows. So each
+feed names the sequence that was really computed and, for every row of the dump, the row of that run which it shows.
+Touch this module to add another way of feeding tokens wrongly: a row of `FEEDS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Diagnosis of dumps that hold whole tensors: every node that is wrong on its own inputs is explained by itself."""
+"""Diagnosis of dumps that hold whole tensors: every node that is wrong on its own inputs is explained separately."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _explain(
     *,
     deep: bool = True,
 ) -> tuple[list[Cause], list[str], FaultTrials] | None:
-    """The fault that explains this unit and most of the others, the nodes it explains, and on which terms; two where
-    only both together do."""
+    """The fault that explains this unit and most of the others, the nodes that it explains, and the trials on whose
+    terms it does. Two faults, where only both together explain the unit."""
     before = trials.before(first)
     found = candidates_at(trials, first, before, deep=deep)
     if not found.candidates:

@@ -1,8 +1,8 @@
-"""Diagnosis from partial evidence: ten printed values, an rms, the best five logits, of a run from the tokens on.
+"""Diagnosis from partial evidence: ten printed values, an rms, the best five logits.
 
-Nothing was dumped whole, so nothing can be judged on its own inputs: every hypothesis is run from the tokens. It is
-held against the first wrong observation first, which for most faults lies in layer 0 and costs one layer; the few
-that explain it are run to the end and held against everything that was observed.
+No tensor was dumped whole, so no node can be judged on its own inputs. Every hypothesis is run from the tokens. It is
+compared with the first wrong observation first, which for most faults lies in layer 0 and costs one layer. The few
+hypotheses that explain it are run to the end and compared with everything that was observed.
 """
 
 from __future__ import annotations

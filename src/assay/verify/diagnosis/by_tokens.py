@@ -1,4 +1,4 @@
-"""Tokens first: ids that differ from what the model's tokenizer and template give explain everything after them."""
+"""Token ids that differ from those of the model's tokenizer and template. They explain everything after them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT = "inp_tokens"
 def expected_ids(
     file: GGUFFile, tokenizer: Tokenizer, text: str, *, chat: bool, system: str | None = None
 ) -> tuple[list[int], Chat | None]:
-    """What the file's own tokenizer and template make of the text."""
+    """The ids that the file's own tokenizer and template give for the text."""
     if not chat:
         return tokenizer.encode(text), None
     messages = [{"role": "user", "content": text}]

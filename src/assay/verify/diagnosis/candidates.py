@@ -1,4 +1,8 @@
-"""Which hypotheses explain a unit of evidence, and how sure that makes us."""
+"""Which hypotheses explain a unit of evidence, and with which confidence.
+
+`hypotheses` lists what is tried and in which order, `candidates_at` tries it, `confidence` turns a fit into a
+probability.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,13 @@ from assay.verify.thresholds import (
     TIE,
 )
 
-SECOND_NAMES = {  # faults that other rows name more plainly
+SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",
-}  # happens to one tensor: that others are right is no argument against it
+}  # happens to one tensor, so right values of other tensors do not speak against it
 
 
 _OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
@@ -50,7 +54,7 @@ class Candidate:
     fit: ObservationFit
     explained: int = 0
     contradicted: int = 0
-    lost: float = 0.0  # bits by which it lengthens the description of right nodes that it would have made wrong
+    lost: float = 0.0  # bits by which it lengthens the description of right nodes
 
     @property
     def fitted(self) -> bool:
@@ -67,7 +71,7 @@ class Candidate:
 
 
 def representatives(units: Sequence[EvidenceUnit]) -> list[EvidenceUnit]:
-    """A few units that stand for all: the first and the last of each role."""
+    """A few units in place of all: the first and the last of each role."""
     by_role: dict[str, list[EvidenceUnit]] = {}
     for unit in units:
         by_role.setdefault(split(unit.target)[0], []).append(unit)
@@ -75,8 +79,11 @@ def representatives(units: Sequence[EvidenceUnit]) -> list[EvidenceUnit]:
 
 
 def hypotheses(trials: FaultTrials, unit: EvidenceUnit, *, decode: bool) -> Iterable[Hypothesis]:
-    """Everything in the catalogue that can be planted in the segment: fixed mistakes, families, misread weights where
-    a whole model of them must be decoded for each, and last the same in the decode steps alone."""
+    """Everything in the catalogue that can be planted in the segment, the cheap and likely first.
+
+    The order is: fixed mistakes, families, misread weights where each trial decodes a whole model. With `decode`, the
+    same mistakes in the decode steps alone come last.
+    """
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
     for fault in FAULTS.values():
@@ -100,7 +107,7 @@ def hypotheses(trials: FaultTrials, unit: EvidenceUnit, *, decode: bool) -> Iter
 
 
 def costly(trials: FaultTrials, fault: str, unit: EvidenceUnit) -> bool:
-    """Does a try decode a whole model, or a large layer?"""
+    """Does a trial decode a whole model, or a large layer?"""
     if FAULTS[fault].stage not in _OF_THE_FILE:
         return False
     return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and trials.size(unit.segment) >= LARGE_LAYER)
@@ -108,7 +115,7 @@ def costly(trials: FaultTrials, fault: str, unit: EvidenceUnit) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """The hypotheses that explain a unit, out of how many, and the bench on the terms under which they do."""
+    """The hypotheses that explain a unit, the number tried, and the trials on whose terms they explain it."""
 
     candidates: list[Candidate]
     tried: int
@@ -121,7 +128,7 @@ Share = Callable[
 
 
 def tried_here(trials: FaultTrials, unit: EvidenceUnit, part: int, parts: int) -> dict[int, ObservationFit]:
-    """Every so many-th hypothesis that has no parameter: the share of one of several who try them."""
+    """Every `parts`-th hypothesis without a parameter: the share of one of several machines."""
     screen = Screen(trials, unit)
     listed = enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit)))
     return {i: screen.fit(h) for i, h in listed if h.variant.search is None and i % parts == part}
@@ -139,14 +146,14 @@ def candidates_at(
     screen = Screen(trials, unit)
     for i, h in enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit))):
         if h.fault == "path-split" and (found or screen.head is not None):
-            break  # where each is a run, the scans come first
+            break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
         if costly(trials, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
-            continue  # a misread file does not look like a mistake in a formula, to that many digits
+            continue  # a mistake in a formula that fits to that many digits is no misread file
         tried += 1
         if screen.right_at_first and FAULTS[h.fault].stage in _OF_THE_FILE:
-            continue  # weights that are misread are so for every row
+            continue  # misread weights would show in every row
         if h.variant.search is None:
             fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
@@ -163,7 +170,9 @@ def candidates_at(
             bits.append(Candidate(h, trials.fit(h, unit)))
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
         found = [c for c in bits if c.fit.explained]
-    if deep and not any(c.fit.exact for c in found) and (bits or not found):  # of so many bits one is near to anything
+    if (
+        deep and not any(c.fit.exact for c in found) and (bits or not found)
+    ):  # one of thousands of bits is near any deviation
         for h in sorted(scans, key=lambda h: _points(trials, h)):
             tried += 1
             h, fit = screen.search(h, deep=affordable(trials, unit, h))
@@ -172,7 +181,7 @@ def candidates_at(
             elif fit.residual < COARSE * before.residual:
                 rough.append(Candidate(h, fit))
             if screen.head is not None and fit.residual < ENOUGH * before.residual:
-                break  # every further point is a run of the model
+                break  # every further point costs a run of the model
     if screen.head is not None and not found and not rough and only_decode(trials, unit):
         for h in hypotheses(trials, unit, decode=True):
             if h.fault == "path-split" and better(fit := screen.fit(h), before):
@@ -259,12 +268,11 @@ def make_cause(
 def confidence(
     before: ObservationFit, after: ObservationFit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0
 ) -> float:
-    """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
+    """The probability that the fault happened, from the bits by which it shortens the description of the values.
 
-    Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
-    hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
-    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already. And
-    what leaves more than noise, of a deviation that it should have made itself, is a guess.
+    Each observed number is described with log2(deviation before / after) fewer bits. The choice among the hypotheses
+    tried costs log2 of their number, a solved parameter ten bits more. Every further node that the fault explains is
+    worth a bit, and the bits `lost` at right nodes are subtracted. A fault that leaves more than noise is a guess.
     """
     bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
     leaves_much = after.ratio > 1 and not after.exact and after.residual > COARSE * before.residual
@@ -272,6 +280,6 @@ def confidence(
 
 
 def described(before: ObservationFit, after: ObservationFit) -> float:
-    """Bits by which a node's numbers are described more shortly, where they were beyond the noise."""
+    """Bits by which the description of a node's numbers gets shorter, where they were beyond the noise."""
     gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5)) if before.ratio > 1 else 0.0
     return float(min(after.count, 64) * max(gain, 0.0) / 2)

@@ -1,11 +1,12 @@
-"""A weight that is damaged in one place: which row, and which bit, solved from what the product makes of it.
+"""A weight that is damaged in one place: which row and which bit, solved from the wrong values of a product.
 
-A flipped bit in a file changes one number, or the scale of one block, of one row of one matrix. Which rows there are is
-too much to try; but the product that uses the row is wrong in one feature, and that gives the row. Of its bits, each
-one flipped changes the feature by a known amount for every token: the one that fits did it. A bad sector, read as
-zeros, is one more guess. Where only a layer's output was dumped, the deviation lies along one feature (the last
-product, or the one before it), or along one column of the last matrix (the two before that). Of printed values the
-first that is off tells the same: one value of a product, or all of one, along a column of its matrix.
+A flipped bit in a file changes one number, or the scale of one block, of one row of one matrix. There are too many rows
+to try all of them. But the product that uses the row is wrong in one feature, and the feature gives the row. Each bit
+of the row, if flipped, changes the feature by a known amount for every token; the bit that fits is the damaged one. A
+bad sector that was read as zeros is one more guess.
+
+Where only a layer's output was dumped, the deviation lies along one feature of one of the last two products, or along
+one column of the last matrix. A few printed values show the same: one value is off, or all along a column.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from assay.verify.thresholds import FIRST_OBSERVED, FLOAT32_LEFT, FLOOR_UNITS
 
 Array = NDArray[Any]
 DAMAGE = "weight-damaged"
-_ALONG = 0.7  # of the squared deviation that must lie along one direction
-_STANDS_OUT = 0.98  # the same, of a few printed values
-_FEWEST = 3  # printed values of which one may stand out
-_MOST = 3  # bits that are held against the observations: those that fit the feature best
-_WIDEST = 1 << 16  # elements of a row whose bits are tried
+_ALONG = 0.7  # Share of the squared deviation that must lie along one direction.
+_STANDS_OUT = 0.98  # The same, of a few printed values.
+_FEWEST = 3  # Fewer printed values cannot show that one of them stands out.
+_MOST = 3  # Bits that are compared with the observations: those that fit the feature best.
+_WIDEST = 1 << 16  # The widest row whose bits are tried.
 _LAST = ("ffn_out", "ffn_down")
 _BETWEEN_TOKENS = Trait.MIXES_TOKENS | Trait.POSITIONAL  # the answer of one token alone cannot be computed there
-_BENT = 0.5  # of the squared deviation of a token that lies along the answer: it is a tangent's
+_BENT = 0.5  # The same for one token through nonlinear nodes, of which only the tangent is known.
 _MOST_FEATURES = 4096
-_TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # tokens that are solved for; points of a search, and how often it is narrowed
+_TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # Tokens that are solved for; points of a search, and how often it is narrowed.
 
 
 def damaged(trials: FaultTrials, unit: EvidenceUnit, *, bent: bool = True) -> Iterator[Hypothesis]:
-    """Damage that the deviation of the unit's target speaks of; with `bent`, in what follows bends as well."""
+    """Damage that the deviation of the unit's target points to; with `bent`, also through nonlinear nodes."""
     found = trials.dump.values(unit.target)
     if found is None or found.ndim != 2 or trials.graph.shapes[unit.target][0] != "T":
         return
@@ -60,7 +61,7 @@ def damaged(trials: FaultTrials, unit: EvidenceUnit, *, bent: bool = True) -> It
 
 
 def glimpsed(trials: FaultTrials, unit: EvidenceUnit, targets: Sequence[str]) -> Iterator[Hypothesis]:
-    """Damage that the first printed values which are off speak of; nothing was dumped whole."""
+    """Damage that the first wrong printed values point to, where no tensor was dumped whole."""
     products = 0
     for name in targets:
         node, base = trials.graph[name], trials.base(unit)[name]
@@ -117,7 +118,7 @@ def _along_a_feature(trials: FaultTrials, unit: EvidenceUnit, node: Node, error:
 
 
 def _along_a_column(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: Array) -> Iterator[Hypothesis]:
-    """One row of gate or up is wrong: the deviation is along the column of the last matrix that takes its feature."""
+    """A wrong row of gate or up: the deviation lies along the column of the last matrix that reads its feature."""
     last = next((trials.graph[name] for name in unit.segment if split(name)[0] in _LAST), None)
     joint = None if last is None else _gated(trials, last)
     if last is None or joint is None or not _product(trials, node) or not _product(trials, last):
@@ -140,8 +141,8 @@ def _along_a_column(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: 
 
 
 def _by_response(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: Array) -> Iterator[Hypothesis]:
-    """What follows bends the feature: of each, moved a little, the answer at the target is computed for one token. The
-    direction tells which one it was; by how much, a search for each of a few tokens."""
+    """A wrong feature whose effect later nodes bend. Each feature is moved a little, and the answer at the target is
+    computed for one token. The direction of the deviation gives the feature, a search over a few tokens its size."""
     if not _product(trials, node) or node.name == unit.target or len(trials.graph.weights[node.weights[0]]) != 2:
         return
     after = _after(trials, unit, node)
@@ -176,7 +177,7 @@ def _by_response(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: Arr
 
 
 def _after(trials: FaultTrials, unit: EvidenceUnit, node: Node) -> list[str]:
-    """What follows from a node in the segment, in order."""
+    """The nodes of the segment that depend on a node, in order."""
     found = [node.name]
     for name in unit.segment:
         if name != node.name and any(i in found for i in trials.graph[name].inputs):
@@ -191,14 +192,14 @@ def _gated(trials: FaultTrials, node: Node) -> Node | None:
 
 
 def _product(trials: FaultTrials, node: Node) -> bool:
-    """Is it a product with one matrix? A gate of one row is none."""
+    """Is it a product with one matrix? A gate whose weight is a vector is not."""
     return node.has(Trait.PRODUCT) and len(trials.graph.weights[node.weights[0]]) == 2
 
 
 def _flips(
     trials: FaultTrials, unit: EvidenceUnit, node: Node, row: int, left: Callable[[Array], Array]
 ) -> Iterator[Hypothesis]:
-    """The flipped bits of the row that leave least; `left` gives it for changes of the feature, [tokens, bits]."""
+    """The flipped bits with the smallest residual; `left` gives it for changes of the feature, [tokens, bits]."""
     inputs = trials.base(unit) if node.inputs[0] in unit.segment else trials.theirs
     x = trials.operand(node, inputs[node.inputs[0]].reshape(len(trials.dump.tokens), -1))
     info = trials.model.file.tensors[node.weights[0]]

@@ -1,9 +1,11 @@
-"""Naming the bug: which operation is wrong, which known mistake gives these very values, what would be right.
+"""Naming the mistake: which operation is wrong, which known mistake gives these very values, what would be right.
 
-The nodes that are wrong on their own inputs come from `diff`. At each, the faults of the catalogue are tried on the
-stranger's own values (`search`); a fault explains a node when what remains is the noise of the engine's arithmetic.
-Those that explain it are held against the other wrong nodes, and against the right ones: a fault that would have
-shown elsewhere did not happen. What is still wrong afterwards is another fault, and the search goes on with it.
+`judge` finds the nodes that are wrong on their own inputs. At each, the faults of the catalogue are tried on the dump's
+own values. A fault explains a node when the rest is the noise of the engine's arithmetic. A fault that explains the
+node is then compared with the other wrong nodes, and with the right ones: a fault that would have shown elsewhere did
+not happen. Nodes that are still wrong have another fault, and the search continues with them.
+
+Touch this module to change the order of the searches. The searches themselves are in the modules beside it.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.judge.run_inputs import run_inputs
+from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
 BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
-CHOSEN = ("kv-quantised", "kv-rounded-twice")  # where the cache is Q8_0 at last
+CHOSEN = ("kv-quantised", "kv-rounded-twice")  # accepted where the cache ends up as Q8_0
 
 
 def diagnose(
@@ -46,9 +48,9 @@ def diagnose(
     cache: bool = True,
     share: Share | None = None,
 ) -> Diagnosis:
-    """The whole search on a resolved dump. Hypotheses that overflow do not match; nobody need be told.
+    """The whole search on a resolved dump. A hypothesis that overflows does not match, so NumPy's warnings are off.
 
-    `share` tries hypotheses elsewhere where each is a run of the model (`tried_here` is what is done there).
+    `share` tries hypotheses on other machines where each is a run of the model (they call `tried_here`).
     """
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         return _accepted(
@@ -57,7 +59,7 @@ def diagnose(
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
-    """A cache in eight bits is somebody's choice, other first positions are: named, and nothing is wrong."""
+    """The verdict is healthy if an eight-bit cache or shifted positions explain all: both are an engine's choice."""
     if found.causes and all(c.fault in BENIGN for c in found.causes) and not found.unexplained:
         notes = tuple(BENIGN[c.fault] for c in found.causes)
         return replace(found, verdict="healthy", first_wrong=None, wrong_nodes=(), causes=(), notes=notes)
@@ -73,21 +75,24 @@ def _accepted(found: Diagnosis) -> Diagnosis:
 
 
 def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
-    diff = judge(model, dump, cache=cache)
+    inputs = run_inputs(model, dump.tokens, dump.positions)
+    diff = judge(model, dump, cache=cache, inputs=inputs)
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
-        hidden = _hidden(model, dump, diff, weights, say)
+        hidden = _hidden(inputs, dump, diff, weights, say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
-    trials = FaultTrials(model, dump, diff, weights)
+    trials = FaultTrials(model, dump, diff, weights, inputs=inputs)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
-    long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
+    long = (
+        len(wrong[0].evidence.segment) > FEEDS_FIRST
+    )  # every hypothesis is a run, so the six other feeds are the cheapest
     result = _by_feed(trials, diff, wrong, say) if long else None
-    searched = False  # for small faults, in vain
+    searched = False  # small faults were searched for without a result
     if result is None and trials.terms.guessed:
-        result = _hidden(model, dump, diff, weights, say, ruled=True)
+        result = _hidden(inputs, dump, diff, weights, say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
-        if searched and result is not None and result.rounds:  # no more is noise than this rule's
+        if searched and result is not None and result.rounds:  # the noise is not larger than this rule's
             known = [a.name for a in ARITHMETICS].index(result.rounds)
             trials = trials.on(replace(trials.terms, arithmetic=known, guessed=False))
     if result is None or searched:
@@ -100,19 +105,19 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
             fed = _by_feed(trials, diff, wrong, say)
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
-    # The noise of a guess covers much, but not what is explained to so many digits.
+    # The noise of a guessed arithmetic covers much, but not a fault that explains nearly all of the deviation.
     vague = trials.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
     if not searched and (
         vague or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
     ):
-        hidden = _hidden(model, dump, diff, weights, say)
+        hidden = _hidden(inputs, dump, diff, weights, say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
     shown = _excused(diff) if result and result.diff is not None else diff
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
 
 
 def _excused(diff: Diff) -> Diff:
-    """What was called wrong has turned out to be the noise of a rule of rounding that is none of the arithmetics."""
+    """The verdicts, after wrong nodes turned out to be noise of a rounding rule outside `ARITHMETICS`."""
     return replace(
         diff, nodes=tuple(replace(n, verdict="noise", own=None) if n.verdict == "wrong" else n for n in diff.nodes)
     )
@@ -141,21 +146,20 @@ def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
 
 
 def _from_afar(diff: Diff) -> bool:
-    """Was something judged by what many steps make of it? Float32's noise has then grown over all of them."""
+    """Was a node judged through many steps? Then float32's noise has grown over all of them."""
     return any(not n.evidence.whole or len(n.evidence.segment) > SHORT for n in diff.nodes)
 
 
 def _hidden(
-    model: Model, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
+    inputs: RunInputs, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
-    """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
+    """A small fault that a coarse arithmetic would excuse or hide, but that predicts the deviations."""
     seen = [n.evidence for n in diff.nodes]
     if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
-        return None  # every step, or layer, is float32's to its noise
+        return None  # every step or layer matches to float32's noise
     exact = ARITHMETICS[0]
-    strict = replace(
-        diff, arithmetic=exact, nodes=tuple(decide(run_inputs(model, dump.tokens, dump.positions), dump, seen, exact))
-    )
-    trials = FaultTrials(model, dump, strict, weights, Terms.of(strict, subtle=True))
+    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(inputs, dump, seen, exact)))
+    terms = Terms.of(strict, subtle=True)
+    trials = FaultTrials(inputs.model, dump, strict, weights, terms, inputs=inputs)
     found = small_fault(trials, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

@@ -1,8 +1,8 @@
 """Two faults in one operation: neither alone gives its values, both together do.
 
-A port that turns the wrong pairs often has the wrong base, too, and then no single row of the catalogue fits the
-rotation. So where nothing does, faults are planted on top of each other: first one that only changes what the node
-says of itself (an attribute, a weight), then any other on the node it leaves.
+A port that rotates the wrong pairs often has the wrong base too, and then no single row of the catalogue fits. So where
+none does, faults are planted on top of each other: first one that only changes an attribute or a weight of the node,
+then any other on the resulting node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.verify.thresholds import FEW_OPERATIONS, TWO_AT_ONCE
 
 @dataclass(frozen=True)
 class Pair:
-    """Two faults that explain a unit together, and what could stand for either beside the other."""
+    """Two faults that explain a unit together, and the faults that could replace one of them."""
 
     a: Candidate
     b: Candidate
@@ -35,7 +35,7 @@ class Pair:
 
 
 def double(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -> Pair | None:
-    """The pair that explains a unit of few operations best, if one does so beyond doubt."""
+    """The pair that explains a unit of few operations best, if its confidence is high enough."""
     if len(unit.segment) > FEW_OPERATIONS:
         return None
     listed = list(_hypotheses(trials, unit))
@@ -68,13 +68,13 @@ def double(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -> P
 
 
 def _plainness(pair: tuple[Candidate, Candidate]) -> tuple[float, ...]:
-    """Exact first, then the plainer names, then without a parameter that was solved for."""
+    """Sort key: exact pairs first, then plainer names, then pairs without a solved parameter."""
     second = sum(c.hypothesis.fault in SECOND_NAMES for c in pair)
     return (not pair[0].fit.exact, second, pair[1].fitted)
 
 
 def _hypotheses(trials: FaultTrials, unit: EvidenceUnit) -> Iterator[Hypothesis]:
-    """Mistakes in a formula: a file that is misread does not come in pairs with them."""
+    """Mistakes in a formula; misread files and narrow types are left out."""
     for fault in FAULTS.values():
         if FaultKind.WEIGHTS not in fault.kinds and FaultKind.PRECISION not in fault.kinds:
             for variant in fault.variants:
@@ -84,14 +84,14 @@ def _hypotheses(trials: FaultTrials, unit: EvidenceUnit) -> Iterator[Hypothesis]
 
 
 def _plain(trials: FaultTrials, variant: Variant, unit: EvidenceUnit) -> bool:
-    """Whether it leaves a node of the same operation, on which another fault can be planted."""
+    """Does it leave nodes of the same operation, on which another fault can be planted?"""
     changes = [(name, variant.at(trials.context, trials.graph[name])) for name in unit.segment]
     made = [(trials.graph[name], change) for name, change in changes if change is not None]
     return all(change.function is None and change.node.op == node.op for node, change in made)
 
 
 def on_top(a: Variant, b: Variant) -> Variant:
-    """The second fault on what the first leaves."""
+    """The second fault, planted on the nodes that the first one changes."""
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         first = a.at(c, node)

@@ -1,4 +1,8 @@
-"""What was observed, in the groups of values that a likelihood is made of, and the computations that reach it."""
+"""The observations in groups of values, from which a likelihood is computed, and the computations that reach them.
+
+A group is a token's row of a node, or the printed values of one. `groups_of` cuts the deviation of a node into groups;
+a `Place` is a set of observed nodes that one computation reaches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Groups:
-    """For each group of values of one node: errors, how many count, and what is no evidence (squared)."""
+    """For each group of values of one node: the errors, how many of them count, and the squared noise floor."""
 
     errors: tuple[Array, ...]
     counts: Array
@@ -31,16 +35,19 @@ class Groups:
 
 @dataclass(frozen=True)
 class Place:
-    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
-    and the first few of these that are off."""
+    """Observed nodes that one computation reaches.
+
+    In a `brief` place a mistake is scored only at the first few nodes that it changes, and at the first few of those
+    that are `off`.
+    """
 
     unit: EvidenceUnit
     targets: tuple[str, ...]
     brief: bool = False
     off: frozenset[str] = frozenset()
 
-    def heard(self, trials: FaultTrials, h: Hypothesis) -> list[tuple[str, ...]]:
-        """The nodes that speak of a mistake, in turn: of a brief place, first where it shows first."""
+    def targets_of(self, trials: FaultTrials, h: Hypothesis) -> list[tuple[str, ...]]:
+        """The nodes at which a mistake is scored. In a brief place: where it shows first, then where values are off."""
         if not self.brief:
             return [self.targets]
         changed = trials.changed(h, self.unit)
@@ -50,7 +57,7 @@ class Place:
         return [part for part in (tuple(first), tuple(name for name in off if name not in first)) if part]
 
     def early(self) -> Place:
-        """Of a brief place, its first layers: enough to tell how an engine rounds."""
+        """The first layers of a brief place: enough to tell how an engine rounds."""
         segment = self.unit.segment[:LONG_RUN]
         targets = tuple(name for name in self.targets if name in segment)
         if not self.brief or not targets:
@@ -59,7 +66,7 @@ class Place:
 
     def near(self, trials: FaultTrials, h: Hypothesis) -> EvidenceUnit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
-        parts = self.heard(trials, h)
+        parts = self.targets_of(trials, h)
         if not parts:
             return None
         last = parts[-1][-1]
@@ -68,25 +75,25 @@ class Place:
 
 
 def run_of(trials: FaultTrials, diff: Diff) -> Place:
-    """Nothing was dumped whole: what was observed is reached from the tokens on."""
+    """The place of a dump without whole tensors: every observation is reached from the tokens."""
     order = {node.name: i for i, node in enumerate(trials.graph)}
     names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
     return Place(EvidenceUnit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
 
 
 def off_at(trials: FaultTrials, place: Place, name: str) -> float:
-    """By how much (squared) the definition is off at a node, over what is no evidence."""
+    """The squared deviation of the definition at a node, over the noise floor; the largest of its groups."""
     groups = groups_of(trials, name, trials.base(place.unit)[name])
     return np.inf if groups is None else off_in(groups)
 
 
 def off_in(groups: Groups, more: Array | float = 0.0) -> float:
-    """The same of groups, of which so much `more` is no evidence."""
+    """The same of given groups, with `more` added to the noise floor."""
     return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors + more, strict=True))
 
 
 def gains(plain: Groups, other: Groups) -> list[float]:
-    """By how many nats each group is likelier with the other errors than with the plain ones; 0 where nothing moves."""
+    """The nats by which each group is likelier with the other errors than with the plain; 0 where both are equal."""
     return [
         0.5 * n * float(np.log((np.mean(e * e) + v) / (np.mean(rest * rest) + v))) if (e - rest).any() else 0.0
         for e, rest, n, v in zip(plain.errors, other.errors, plain.counts, plain.floors, strict=True)
@@ -94,8 +101,11 @@ def gains(plain: Groups, other: Groups) -> list[float]:
 
 
 def groups_of(trials: FaultTrials, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
-    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
-    Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
+    """The observations of a node less a value, row by row; None where the value is not finite or of another shape.
+
+    With `edges`, deviations within one step of the type that this rule stores count as zero. Otherwise a hypothesis
+    could gain by a value that was merely rounded the other way.
+    """
     axis = token_axis(trials.graph, name)
     if value.dtype.kind != "f" or value.shape[axis] < len(trials.dump.tokens):
         return None
@@ -131,7 +141,7 @@ def groups_of(trials: FaultTrials, name: str, value: Array, edges: Rounding = EX
 
 
 def _beyond_an_edge(error: Array, value: Array, rule: Rounding) -> Array:
-    """In an engine that stores narrow numbers, a value on an edge may be rounded the other way: a step says nothing."""
+    """The error beyond one rounding step of the stored type: a value at an edge may be rounded the other way."""
     if not rule.storage:
         return error
     return np.asarray(np.sign(error) * np.maximum(np.abs(error) - 2 * UNIT[rule.storage] * np.abs(value), 0))

@@ -23,18 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import Hooks, evaluate, interpret
-from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
-from assay.graph import Graph, Node, Trait
+from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
-from assay.verify.dumps.observation import Dump, inputs_of, token_axis
+from assay.verify.dumps.observation import Dump, token_axis
 from assay.verify.faults import FAULTS, Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
 from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of
+from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import (
     ACCEPT,
     AMPLIFIED,
@@ -66,11 +66,11 @@ class EvidenceUnit:
 class ObservationFit:
     """How well a value accounts for the observations of a node."""
 
-    ratio: float  # residual over allowed noise: up to ACCEPT is explained
-    residual: float  # sum of squares, relative to the size of what was observed
-    count: int  # numbers compared
-    strict: float = np.inf  # as `ratio`, against the noise of float32 alone
-    every: tuple[float, ...] = ()  # as `ratio`, for each arithmetic
+    ratio: float  # Residual over allowed noise: up to ACCEPT is explained.
+    residual: float  # Sum of squares, relative to the size of the observations.
+    count: int  # Number of values compared.
+    strict: float = np.inf  # As `ratio`, against the noise of float32 alone.
+    every: tuple[float, ...] = ()  # As `ratio`, for each arithmetic.
 
     @property
     def explained(self) -> bool:
@@ -78,7 +78,7 @@ class ObservationFit:
 
     @property
     def exact(self) -> bool:
-        """Explained to the last bits: no coarser arithmetic needs to be called on."""
+        """Explained to float32's noise, without a coarser arithmetic."""
         return self.strict <= ACCEPT
 
 
@@ -99,11 +99,11 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms hypotheses are judged."""
+    """The terms on which hypotheses are judged."""
 
     arithmetic: int  # index in ARITHMETICS
-    guessed: bool  # it was inferred from little: a coarser one is possible
-    subtle: bool = False  # look for small faults only: weights read wrongly are never small
+    guessed: bool  # it was inferred from few nodes: a coarser one is possible
+    subtle: bool = False  # look for small faults only; misread weights are never small
     carried: bool = False  # judge by the noise of whole runs, not of single steps
 
     @staticmethod
@@ -113,7 +113,11 @@ class Terms:
 
 
 class FaultTrials:
-    """A dump on the bench. Its terms and values never change; what it remembers is theirs. `on` gives another."""
+    """One dump, and the means to try faults on it.
+
+    Terms, values and rounding rule never change after construction; `on`, `rounding`, `shaken` and `from_tokens` give
+    trials under other ones.
+    """
 
     def __init__(
         self,
@@ -124,60 +128,86 @@ class FaultTrials:
         terms: Terms | None = None,
         theirs: Mapping[str, Array] | None = None,
         rule: Rounding = EXACT,
+        inputs: RunInputs | None = None,
     ) -> None:
         self.model, self.dump, self.diff = model, dump, diff
+        self.inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
         self.terms = terms or Terms.of(diff)
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
         self.context = Context(model, dump.steps)
         self.weights = weights or Weights(model.file)
-        self.given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
-        self.theirs = self._theirs() if theirs is None else theirs
+        self.given = self.inputs.given
+        self.theirs = self._theirs() if theirs is None else theirs  # the dump's values, and what follows from them
         self.rule, self._hooks = rule, hooks(rule, model.file)
         self._before: dict[tuple[EvidenceUnit, str], ObservationFit] = {}
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[EvidenceUnit, dict[str, Array]] = {}
-        self._ran = False  # are `theirs` the definition's own?
-        self._shake = 0
-        self._memory = run_cache_of(self.weights, model.graph)
+        self._ran = False  # `theirs` are the definition's own values
+        self._shake = 0  # number of the draw of float32 errors, 0 for none
+        self._runs = run_cache_of(self.weights, model.graph)
         self._feed = (dump.tokens, dump.positions, dump.steps)
-        self.rows = max(dump.positions, default=0) + 1  # from its first position on
+        self.rows = max(dump.positions, default=0) + 1  # counted from position 0
+
+    def _with(
+        self,
+        *,
+        terms: Terms | None = None,
+        weights: Weights | None = None,
+        theirs: Mapping[str, Array] | None = None,
+        rule: Rounding | None = None,
+    ) -> FaultTrials:
+        """Trials of the same dump that differ in these."""
+        return FaultTrials(
+            self.model,
+            self.dump,
+            self.diff,
+            weights or self.weights,
+            terms or self.terms,
+            self.theirs if theirs is None else theirs,
+            rule or self.rule,
+            self.inputs,
+        )
 
     def on(self, terms: Terms) -> FaultTrials:
-        """The same bench on other terms."""
-        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
-        trials._bases, trials._ran = self._bases, self._ran  # the definition's values: no terms enter them
+        """The same trials, judged on other terms."""
+        trials = self._with(terms=terms)
+        trials._bases, trials._ran = self._bases, self._ran  # the definition's values do not depend on the terms
         return trials
 
     def rounding(self, rule: Rounding) -> FaultTrials:
-        """The same bench, on which every computation rounds by this rule."""
+        """The same trials, in which every computation rounds by this rule."""
         if rule == self.rule:
             return self
-        trials = FaultTrials(
-            self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule
-        )
-        trials._memory = self._memory  # halved weights follow from these
+        trials = self._with(weights=weights_of(rule, self.weights), rule=rule)
+        trials._runs = self._runs  # the key names the rule, and halved weights follow from these
         return trials
 
+    def with_weights(self, weights: Weights) -> FaultTrials:
+        """The same trials with the weights in another type, in float arithmetic without a rounding rule."""
+        return self._with(weights=weights, rule=EXACT)
+
     def shaken(self, draw: int) -> FaultTrials:
-        """The same bench, on which every result is off as float32's sums are, drawn anew: what moves by much more than
-        that hangs on edges of a rounding, and no prediction of it counts."""
+        """The same trials, in which every result is off by an error as large as float32's sums make, drawn anew.
+
+        A prediction that moves by much more than that depends on a value at the edge of a rounding step. It is no
+        evidence.
+        """
         trials = self.on(self.terms)
         trials._bases, trials._shake = {}, draw
         trials._hooks = Hooks(self._hooks.operand if self._hooks else None, partial(_shaken, self._hooks, draw))
         return trials
 
     def from_tokens(self) -> FaultTrials:
-        """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
-        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | self.given
-        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
+        """Trials that start at the tokens, for a dump without a whole tensor: the definition's run stands in for it."""
+        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | dict(self.given)
+        trials = self._with(terms=replace(self.terms, carried=True), theirs=run, rule=EXACT)
         trials._ran = True
         return trials
 
     def _theirs(self) -> dict[str, Array]:
-        """The stranger's whole tensors, and what follows from them by moving numbers about."""
+        """The dump's whole tensors, and the values that follow from them by moving numbers alone."""
         found = dict(self.given)
         for node in self.model.graph:
             whole = self.dump.values(node.name) if node.name in self.dump.by_name else None
@@ -193,10 +223,10 @@ class FaultTrials:
 
     def hidden_at(self, name: str) -> Array | None:
         """The values of the node that no reader uses, because the mask hides them; None where every value counts."""
-        return self.hidden if self.graph[name].has(Trait.KEYS) else None
+        return self.inputs.hidden_at(self.graph[name])
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
-        """The definition's values in the unit's segment, from the stranger's own inputs to it."""
+        """The definition's values in the unit's segment, from the dump's own inputs to it."""
         if self._ran and self.rule == EXACT and not self._shake:
             return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
@@ -208,14 +238,16 @@ class FaultTrials:
         return self._bases[unit]
 
     def operand(self, node: Node, x: Array) -> Array:
-        """What the node reads, where this rule of rounding is obeyed."""
+        """The first operand of a node, rounded by the rule of these trials."""
         return x if self._hooks is None or self._hooks.operand is None else self._hooks.operand(node, 0, x)
 
     def carry_on(
         self, unit: EvidenceUnit, after: Sequence[str], node: Node, token: int, rows: Array, *, rounded: bool
     ) -> Array:
-        """The unit's target for one token, had a node in its segment had these values, one row a guess; `after` is what
-        follows from the node, in which no tokens meet."""
+        """The unit's target for one token, if a node in its segment had these values (one row a guess).
+
+        `after` are the nodes that depend on the node. They must not mix tokens.
+        """
         base = self.base(unit)
         wanted = {i for name in after for i in self.graph[name].inputs if i not in after and i != node.name}
         env = {i: np.repeat((base[i] if i in unit.segment else self.theirs[i])[token : token + 1], len(rows), axis=0)
@@ -226,22 +258,24 @@ class FaultTrials:
         return made[unit.target]
 
     def size(self, nodes: Iterable[str]) -> int:
-        """How many weights they read."""
+        """The number of weights that these nodes read."""
         return sum(math.prod(self.graph.weights[w]) for name in nodes for w in self.graph[name].weights)
 
     def run_of(self, nodes: Collection[str]) -> bool:
-        """Is computing them a run of many layers, which one cannot do at every point of a scan?"""
+        """Is computing them a run of many layers, too costly for every point of a scan?"""
         return len(nodes) >= LONG_RUN and self.size(nodes) >= LARGE_LAYER
 
     def touches(self, variant: Variant, unit: EvidenceUnit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
 
     def predict(self, h: Hypothesis, unit: EvidenceUnit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
-        """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
-        fault reads a value that the dump does not give."""
+        """The values of the unit's target (or of `targets` in its segment) with the fault planted in the segment.
+
+        None where the fault reads a value that the dump does not give.
+        """
         wanted = frozenset(targets) or frozenset((unit.target,))
         key = (h, unit.segment, wanted, self.rule, self._feed, self._ran, self._shake)
-        known = self._memory.recall(key)
+        known = self._runs.recall(key)
         if known is not None:
             return known
         made = self._plant(h, unit)
@@ -253,17 +287,17 @@ class FaultTrials:
         try:
             with np.errstate(all="ignore"):
                 values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
-        except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
+        except Exception as error:  # an edit that applies must run: name the one that does not
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
         if h.variant in FAULTS[h.fault].variants and (
             self._ran or all(i in self.given or i in made.graph for node in made.graph for i in node.inputs)
         ):
-            self._memory.keep(key, values)  # no number of the dump is in them
+            self._runs.keep(key, values)  # they depend on the tokens alone
         return values
 
     def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:
-        """The nodes of the segment that the fault touches, and what follows from them."""
+        """The nodes of the segment that the fault changes, directly or through their inputs."""
         return _downstream(self._plant(h, unit), unit)
 
     def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
@@ -310,8 +344,11 @@ class FaultTrials:
         return self._before[key]
 
     def after(self, unit: EvidenceUnit, name: str, value: Array) -> ObservationFit:
-        """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
-        a value that accounts for all but a 10,000th of a large deviation is explained as well."""
+        """The observations against a hypothesis.
+
+        Inside a segment a fault may amplify noise beyond the simulation. So a value that accounts for all but a
+        10,000th of a large deviation is explained as well.
+        """
         fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
         if fit.residual > AMPLIFIED * before.residual:
             return fit
@@ -326,7 +363,7 @@ class FaultTrials:
         return NEVER if values is None else self.after(unit, unit.target, values[unit.target])
 
     def _hopeless(self, h: Hypothesis, unit: EvidenceUnit) -> bool:
-        """Does a glance at the first features of a large product already rule the guess out?"""
+        """Do the first features of a large product rule the hypothesis out? Decoding the whole matrix is costly."""
         node = self.graph[unit.target]
         found = self.dump.values(unit.target) if len(unit.segment) == 1 and is_matrix_product(node) else None
         change = h.variant.at(self.context, node, h.p) if found is not None else None
@@ -368,9 +405,9 @@ def _known(made: Planted, unit: EvidenceUnit, env: Mapping[str, Array]) -> bool:
 
 
 def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
-    """The noise of a faulty value: as much larger as the value itself, and never less than rounding it once.
+    """The noise of a faulty value: it grows with the value, and is never less than rounding it once.
 
-    The definition's noise can be nothing at all, as for a rotation by zero, where the fault's is not.
+    The definition's noise can be zero where the fault's is not, as for a rotation by zero.
     """
     faulty, plain = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own))
     with np.errstate(all="ignore"):

@@ -11,9 +11,9 @@ import numpy as np
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.thresholds import A_LAYERS_WORTH, FEEDS_FIRST, PROMISING
 
-MOSTLY = 0.9  # of the values pass a limit that nobody notices
-_NOISE_LEFT = 0.2  # times the allowed noise: there is nothing left to refine
-_FLAT = 1e-5  # of the cost: what is left no longer depends on the parameter
+MOSTLY = 0.9  # Share of the values that pass a limit which stays unnoticed.
+_NOISE_LEFT = 0.2  # times the allowed noise: a smaller residual needs no refinement.
+_FLAT = 1e-5  # Relative change of the cost at which it no longer depends on the parameter.
 
 
 def search_parameter(
@@ -27,7 +27,7 @@ def search_parameter(
 ) -> tuple[Hypothesis, ObservationFit]:
     """The best member of a family at this unit: common values, then a scan, then a refinement around the best.
 
-    With `around`, only the refinement, that near to the hypothesis's own parameter.
+    With `around`, only the refinement is done, within this relative distance of the hypothesis's own parameter.
     """
     search = h.variant.search
     assert search is not None
@@ -66,7 +66,7 @@ def search_parameter(
             if at(p).explained:
                 break
         return replace(h, p=best()), tried[best()]
-    if trials.terms.subtle and grid:  # most likely nothing is wrong: go on only where a rough scan gains something
+    if trials.terms.subtle and grid:  # most likely no fault: continue only if a rough scan gains something
         fine = not search.whole and len(unit.segment) <= FEEDS_FIRST
         stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if fine else 8))
         near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
@@ -90,7 +90,7 @@ def search_parameter(
 
 
 def _met(trials: FaultTrials, h: Hypothesis, unit: EvidenceUnit) -> tuple[float, float]:
-    """Of the values that a limit could meet, in the definition: what nine of ten stay below, and the largest."""
+    """Sizes of the values that a limit would clip, in the definition: the 90 % quantile and the largest."""
     base = trials.base(unit)
     met = [base[name] for name in unit.segment if h.variant.at(trials.context, trials.graph[name], 1.0) is not None]
     if not met:
@@ -100,7 +100,7 @@ def _met(trials: FaultTrials, h: Hypothesis, unit: EvidenceUnit) -> tuple[float,
 
 
 def _walk(at: Any, lo: int, hi: int) -> None:
-    """Narrow a bracket of whole numbers by thirds; residuals are unimodal near the truth."""
+    """Narrow a bracket of integers by thirds; residuals are unimodal near the true value."""
     while hi - lo > 8:
         third = (hi - lo) // 3
         if at(float(lo + third)).residual < at(float(hi - third)).residual:

@@ -1,7 +1,7 @@
 """Cheap descriptions of a deviation: what simple relation holds between what was found and what was expected?
 
-They cost no hypothesis and need no catalogue. With a named fault they are its fingerprint in numbers; without one
-they are what can honestly be said: "everything times 1.37", "rows permuted", "right only at position 0".
+They need neither a hypothesis nor the catalogue. With a named fault they are its fingerprint in numbers. Without one
+they are all that can be said: "everything times 1.37", "rows permuted", "right only at position 0".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer of a diagnosis: the causes, each a fault that reproduces the wrong values, and what is left open."""
+"""The result of a diagnosis: the causes, each a fault that reproduces the wrong values, and the open questions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Cause:
     node: str  # the first it explains
     how: str  # the variant in words, with its parameter
     nodes: tuple[str, ...]
-    confidence: float  # that this very fault happened, not one of its equivalents
+    confidence: float  # that this fault happened, and not one of its equivalents
     explains: float  # share of the deviation at its nodes
     equivalent: tuple[str, ...]
     before: float  # deviation over noise, under the definition
     after: float  # and with the fault planted
     fitted: bool = False  # a parameter was solved for
-    exact: bool = True  # what it leaves is float32's noise
+    exact: bool = True  # only float32's noise is left
 
     @property
     def fix(self) -> str:
@@ -47,25 +47,25 @@ class Cause:
         }
 
 
-# Undecided: nothing is wrong that noise does not cover, and what was observed cannot tell whether a fault hides in it.
+# Undecided: noise covers every deviation, and the observations cannot tell whether a fault hides in it.
 Answer = Literal["healthy", "undecided", "fault", "unexplained", "inconclusive"]
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """The answer; true when nothing is found wrong."""
+    """The answer of a diagnosis; true when no fault was found."""
 
     verdict: Answer
     first_wrong: str | None
     wrong_nodes: tuple[str, ...]
     causes: tuple[Cause, ...]
-    next_observation: str  # what would tell more; of an undecided verdict, what would show a fault beneath the noise
+    next_observation: str  # what to dump next; for an undecided verdict, what would show a fault below the noise
     unexplained: tuple[str, ...] = ()
-    relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
-    segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
+    relations: tuple[Relation, ...] = ()  # of the first unexplained node, or of the first wrong one
+    segment: tuple[str, ...] = ()  # the nodes in which the first fault must lie
     notes: tuple[str, ...] = ()
     diff: Diff | None = None
-    rounds: str = ""  # the coarsest arithmetic that the engine's rule of rounding leaves possible, where it shows one
+    rounds: str = ""  # the coarsest arithmetic that is possible under the engine's rounding rule, if it shows one
     broken: NonFiniteOrigin | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:

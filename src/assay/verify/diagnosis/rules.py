@@ -1,4 +1,4 @@
-"""By which rule an engine rounds, as far as its values tell; and whether the rule leaves anything to explain."""
+"""Which rounding rule an engine follows, as far as its values tell, and whether the rule explains every deviation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from assay.verify.thresholds import (
     FLOAT32_LEFT,
     ON_AN_EDGE,
     RULE_NATS,
-    SPEAKS,
+    SIGNIFICANT_NATS,
 )
 
 
 def rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[FaultTrials]:
-    """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
-    clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
+    """Trials under each rounding rule that may be the engine's, the likeliest first.
+
+    Float32 comes first unless a rule is clearly likelier. A rule stays possible while its roundings are smaller than
+    the deviation.
+    """
     most = ARITHMETICS[-1] if diff.verdict == "wrong" else diff.arithmetic
     trials_by_rule = [trials.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in trials_by_rule]
@@ -35,27 +38,32 @@ def rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[Fault
     for groups in plain:
         both = ((before, groups.get(name)) for name, before in plain[0].items())
         heard = sum(sum(gains(a, b)) for a, b in both if a is not None and b is not None)
-        nats.append(heard if np.isfinite(heard) else -np.inf)  # values too large to be squared tell nothing of a rule
+        nats.append(
+            heard if np.isfinite(heard) else -np.inf
+        )  # values that overflow when squared say nothing about a rule
         exact.append(len(_exactly(groups)))
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
-    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
-    # A fault hides the rule in all that follows from it: the right one is exact up to there.
+    plainest = nats[0] > max(nats) - max(SIGNIFICANT_NATS, CLEARER_NATS * values)
+    # A fault hides the rule in all nodes after it: the right rule is exact up to the fault.
     possible = [
         i
         for i in range(len(trials_by_rule))
-        if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
+        if nats[i] > max(nats) - max(SIGNIFICANT_NATS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
     ] or [0]
     return [trials_by_rule[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
 
 
 def _exactly(groups: Mapping[str, Groups | None]) -> list[str]:
-    """The nodes from the first on that are what the rule gives, to float32's noise."""
+    """The leading nodes that match the rule to float32's noise."""
     return list(takewhile(lambda n: (g := groups[n]) is not None and off_in(g) <= FLOAT32_LEFT**2, groups))
 
 
 def allowed(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bool:
-    """Is the engine one that rounds by this rule, and nothing more than its noise? In the first layers every operation
-    is what the rule gives, and then no value is off by more than an arithmetic as coarse as the rule may be."""
+    """Does the rounding rule explain the whole dump?
+
+    Every kind of operation must match the rule in the first layers. After them no value may be off by more than the
+    noise of an arithmetic as coarse as the rule.
+    """
     coarse = [a.name for a in ARITHMETICS].index(trials.rule.as_coarse)
     if trials.rule == EXACT or any(n.evidence.local[coarse] > 1 for n in diff.nodes):
         return False
@@ -64,13 +72,16 @@ def allowed(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bool:
 
 
 def _definition(trials: FaultTrials, places: Sequence[Place]) -> dict[str, Groups | None]:
-    """What the definition leaves at every place."""
+    """The deviation from the definition at every place."""
     return {name: groups_of(trials, name, trials.base(p.unit)[name]) for p in places for name in p.targets}
 
 
 def nothing_left(trials: FaultTrials, places: Sequence[Place], limit: float) -> bool:
-    """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
-    not a whole row, nor a feature in most rows. Of a large model some rows do, where an operand fell the other way."""
+    """Does everything match the definition under this rule, to float32's noise?
+
+    A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows. In a large
+    model some whole rows do, where an operand was rounded the other way.
+    """
     edges: Counter[int] = Counter()  # by token
     for name, groups in _definition(trials, places).items():
         if groups is None:
@@ -86,8 +97,8 @@ def nothing_left(trials: FaultTrials, places: Sequence[Place], limit: float) -> 
 
 
 def _fell_otherwise(trials: FaultTrials, name: str, groups: Groups, off: Sequence[int]) -> bool:
-    """Are these rows off as an operand's rounding makes them that fell the other way: few, and far less than all the
-    roundings of the rule together?"""
+    """Can these rows be off because one operand was rounded the other way? They must be few, and off by far less than
+    all roundings of the rule together."""
     tokens = len(trials.dump.tokens)
     if trials.terms.carried or len(groups.errors) != tokens or len(off) > FEW_EDGES * tokens:
         return False

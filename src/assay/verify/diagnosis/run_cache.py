@@ -1,7 +1,7 @@
-"""What follows from the tokens alone is the same for every dump of them: remembered while the weights live.
+"""A cache of hypothetical runs that follow from the tokens alone. It lives as long as the weights.
 
-A hypothesis about logits is a run of the model from its tokens, and no number of the dump enters it. So the second
-dump of a text that is diagnosed with the same weights finds the runs of the first.
+A hypothesis about logits is a run of the model from its tokens, and no number of the dump enters it. So a second dump
+of the same text, diagnosed with the same weights, finds the runs of the first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from assay.graph import Graph
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
-ROOM = 64 << 20  # bytes of values that are kept
-LARGEST = 1 << 20  # bytes of one run's: more is not worth the room
+ROOM = 64 << 20  # bytes of all values that are kept
+LARGEST = 1 << 20  # bytes of one run; a larger one is not kept
 
 
 class RunCache:
-    """Values of runs by what they follow from; the oldest go where room is needed. They cannot be written to."""
+    """Values of runs by the key that determines them. They are read-only, and the oldest are evicted first."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -51,7 +51,7 @@ _MEMORIES: WeakKeyDictionary[Weights, RunCache] = WeakKeyDictionary()
 
 
 def run_cache_of(weights: Weights, graph: Graph) -> RunCache:
-    """The memory of these weights, in this graph."""
+    """The cache of these weights and this graph."""
     found = _MEMORIES.get(weights)
     if found is None or found.graph is not graph:
         found = _MEMORIES[weights] = RunCache(graph)

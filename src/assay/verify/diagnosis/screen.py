@@ -1,9 +1,9 @@
-"""Ruling hypotheses out cheaply, where trying one means running the whole model.
+"""Ruling hypotheses out cheaply, where a trial means running the whole model.
 
-Two short cuts, both exact in what they claim. A fault would have *shown earlier*: it changes a node that was observed
-on the way and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a
-hypothesis that fails on them, in float32, fails. Faults that let a token see later ones are noticed by computing the
-first node they touch both ways, and are run in full.
+Both shortcuts are exact. A fault *would have shown earlier* if it changes a node before the target that was observed
+and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a hypothesis
+that fails on them in float32 fails. A fault that lets a token see later ones is detected by computing the first node
+that it changes both ways, and is then run in full.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Narrow(Weights):
 
 
 class Screen:
-    """The hypotheses about one unit, with a sieve before the full run."""
+    """Trials of hypotheses about one unit, with cheap tests before the full run."""
 
     def __init__(self, trials: FaultTrials, unit: EvidenceUnit) -> None:
         self.trials, self.unit = trials, unit
@@ -86,7 +86,7 @@ class Screen:
 
     @cached_property
     def _observed_right(self) -> set[str]:
-        """Right nodes on the way to the target; short ways are not worth looking."""
+        """Right nodes before the target, in segments so long that the test is worth its cost."""
         segment = self.unit.segment
         on_the_way = set(segment[: segment.index(self.unit.target)])
         return (on_the_way & self.trials.right) if len(segment) >= LONG_RUN else set()
@@ -97,7 +97,7 @@ class Screen:
         return self.head is not None and not self._possible(self.head.fit(h, self.unit)) and self._causal(h)
 
     def _possible(self, fit: ObservationFit) -> bool:
-        """Might it be explained on all rows, be it by a coarser arithmetic than the one guessed?"""
+        """May all rows be explained, if need be with a coarser arithmetic than the guessed one?"""
         trials = self.trials
         near = (
             trials.terms.guessed
@@ -136,12 +136,7 @@ class Screen:
     @cached_property
     def narrow(self) -> FaultTrials | None:
         """The same question in float32, which takes half the time."""
-        trials = self.trials
-        return (
-            None
-            if self.head is None
-            else FaultTrials(trials.model, trials.dump, trials.diff, self._weights, trials.terms, trials.theirs)
-        )
+        return None if self.head is None else self.trials.with_weights(self._weights)
 
     @cached_property
     def _weights(self) -> Narrow:
@@ -157,8 +152,8 @@ class Screen:
         return value[tuple(slice(0, HEAD) if isinstance(d, str) else slice(None) for d in shape)]
 
     def passes(self, h: Hypothesis) -> bool:
-        """Do the first rows leave it possible, whatever the engine rounds? What is off by much more than was there to
-        explain stays so."""
+        """Do the first rows leave the hypothesis possible under some rounding rule? Rules differ by less than the
+        deviation, so a hypothesis that is off by much more is ruled out."""
         if self.head is None:
             return True
         left, before = self.head.fit(h, self.unit).residual, self.head.before(self.unit).residual
@@ -166,7 +161,7 @@ class Screen:
 
     def _causal(self, h: Hypothesis) -> bool:
         """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
-        if FaultKind.WEIGHTS in FAULTS[h.fault].kinds:  # weights know nothing of rows
+        if FaultKind.WEIGHTS in FAULTS[h.fault].kinds:  # weights are the same for all rows
             return True
         trials, base = self.trials, self.trials.base(self.unit)
         short, seen = Context(trials.model, (HEAD,)), set[str]()

@@ -1,7 +1,8 @@
-"""What stands still when float32's roundings fall otherwise: only there do predictions count.
+"""Which predictions are stable when float32's roundings fall otherwise. Only these count as evidence.
 
-Where an engine rounds by a rule, a value on an edge falls to either side by a last digit, and all that follows moves.
-So a bench is shaken: every result is off by float32's noise, drawn anew, and what moves then is no evidence.
+Where an engine rounds by a rule, the last digit decides how a value at a rounding edge is rounded. Everything after it
+moves with it. So trials are shaken: every result is off by float32's noise, drawn anew. A prediction that
+moves then is no evidence.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _TOO_MUCH = 1e300
 
 
 def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
-    """With the nodes at which the definition is off by more than an edge of the rule makes."""
-    base, benches = trials.base(place.unit), shaken_benches(trials) if trials.rule != EXACT else []
+    """The place with the nodes at which the definition is off by more than an edge of the rounding rule explains."""
+    base, benches = trials.base(place.unit), shaken_trials(trials) if trials.rule != EXACT else []
     shaken = [bench.base(place.unit) for bench in benches]
     off = set()
     for name in place.targets:
@@ -34,12 +35,12 @@ def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
     return replace(place, off=frozenset(off))
 
 
-def shaken_benches(trials: FaultTrials) -> list[FaultTrials]:
+def shaken_trials(trials: FaultTrials) -> list[FaultTrials]:
     return [trials.shaken(i + 1) for i in range(DRAWS)]
 
 
 def moved_by(trials: FaultTrials, name: str, still: Groups, draws: Sequence[Mapping[str, Array]]) -> Array:
-    """By how much (squared) each group moves in one of the draws at most."""
+    """The largest squared move of each group in one of the draws."""
     most = np.zeros(len(still.floors))
     for values in draws:
         groups = groups_of(trials, name, values[name], trials.rule)

@@ -1,6 +1,6 @@
-"""A cause in words about this engine: the values of this file and this dump, the line to look for, the fix, what next.
+"""A cause in words about this engine: the values of this file and dump, the line of code to look for, the fix.
 
-The sentences are data (`faults/code.toml`); here their blanks are filled from the model and from what was found.
+The sentences are data (`faults/code.toml`). Their blanks are filled here from the model and from the diagnosis.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PAIRS = {"norm": "neighbouring pairs (2i, 2i + 1)", "neox": "pairs of halves (i
 
 @dataclass(frozen=True)
 class Words:
-    """What a person is told about one cause."""
+    """The sentences about one cause."""
 
     title: str  # cause, or best guess
-    wrong: str  # of this engine, where the sentence could be filled in; else of the fault as such
+    wrong: str  # about this engine, where the sentence could be filled in; else about the fault in general
     right: str
     fix: str  # one line, with the file's values; empty where `right` says it all
     look_for: dict[str, str]  # language to line
-    otherwise: str  # what to dump if it is not that
+    otherwise: str  # what to dump if the cause is another
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +63,7 @@ def words(cause: Cause, model: Model | None = None, diff: Diff | None = None) ->
 
 
 def facts(cause: Cause, model: Model | None) -> dict[str, Any]:
-    """What the sentences may name: numbers of the file, of the layer at fault, and the value found in the dump."""
+    """The values that sentences may use: numbers of the file and of the layer at fault, and the fitted parameter."""
     found: dict[str, Any] = {"how": cause.how}
     if number := _NUMBER.search(cause.how):
         found["p"] = number[0]
@@ -101,7 +101,7 @@ def _filled(sentence: str, known: dict[str, Any]) -> str:
 
 
 def _otherwise(cause: Cause, model: Model | None, diff: Diff | None) -> str:
-    """The dump that would tell more, were it another fault after all."""
+    """The dump that would tell more, in case it is another fault."""
     if model is None or diff is None or cause.node not in model.graph:
         return ""
     whole = {n.name for n in diff.nodes if n.evidence.whole}

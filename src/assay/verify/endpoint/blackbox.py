@@ -1,9 +1,10 @@
-"""Black server: what a server's log-probabilities alone tell about the engine behind it.
+"""Black box: a diagnosis of the engine behind a server from its log-probabilities alone.
 
-Probes: a text, scored token by token where the server can (`echo`) and continued greedily; the same request twice;
-a chat; many draws. Each gives places where a distribution was seen. The definition predicts them from the ids it
-would have fed; if it fails, other ids (no BOS, two, another template), other feeds of the cache and the faults of the
-catalogue are tried in its place. A server rounds as it likes, so agreement means: within the noise of any arithmetic.
+The probes are a text that is scored token by token where the server can (`echo`) and continued greedily, the same
+request twice, a chat, and many draws. Each gives places where a distribution was seen. The definition predicts them
+from the right ids. Where it fails, other ids (no BOS, two, another template), other feeds of the cache and the faults
+of the catalogue are tried in its place. A server may compute in any arithmetic, so agreement means: within the noise of
+the coarsest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Progress = Callable[[str], None]
 
 
 def diagnose_endpoint(model: Model, client: Client, progress: Progress | None = None) -> Diagnosis:
-    """Ask, and name what the answers betray."""
+    """Ask the server, and name the causes that its answers show."""
     with np.errstate(all="ignore"):  # hypotheses that overflow do not match
         return _ask(model, client, progress or (lambda _: None))
 
@@ -93,7 +94,7 @@ def _answer(causes: list[Cause], wrong: list[str], notes: list[str], echoed: boo
 
 
 def _as_good_as_its_prompt(server: SimulatedServer, case: Case, allowed: float) -> float:
-    """Where the prompt was scored, its error is the server's own noise: what it generates may not be much worse."""
+    """The error on a scored prompt is the server's own noise; the error on generated tokens must not be much larger."""
     prompt = [s for s in case.seen if s.row < case.steps[0]]
     if not prompt:
         return allowed
@@ -104,7 +105,7 @@ def _as_good_as_its_prompt(server: SimulatedServer, case: Case, allowed: float) 
 def _explain_case(
     server: SimulatedServer, tokenizer: Tokenizer, case: Case, allowed: float, say: Progress
 ) -> list[Cause] | None:
-    """None where the definition agrees; else the causes found, perhaps none."""
+    """None where the definition agrees; otherwise the causes, or an empty list."""
     before = distance(case.seen, server.logits(case.tokens))
     if before.ratio <= allowed:
         return None
@@ -127,7 +128,7 @@ def _explain_case(
 def _others(
     server: SimulatedServer, tokenizer: Tokenizer, case: Case
 ) -> Iterator[tuple[str, str, Array, Sequence[int] | None]]:
-    """Other things that may have been computed: other feeds first, then the catalogue."""
+    """Other computations to try: other feeds first, then the catalogue."""
     tokens, prompt = list(case.tokens), case.steps[0]
     for feed in FEEDS:
         made = feed.make(tokens, prompt)
@@ -158,7 +159,7 @@ def _others(
 def _repetition(
     server: SimulatedServer, ids: Sequence[int], first: ServerReply, second: ServerReply, allowed: float
 ) -> Cause | None:
-    """The same request twice must give the same; if not, does the second see the first's cache?"""
+    """The same request twice must give the same; if it does not, does the second read the first's cache?"""
     pairs = list(zip(first.steps, second.steps, strict=False))
     gaps = [abs(a.scores[i] - b.scores[i]) for a, b in pairs for i in a.scores if i in b.scores and a.text == b.text]
     same_text = all(a.text == b.text for a, b in pairs)

@@ -1,6 +1,8 @@
-"""Talking to an OpenAI-compatible server: log-probabilities of a prompt and of what follows it, whatever their form.
+"""A client of an OpenAI-compatible server: log-probabilities of a prompt and of the tokens after it, in every known
+form.
 
-The server is a stranger's: every part of an answer is checked for its kind, its size and its time."""
+The server is not trusted: the type, size and time of every part of an answer are checked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """One token of a reply: its id where it can be told, and the log-probabilities given for its place."""
+    """One token of a reply: its id where it is known, and the log-probabilities given for its place."""
 
     id: int | None
     text: str
@@ -37,7 +39,7 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class ServerReply:
-    """What came back: the tokens in order, how many of them are the prompt's, and why the server stopped."""
+    """A checked reply: the tokens in order, how many of them are the prompt's, and why the server stopped."""
 
     steps: tuple[ScoredToken, ...]
     n_prompt: int  # tokens of the prompt among `steps`: 0 where the prompt was not echoed
@@ -70,7 +72,7 @@ class Client:
 
     @cached_property
     def known(self) -> Mapping[str, int]:
-        """Tokens that are told by their text alone, as in replies without ids: those of which only one has it."""
+        """Token ids by text, for replies without ids; texts that several tokens share are left out."""
         found: dict[str, int] = {}
         twice: set[str] = set()
         for token in range(self.tokenizer.n_vocab):
@@ -100,7 +102,7 @@ class Client:
             raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
 
     def _checked(self, where: str, found: Any) -> dict[str, Any]:
-        """An answer that is an object with a first choice."""
+        """The answer, checked to be an object with a first choice."""
         if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
             raise AssayError(f"{where}: the answer holds no choices (found {printable(str(found), 100)})")
         if not isinstance(found["choices"][0], dict):
@@ -163,7 +165,7 @@ class Client:
         return ScoredToken(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
 
     def _token(self, number: Any, text: Any) -> int | None:
-        """A token of ours: by its id where that is one, else by its text."""
+        """The id of a token: the given number if it is a valid id, else the id of its text."""
         found = _count(number)
         if found is not None and found < self.tokenizer.n_vocab:
             return found
@@ -190,7 +192,7 @@ def _count(value: Any) -> int | None:
 
 
 def _score(value: Any) -> float | None:
-    """A log-probability; JSON's NaN and infinities are none, nor is anything above 0 by more than rounding."""
+    """A log-probability; None for NaN, infinities and numbers above 0 by more than rounding."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1
     return float(value) if good else None
 
@@ -199,8 +201,7 @@ def _score(value: Any) -> float | None:
 
 
 def within(seconds: float, where: str, work: Callable[[], bytes]) -> bytes:
-    """What `work` gives, if it gives it in time. A server that sends a byte a minute outlives any timeout of a socket,
-    so the work is waited for and then left behind."""
+    """The result of `work`, or an error if it takes longer than `seconds`."""
     done: list[bytes | BaseException] = []
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Many draws under top-p: do they come from the tokens they may come from?
+"""Many draws under top-p: do they come from the nucleus, the smallest set of tokens whose mass reaches p?
 
-Those are the smallest set whose mass reaches p, by the definition or by the server's own log-probabilities, which come
-with each draw: its arithmetic may rank two near tokens the other way round.
+The nucleus is computed from the definition, and again from the server's own log-probabilities, which come with each
+draw: the server's arithmetic may rank two near tokens the other way round.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from assay.verify.thresholds import CHANCE, FILTERED, RARE, SWAPPED
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
-KEPT = (3, 6)  # tokens that a draw may come from, at least and at most
-ALONE = {"top_k": 0, "min_p": 0.0}  # filters that servers have on by default, and that would cut before top-p
+KEPT = (3, 6)  # smallest and largest nucleus that is used
+ALONE = {"top_k": 0, "min_p": 0.0}  # switches off default filters that would cut before top-p
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A prompt and a top-p under which a few tokens may come, none of them rarely."""
+    """A prompt and a top-p with a small nucleus in which no token is rare."""
 
     prompt: str
     top_p: float
@@ -70,7 +70,7 @@ def _telling(server: SimulatedServer, client: Client) -> Draw | None:
 
 
 def _needed(rarest: float, likeliest: float) -> int:
-    """Draws after which neither the absence of the rarest nor the likeliest alone is chance."""
+    """Number of draws after which a missing token, or only the likeliest one, is no chance."""
     return int(np.ceil(np.log(CHANCE) / np.log(max(1 - 0.8 * rarest, min(1.1 * likeliest, 0.99)))))
 
 
@@ -91,7 +91,7 @@ def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list
             except AssayError:
                 if seed or not alone:
                     raise
-                alone = {}  # a server that refuses what OpenAI's has not
+                alone = {}  # the server refuses parameters that OpenAI's API lacks
                 reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")

@@ -1,4 +1,4 @@
-"""Which ids a server made of a text or of a conversation: ours, or others that predict what was seen better."""
+"""Which ids a server fed for a text or a conversation: those of the file, or others that predict its answers better."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GREEDY = 6
 
 
 def scored_prompt(client: Client, say: Progress, notes: list[str]) -> ServerReply | None:
-    """The prompt scored by the server, where it can."""
+    """The prompt, scored by the server; None if it cannot."""
     say("asking for the prompt's own log-probabilities")
     for n in (0, 1):
         try:
@@ -38,7 +38,7 @@ def scored_prompt(client: Client, say: Progress, notes: list[str]) -> ServerRepl
 def text_prompt(
     server: SimulatedServer, tokenizer: Tokenizer, reply: ServerReply, scored: ServerReply | None, allowed: float
 ) -> tuple[Cause | None, list[int]]:
-    """Which ids the server made of the text: ours, or others that predict what was seen better."""
+    """The ids that the server fed for the text: the file's, or others that predict its answers better."""
     right = tokenizer.encode(TEXT)
     count = scored.n_prompt if scored is not None else reply.prompt_tokens
     given = [s.id for s in scored.steps[: scored.n_prompt]] if scored is not None else []
@@ -81,7 +81,7 @@ def _other_ids(server: SimulatedServer, tokenizer: Tokenizer, right: list[int]) 
 def chat_prompt(
     server: SimulatedServer, client: Client, allowed: float, say: Progress, notes: list[str]
 ) -> list[Cause] | None:
-    """The prompt that the server made of a conversation."""
+    """Causes in the prompt that the server built from a conversation."""
     tokenizer = client.tokenizer
     template = ChatTemplate.from_gguf(server.model.file, tokenizer)
     if template is None:
@@ -137,7 +137,7 @@ def _other_prompts(
 
 
 def _stopping(tokenizer: Tokenizer, reply: ServerReply) -> list[Cause] | None:
-    """Tokens after one that ends the answer."""
+    """The cause of tokens after one that ends the answer."""
     ids = [s.id for s in reply.steps]
     ends = [i for i, token in enumerate(ids) if token in tokenizer.eog]
     if ends and ends[0] + 1 < len(ids):

@@ -1,4 +1,4 @@
-"""The definition and its faulty relatives, asked for the log-probabilities that a server was seen to give."""
+"""Predictions of the log-probabilities that a server gives: by the definition, and with a fault planted in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SeenDistribution:
 
 @dataclass(frozen=True)
 class Case:
-    """A sequence that was fed in steps, and what was seen of it."""
+    """A sequence that was fed in steps, and the distributions that were seen."""
 
     name: str
     tokens: tuple[int, ...]
@@ -45,7 +45,7 @@ class Case:
 
 
 class SimulatedServer:
-    """The definition and its faulty relatives, asked for log-probabilities."""
+    """A server simulated on the reference: right, or with a fault planted."""
 
     def __init__(self, model: Model, weights: Weights | None = None) -> None:
         self.model, self.weights = model, weights or Weights(model.file)
@@ -59,12 +59,12 @@ class SimulatedServer:
         return self._trials[case.tokens]
 
     def logits(self, tokens: Sequence[int]) -> Array:
-        """The definition's, for all rows."""
+        """The definition's logits, for all rows."""
         output = self.model.graph.output
         return interpret(self.model.graph, self.weights, inputs_of(tokens, range(len(tokens))), [output])[output]
 
     def faulty(self, case: Case, h: Hypothesis) -> Array | None:
-        """The logits with a fault in the run; None where it cannot be committed in one."""
+        """The logits with a fault in the run; None where the fault cannot be planted in it."""
         output = self.model.graph.output
         values = self.trials(case).predict(h, EvidenceUnit(output, self.everything))
         return None if values is None else values[output]
@@ -94,7 +94,7 @@ def distance(seen: Sequence[SeenDistribution], logits: Array, rows: Sequence[int
 
 
 def case_of(name: str, ids: Sequence[int], reply: ServerReply, scored: ServerReply | None) -> Case:
-    """The prompt and what followed, with everything seen of both."""
+    """The prompt and the generated tokens, with every distribution that was seen."""
     seen = []
     if scored is not None:
         seen = [

@@ -67,7 +67,7 @@ _PLANTING = (
     attention_edits,
     families,
     small,
-)  # imported for what they register
+)  # importing them registers their edits
 
 
 def _read(stage: Stage) -> dict[str, Fault]:
@@ -90,7 +90,7 @@ def _read(stage: Stage) -> dict[str, Fault]:
     }
 
 
-# By stage and by fault: the line to look for in three languages, and sentences with the file's values to fill in.
+# By stage and by fault: the line of code to look for in three languages, and sentences with blanks for a file's values.
 CODE: dict[str, dict[str, str]] = tomllib.loads(
     resources.files("assay.verify.faults").joinpath("code.toml").read_text("utf-8")
 )

@@ -1,4 +1,7 @@
-"""Planting: scores, mask, softmax, head grouping and what the cache gives back (stages `attention`, `kv cache`)."""
+"""Edits of stages `attention` and `kv cache`.
+
+Scores, mask, softmax, head grouping, and the rows that the cache returns.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _scores(
 ) -> None:
     """Another formula of (scores, positions, key positions, parameter) for the probabilities."""
 
-    @plant(fault, label, search, op="attn_softmax", weighted=False)  # no formula here knows of sinks
+    @plant(fault, label, search, op="attn_softmax", weighted=False)  # the formulas here have no sinks
     def edit(c: Context, node: Node, p: float) -> Change | None:
         return Change(node, lambda x, pos, kpos: formula(c, node, x, pos, kpos, p))
 
@@ -310,7 +313,10 @@ def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int]
 
 
 def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:
-    """Decode row t was written `t * unit` elements into the buffer. `fresh`: a step's own rows are read elsewhere."""
+    """Decode row t was written `t * unit` elements into the buffer.
+
+    With `fresh`, a step reads its own rows directly.
+    """
 
     def view(c: Context, rows: Array, start: int, end: int) -> Array:
         width, prompt = rows[0].size, (c.steps or (start,))[0]
@@ -416,7 +422,7 @@ def _written_in_decode(fresh: bool) -> Callable[..., Array]:
 def _at_the_query(
     key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
 ) -> Array:
-    """The whole cache is unrotated and turned, when it is read, to where the step's first token stands."""
+    """The whole cache is unrotated; when it is read, it is rotated to the position of the step's first token."""
     return turned(key, plain, np.full(len(k), int(pos[0])), factors).reshape(k.shape)
 
 
@@ -471,7 +477,7 @@ _OWN_STEP: dict[str, Callable[[Context, Node], Function]] = {
 
 @plant("kv-recreated", "decode sees its own step alone", op=_OWN_STEP)
 def own_step(c: Context, node: Node, p: float) -> Change | None:
-    """Keys of the own step only, at the left of the row: what a cache holds that each step creates anew."""
+    """Each step creates a new cache, so a query sees only the keys of its own step, at the left of the row."""
     soft = sibling(c, node, "kq_soft_max")
     return None if soft is None or soft.weights else Change(node, _OWN_STEP[node.op](c, node))
 

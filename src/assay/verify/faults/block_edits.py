@@ -1,4 +1,4 @@
-"""Planting: norms, projections, feed-forward, residuals, head (stages `norm` to `output head` but for attention)."""
+"""Edits of stages `norm` to `output head`, without attention: norms, projections, feed-forward, residuals, head."""
 
 from __future__ import annotations
 
@@ -270,8 +270,8 @@ def _other_row(
     where: tuple[str, ...] = ("output",),
     search: Search | None = None,
 ) -> None:
-    """Rows of the logits that are other rows': `pick` gives for every row the one that it shows. Before the last norm
-    (`norm`) the hidden state is taken from the wrong row, and the norm shows it."""
+    """Rows of the logits that belong to other rows: `pick` gives the source of every row. With `norm` in `where`, the
+    hidden state before the last norm is taken from the wrong row."""
 
     @plant("head-wrong-row", label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:

@@ -1,4 +1,4 @@
-"""Planting: blocks decoded wrongly (stage `dequantisation`): standard codecs with another `unpack` or `combine`."""
+"""Edits of stage `dequantisation`: blocks decoded wrongly, by a standard codec with another `unpack` or `combine`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
 
 
 def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[[Codec], Codec]) -> None:
-    """A fault of the block decoder of these types: wherever a weight has one of them, or has the first of them."""
+    """A fault of the block decoder of these types; a second variant has it in the first of these types alone."""
 
     def edit_of(kinds: tuple[str, ...]) -> Edit:
         def edit(c: Context, node: Node, p: float) -> Change | None:
@@ -35,7 +35,7 @@ def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[
 
 
 def _pairs(q: Array, run: int) -> Array:
-    """Elements of low and high halves of `2 * run` interleaved: what comes of taking neighbours from one byte."""
+    """Low and high halves of `2 * run` elements interleaved, as if one byte held two neighbours."""
     n, k = q.shape
     return q.reshape(n, k // (2 * run), 2, run).swapaxes(2, 3).reshape(n, k)
 

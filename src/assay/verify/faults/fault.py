@@ -1,12 +1,14 @@
-"""What a fault is: a row of the catalogue, and the edits of a graph that commit it.
+"""The types of a fault: a row of the catalogue, and the edits of a graph that plant it.
 
-A fault is planted node by node: an *edit* looks at a node and gives what a faulty engine computes under that name
-instead, or None where the fault does not apply: another operation, a width it cannot have, a neighbour that this
-architecture lacks. What it gives must run; an exception in it is a bug of ours. So one description serves three uses: a
-single node recomputed from a stranger's own inputs, a segment between two observed nodes, or the whole model.
+A fault is planted node by node. A `Selector` says as data which nodes an edit applies to. The *edit* gives what a
+faulty engine computes under the name of such a node, or None where the fault would change nothing there. The result
+must run; an exception in it is a bug of the catalogue. So one edit serves three uses: a single node recomputed from a
+dump's own inputs, a segment between two observed nodes, and the whole model.
 
-A sequence fed in several steps is one run here as it is one dump: row t is token t, whichever step computed it.
-What differs in the decode steps is an edit that treats those rows differently.
+A sequence that was fed in several steps is one run here, as it is one dump: row t is token t, whichever step computed
+it. A fault of the decode steps alone is an edit that changes only their rows.
+
+Touch this module to change what an edit can say. The edits themselves are in the modules beside it, by stage.
 """
 
 from __future__ import annotations
@@ -34,20 +36,23 @@ def _heads(row: Layer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Context:
-    """What an edit may know: the model, and how the tokens were fed."""
+    """The surroundings that an edit may read: the model, and how the tokens were fed."""
 
     model: Model
     steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
-    layer: int = 0  # whose heads `hp` speaks of
+    layer: int = 0  # the layer whose heads `hp` describes
 
     @property
     def hp(self) -> HParams:
-        """The model's numbers; those of its heads are the layer's, for some models have others in some layers."""
+        """The hyper-parameters of the model, with the head counts and widths of this layer.
+
+        They may differ by layer.
+        """
         found = self.model.hparams
         return replace(found, layers=(found.layers[self.layer], *found.layers[1:])) if self.layer else found
 
     def at(self, node: Node) -> Context:
-        """Where the node is."""
+        """The same context, for the layer of a node."""
         own, rows = split(node.name)[1] or 0, self.model.hparams.layers
         return self if _heads(rows[own]) == _heads(rows[0]) else replace(self, layer=own)
 
@@ -58,7 +63,7 @@ class Context:
         return np.asarray(found[:n_tokens], np.int64)
 
     def ends(self, n_tokens: int) -> NDArray[np.int64]:
-        """For every row, the number of keys its step has written."""
+        """For every row, the number of keys that the cache holds after its step."""
         steps = self.steps or (n_tokens,)
         return np.asarray(np.repeat(np.cumsum(steps), steps)[:n_tokens], np.int64)
 
@@ -69,9 +74,9 @@ class Context:
 
 @dataclass(frozen=True)
 class Change:
-    """What a faulty engine computes under the node's name: another node, or a function of its operands.
+    """The computation of a faulty engine under the node's name: another node, or a function of its operands.
 
-    `preview` computes the first features alone, where decoding all of a large table would be wasted on a wrong guess.
+    `preview` computes the first features alone. It rules out wrong guesses without decoding a large tensor.
     """
 
     node: Node
@@ -80,7 +85,7 @@ class Change:
 
 
 Edit = Callable[[Context, Node, float], Change | None]
-_FEW_PASS, _MOST_PASS = 0.005, 0.98  # of the largest value, a limit that is worth trying
+_FEW_PASS, _MOST_PASS = 0.005, 0.98  # smallest and largest limit worth trying, as a share of the largest value
 
 
 @dataclass(frozen=True)
@@ -93,14 +98,16 @@ class Search:
     log: bool = True
     whole: bool = False
     points: int = 25
-    neutral: float | None = None  # the value at which nothing is wrong
-    nominal: bool = False  # values are names without an order: all are tried
-    scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
-    rows: bool = False  # it counts rows: from as many as there are on, nothing is wrong
-    limit: bool = False  # it limits a value: from the largest one on, nothing is wrong
+    neutral: float | None = None  # the right value
+    nominal: bool = False  # values are names without an order, so all are tried
+    scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = (
+        None  # gives the values, where they depend on the file and the nodes
+    )
+    rows: bool = False  # it counts rows: a value above the number of rows changes nothing
+    limit: bool = False  # it limits values: a limit above the largest value changes nothing
 
     def grid(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
-        """The values to try. Of a run of so many rows, and of values that a limit meets, those that can show."""
+        """The values to try: those that can show in a run of `rows` rows, or, for a limit, within the sizes `met`."""
         if self.points == 0:
             return self.usual(rows, met)
         space = np.geomspace if self.log and self.lo > 0 else np.linspace
@@ -118,7 +125,7 @@ class Search:
         return [v for v in dict.fromkeys((*self.usual(rows, met), *scan)) if v != self.neutral]
 
     def usual(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
-        """The common values that can show. A limit lets most of the values pass."""
+        """The common values that can show; a limit must let most values pass."""
         if self.limit and met[1]:
             return [v for v in self.common if met[0] <= v < met[1]]
         return [v for v in self.common if v < (rows if self.rows and rows else np.inf)]
@@ -174,19 +181,19 @@ class Variant:
         return f"{label}, in the decode steps only" if self.decode_only else label
 
     def at(self, context: Context, node: Node, p: float = 0.0) -> Change | None:
-        """What the fault makes of a node of the model; None where it does not apply."""
+        """The node with the fault planted; None where the fault does not apply."""
         if not self.where.matches(node):
             return None
         change = self.edited(context.at(node), node, p)
         return change if change is not None and _possible(context, node, change) else None
 
     def edited(self, here: Context, node: Node, p: float) -> Change | None:
-        """The edit of a node that is selected, also of one that another fault has changed already."""
+        """The edit of a selected node, which another fault may have changed already."""
         return self.edit(here, node, p) if self.where.selects(here, node) else None
 
 
 def _possible(c: Context, node: Node, change: Change) -> bool:
-    """Do the operands exist in this model, and has a weight that stands for another its shape?"""
+    """Do the operands exist in this model, and does a weight that replaces another have its shape?"""
     graph, tensors, new = c.model.graph, c.model.file.tensors, change.node
     if not all(i in graph or i in INPUTS for i in new.inputs) or not all(w in tensors for w in new.weights):
         return False
@@ -201,18 +208,18 @@ class Fault:
 
     id: str
     stage: Stage
-    wrong: str  # what a faulty engine does
-    right: str  # what the definition does
+    wrong: str  # The formula of a faulty engine.
+    right: str  # The right formula.
     kinds: tuple[FaultKind, ...]
-    run: Probe = Probe.ANY  # the kind of the cheapest run that exposes it
-    symptom: str = ""  # what a user of the engine notices
-    tell: str = ""  # the fingerprint in the numbers
-    shows: str = ""  # the first tensor that differs
-    at_zero: str = ""  # what one token at position 0 shows
-    probe: str = ""  # the cheapest run that exposes it, in words
-    evidence: str = ""  # where the mistake was met: letters that `docs/faults.md` explains
-    sources: str = ""  # links, separated by spaces
-    waits: str = ""  # why it is listed and not planted
+    run: Probe = Probe.ANY  # The kind of the cheapest run that exposes it.
+    symptom: str = ""  # The sign that a user of the engine notices.
+    tell: str = ""  # The fingerprint in the numbers.
+    shows: str = ""  # The first tensor that differs.
+    at_zero: str = ""  # The sign in a run of one token at position 0.
+    probe: str = ""  # The cheapest run that exposes it, in words.
+    evidence: str = ""  # Where the mistake was found: letters that `docs/reference/faults.md` explains.
+    sources: str = ""  # Links, separated by spaces.
+    waits: str = ""  # Why it is listed and not planted.
     variants: tuple[Variant, ...] = field(default=(), compare=False)
 
     @property
@@ -277,12 +284,12 @@ def is_output(c: Context, node: Node) -> bool:
 
 
 def width(c: Context, node: Node) -> int:
-    """The last axis of the node's value: of a head, where it has heads."""
+    """The length of the last axis of the node's value: the width of a head, where it has heads."""
     return int(c.model.graph.shapes[node.name][-1])
 
 
 def by_heads(c: Context, name: str) -> bool:
-    """Is the value cut into heads, [T, H, D]? An encoder's keys and values, which no cache holds, are not."""
+    """Is the value cut into heads, [T, H, D]? The keys and values of an encoder, which has no cache, are not."""
     shape = c.model.graph.shapes.get(name, ())
     return len(shape) == 3
 
@@ -295,7 +302,7 @@ def standard(node: Node) -> Function:
 
 
 def with_weight(node: Node, value: Callable[[], Array]) -> Change:
-    """The node with other numbers in the place of its weight."""
+    """The node with other numbers in place of its weight."""
     attrs, function = node.all_attrs(), FUNCTIONS[node.op]
 
     def run(*inputs: Array) -> Array:
@@ -359,7 +366,7 @@ def planted(context: Context, variant: Variant, p: float = 0.0, where: Iterable[
 
 
 def planted_all(context: Context, faults: Iterable[tuple[Variant, float, Iterable[str] | None]]) -> Planted:
-    """Several faults in one graph; where two want the same node the first has it."""
+    """Several faults in one graph; where two select the same node, the first is planted."""
     changes: dict[str, Change] = {}
     for variant, p, where in faults:
         names = None if where is None else set(where)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Where a token meets the fault, in the order of the computation. A stage is a file of the catalogue."""
+    """The part of the computation that has the fault, in order. Each stage is a file of the catalogue."""
 
     PARSING = "gguf parsing"
     DEQUANTISATION = "dequantisation"
@@ -28,14 +28,14 @@ class Stage(StrEnum):
 
 
 class FaultKind(StrEnum):
-    """What is other than it should be, which tells how the fault is planted or recognised."""
+    """The part of an engine that the fault changes. It decides how the fault is planted or recognised."""
 
-    COMPUTATION = "computation"  # another formula: an edit of the graph
-    PRECISION = "precision"  # the right formula in a narrow type, which is legitimate where the whole engine is so
-    WEIGHTS = "weights"  # the right formula on other numbers from the file
-    INPUTS = "inputs"  # other inputs, positions or cache
-    TOKENS = "tokens"  # other ids
-    CHOICE = "choice"  # right logits, another choice: sampling and stopping
+    COMPUTATION = "computation"  # Another formula: an edit of the graph.
+    PRECISION = "precision"  # The right formula in a narrow type; legitimate where the whole engine is narrow.
+    WEIGHTS = "weights"  # The right formula on other numbers from the file.
+    INPUTS = "inputs"  # Other inputs, positions or cache.
+    TOKENS = "tokens"  # Other ids.
+    CHOICE = "choice"  # Right logits, another choice: sampling and stopping.
 
 
 class Probe(StrEnum):
@@ -43,15 +43,15 @@ class Probe(StrEnum):
 
     ONE_TOKEN = "one token"
     TWO_TOKENS = "two tokens"
-    DECODE = "decode"  # the same tokens at once and one by one
-    LONG = "long"  # more tokens than a window, a tile or a cache holds
-    BATCH = "batch"  # two sequences at once
-    TWICE = "twice"  # the same request again
-    VALUES = "values"  # tokens whose values are large, or all alike
-    TEXT = "text"  # ids of a text
-    CHAT = "chat"  # ids of a conversation
-    GENERATED = "generated"  # what was chosen from known logits
+    DECODE = "decode"  # The same tokens at once and one by one.
+    LONG = "long"  # More tokens than a window, a tile or a cache holds.
+    BATCH = "batch"  # Two sequences at once.
+    TWICE = "twice"  # The same request again.
+    VALUES = "values"  # Tokens with large values, or with equal ones.
+    TEXT = "text"  # Ids of a text.
+    CHAT = "chat"  # Ids of a conversation.
+    GENERATED = "generated"  # Tokens chosen from known logits.
     ANY = "any"
 
 
-ANOTHER_RUN = frozenset({Probe.LONG, Probe.BATCH, Probe.TWICE})  # no observation of the run at hand stands for these
+ANOTHER_RUN = frozenset({Probe.LONG, Probe.BATCH, Probe.TWICE})  # These need a run of their own.

@@ -1,4 +1,4 @@
-"""Planting: right numbers in the wrong places (stages `weight layout`, `embedding`, and the head's matrix)."""
+"""Edits of stages `weight layout` and `embedding`, and of the head's matrix: right numbers in the wrong places."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def turns_neighbours(c: Context, node: Node) -> bool:
     op="rope", when=turns_neighbours,
 )  # fmt: skip
 def hf_rows_rotated(c: Context, node: Node, p: float) -> Change | None:
-    """The same fault where the dump's heads were recognised as halves and brought into pairs on reading."""
+    """The same fault where the reader recognised the dump's heads as halves and converted them to pairs."""
     own, order = standard(node), hf_order(width(c, node))
     back = np.argsort(order)
 

@@ -1,4 +1,4 @@
-"""Planting: the file misread (stage `gguf parsing`): another type, place, block size or byte order."""
+"""Edits of stage `gguf parsing`: the file read with another type, place, block size or byte order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planting: rotation and positions (stage `rope`)."""
+"""Edits of stage `rope`: rotation and positions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _rope(
     *,
     from_zero: bool = False,
 ) -> None:
-    """Another rotation; one written out here turns each head from its first value on (`from_zero`)."""
+    """Another rotation. A formula that rotates each head from its first value on sets `from_zero`."""
 
     @plant(fault, label, op="rope", roles=roles or ())
     def edit(c: Context, node: Node, p: float) -> Change | None:
@@ -72,7 +72,7 @@ def angles(node: Node, positions: Array, factors: tuple[Array, ...]) -> tuple[Ar
 
 
 def _overlapping(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array, ...]) -> Array:
-    """Pairs (0,1), (1,2), … in turn, each reading what the one before wrote."""
+    """Pairs (0,1), (1,2), … in turn, each reading the result of the one before."""
     cos, sin = angles(node, pos, factors)
     out = heads(node, x).copy()
     for i in range(node.attr("n_rot") // 2):
@@ -93,7 +93,7 @@ def _aliased(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array,
 
 
 def _global_index(per: str) -> Callable[[Context, Node, Array, Array, tuple[Array, ...]], Array]:
-    """The frequency index counts on through the heads; the exponent divides by a head's width or by all."""
+    """The frequency index continues from head to head; the exponent divides by a head's width or by n_embd."""
 
     def formula(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array, ...]) -> Array:
         x = heads(node, x)
@@ -259,7 +259,7 @@ def _positions(
     search: Search | None = None,
     upper: bool = False,
 ) -> None:
-    """Rotation at other positions, the mask as it should be."""
+    """Rotation at other positions, with the right mask."""
 
     @plant(fault, label, search, op="rope")
     def edit(c: Context, node: Node, p: float) -> Change | None:

@@ -1,4 +1,4 @@
-"""Planting: small mistakes: a narrow type in one place, one wrong head, a clamp, a file that ends too early.
+"""Edits of small mistakes: a narrow type in one place, one wrong head, a clamp, a file that ends too early.
 
 A coarse engine rounds everywhere, and rightly. A fault of precision (`FaultKind.PRECISION`) is a fault only where the
 rest of the engine computes in float32.
@@ -97,7 +97,7 @@ for _kind in NARROW:
 
 
 def _blockwise(block: int, narrow: Callable[[Array], Array], inner: bool, x: Array, w: Array) -> Array:
-    """A sum that is kept narrow after every so many products; `inner`: what is added is narrow as well."""
+    """A sum that is rounded after every `block` products; with `inner`, each partial sum is rounded as well."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for at in range(0, w.shape[1], block):
         part = x[:, at : at + block] @ w[:, at : at + block].T
@@ -112,7 +112,7 @@ def _accumulator(label: str, total: Callable[[Array, Array], Array]) -> None:
 
 
 def _summed_like_the_others(c: Context, node: Node) -> bool:
-    """A small float32 matrix among narrow ones, as a router's, has a kernel of its own; a vector is no matrix."""
+    """A float32 matrix among narrow ones, such as a router's, has a separate kernel; a vector is no matrix."""
     wide = tensor_type(c, node.weights[0]) == "F32" and not _all_wide(c)
     return not wide and len(c.model.file.tensors[node.weights[0]].shape) in _PRODUCTS
 
@@ -236,8 +236,10 @@ _clamp("scores clipped to ±{p} before they are scaled", op="kq")
 
 
 def _ends(c: Context, nodes: Sequence[Node]) -> list[float]:
-    """Places where a download may have stopped, the last first, for what is zero from an earlier one on is zero from a
-    later one on as well: the beginning and the middle of every tensor that these nodes read."""
+    """Places where a download may have stopped: the beginning and the middle of every tensor that these nodes read.
+
+    The last comes first, because a file that is zero from an earlier place on is zero from a later one on as well.
+    """
     found = set[float]()
     for name in {w for node in nodes for w in node.weights}:
         info = c.model.file.tensors[name]

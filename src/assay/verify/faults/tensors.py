@@ -1,4 +1,4 @@
-"""A tensor's numbers as a faulty reader would see them: the tools that planting in a decoder or a layout shares."""
+"""Tensors as a faulty reader would decode them: helpers that the edits of decoders and layouts share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.gguf.codecs.codec import Bytes, Floats
 from assay.graph import Node
 from assay.verify.faults.fault import Array, Change, Context, with_weight
 
-PREVIEW = 48  # features computed to see whether a guess is worth decoding everything for
+PREVIEW = 48  # features computed first, to see whether a guess is worth decoding the whole tensor
 
 
 def tensor_type(c: Context, name: str) -> str:
@@ -21,7 +21,7 @@ def tensor_type(c: Context, name: str) -> str:
 
 
 def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stride: int = 0) -> Floats:
-    """The tensor's first rows as a reader would see them that takes another type, place or block size."""
+    """The tensor's first rows, decoded with another type, place or block size."""
     info = c.model.file.tensors[name]
     shape = info.shape if rows.stop is None else (min(rows.stop, info.shape[0]), *info.shape[1:])
     count = int(np.prod(shape))

@@ -1,6 +1,6 @@
-"""Legitimate arithmetics: what a right engine may do to a number because it computes in less than float64.
+"""Legitimate arithmetics: the roundings of a right engine that computes in less than float64.
 
-Each is a set of roundings applied while the definition runs. They are models of real engines:
+Each arithmetic is a set of roundings that are applied while the definition runs. They model real engines:
 
   f32     results in float32; a sum of n products is off by up to sqrt(n) half-units of the root of their squares'
           sum, whatever its order: the value itself may be small where large products cancel
@@ -8,12 +8,15 @@ Each is a set of roundings applied while the definition runs. They are models of
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
   GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16
-  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
-          of halves added up in 32 lanes of halves, as ggml does where the processor can
-  q8 KV   keys and values kept in Q8_0 blocks, queries quantised to meet them
+  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they are multiplied, and
+          products of halves added up in 32 lanes of halves, as ggml does where the processor can
+  q8 KV   keys and values kept in Q8_0 blocks, queries quantised to Q8_0 as well
   f16 weights   every tensor of the file decoded to halves and kept so; everything else in float32
 
-Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
+Errors of summation are drawn from a generator that is seeded by the node's name, so every run draws the same.
+
+How an operation rounds is a row of the tables `_INDEX_OPERANDS`, `_CACHE_OPERANDS`, `_GATES` and `_TERMS`, or follows
+from its traits. Touch this module to model another kind of engine: a row of `ARITHMETICS`, and its roundings here.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ from assay.gguf import GGUFFile
 from assay.graph import Graph, Node, Trait
 
 Array = NDArray[Any]
-UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
-WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
-_EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
-_ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are often products of rounded factors
+UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # Half a unit in the last place, relative.
+WITH_MINIMUM = ("Q4_1", "Q5_1")  # Types whose products take Q8_1.
+_EXP = 4  # Half-units of error of a fast float32 exponential, and of a quotient by a sum of them.
+_ANGLE = 8  # Half-units of error of a rotary angle: frequencies are often products of rounded factors.
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,10 @@ def q8_0(x: Array) -> Array:
 
 
 def q8_1_slip(x: Array) -> Array:
-    """What Q8_1 adds for types with a minimum: m meets the block's sum, kept in float16 by itself. [T, blocks]."""
+    """The error that Q8_1 adds for types with a minimum: m is multiplied by the block's sum, kept as a float16.
+
+    [T, blocks].
+    """
     blocks = x.reshape(x.shape[0], -1, 32)
     d = np.abs(blocks).max(-1) / 127
     total = np.round(blocks / np.where(d == 0, 1, d)[..., None]).sum(-1)
@@ -113,7 +119,7 @@ def q8_k(x: Array) -> Array:
 
 
 def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None:
-    """What llama.cpp's CPU backend does to the other operand of a product with this tensor."""
+    """How llama.cpp's CPU backend rounds the other operand of a product with this tensor; None where it does not."""
     kind = file.tensors[weight].type
     if kind.name in ("F16", "BF16"):
         return lambda x: round_to(x, kind.name.lower())
@@ -121,7 +127,7 @@ def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None
 
 
 def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
-    """The variance of what that does to each value, were its roundings drawn anew: a step's square over twelve."""
+    """The variance of that rounding at each value, if it were random: the square of a step over twelve."""
     kind = file.tensors[weight].type
     if kind.name in ("F16", "BF16"):
         return np.asarray((x * x) * (UNIT[kind.name.lower()] ** 2 / 3), x.dtype)
@@ -288,7 +294,7 @@ def _terms(graph: Graph, node: Node, n_keys: int) -> int:
 
 
 def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
-    """LayerNorm as a sum: the squares of w x / sigma, of w mean / sigma and of the bias, which may cancel."""
+    """The squared terms of a LayerNorm as a sum: w x / sigma, w mean / sigma and the bias, which may cancel."""
     heads = x.reshape(x.shape[0], node.attr("n_head"), -1) if node.attr("n_head") and x.ndim == 2 else x
     mean = heads.mean(-1, keepdims=True)
     gain = w * w / (np.square(heads - mean).mean(-1, keepdims=True) + node.attr("eps"))

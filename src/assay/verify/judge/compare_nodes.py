@@ -1,4 +1,4 @@
-"""The result of a comparison: a verdict for every observed node, and what follows from all of them."""
+"""The result of a comparison: a verdict for every observed node, and the summary of all of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Verdict = Literal["same", "noise", "wrong"]
 
 @dataclass(frozen=True, repr=False)
 class NodeVerdict:
-    """`own` is True where the node itself is at fault, False where it only passes on what it was given, and None where
-    the dump does not hold enough to tell, or where nothing is wrong."""
+    """The verdict on one node.
+
+    `own` is True where the node itself is at fault, and False where it only passes on a wrong input. None
+    means a right node, or a dump that does not hold enough to tell.
+    """
 
     name: str
     verdict: Verdict
@@ -89,7 +92,7 @@ class Diff:
         return tuple(n for n in self.nodes if n.own)
 
     def beside(self, other: Diff) -> Diff:
-        """This result, where the other side was judged as well: a wrong one of the two is the result."""
+        """One result for two dumps that were judged against the definition: the wrong one of them, if one is wrong."""
         worse = other if self and not other else self
         fine = self if worse is other else other
         return replace(worse, a=fine.b, notes=(*worse.notes, f"{fine.b} against the definition: {fine.summary}"))

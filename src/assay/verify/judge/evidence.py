@@ -1,4 +1,4 @@
-"""What one observed node shows: how far its values are from the definition's, against the noise that is allowed there.
+"""Measuring one observed node: how far its values are from the definition's, against the noise that is allowed there.
 
 A node is measured twice. *Carried*: against the definition's own run from the tokens. *Local*: against the definition
 of this node (or of the smallest segment between observed nodes) applied to the dump's own values. A node that disagrees
@@ -36,22 +36,22 @@ _LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one observed node shows. Ratios are deviation over what is allowed, per arithmetic: above 1 is too much."""
+    """The measurements of one observed node. Ratios are deviation over allowed deviation, for each arithmetic."""
 
     name: str
     nmse: float
     cosine: float
-    worst: float  # largest absolute deviation
-    where: tuple[int, ...]  # its index in the node's tensor
+    worst: float  # Largest absolute deviation.
+    where: tuple[int, ...]  # Its index in the node's tensor.
     found: float
     expected: float
-    carried: Array  # ratios against the definition's run
-    local: Array  # ratios against the recomputation from the dump's own values
+    carried: Array  # Ratios against the definition's run.
+    local: Array  # Ratios against the recomputation from the dump's own values.
     own_nmse: float
-    top1: bool | None  # logits: is the best token the same, in every observed row
-    whole: bool  # the whole tensor was observed
-    segment: tuple[str, ...]  # the nodes recomputed together, first to last
-    noise_carried: Level  # what `carried` and `local` were measured against
+    top1: bool | None  # Of logits: the best token is the same in every observed row.
+    whole: bool  # The whole tensor was observed.
+    segment: tuple[str, ...]  # The nodes recomputed together, first to last.
+    noise_carried: Level  # The noise that `carried` and `local` were measured against.
     noise_local: Level
 
 
@@ -75,12 +75,12 @@ class JudgedNode:
 
     node: Node
     observations: tuple[Observation, ...]
-    segment: tuple[str, ...]  # the nodes recomputed together, first to last
-    truth: Array  # the definition's value in its own run
-    own: Array  # the definition's value from the dump's own inputs
-    carried: Level  # noise of the whole run
-    local: Level  # noise of this step
-    axis: int  # counts tokens
+    segment: tuple[str, ...]  # The nodes recomputed together, first to last.
+    truth: Array  # The definition's value in its own run.
+    own: Array  # The definition's value from the dump's own inputs.
+    carried: Level  # Noise of the whole run.
+    local: Level  # Noise of this step.
+    axis: int  # The axis that counts tokens.
     head_width: int
     hidden: Array | None  # values that no reader uses
     scores: RouterScores | None  # of a choice of experts
@@ -172,7 +172,7 @@ def _peaks(error: Array, size: Array, top: Array, factor: float) -> Array:
 
 
 def measure_evidence(judged: JudgedNode) -> Evidence:
-    """What the node's observations show together."""
+    """The measurements of a node, over all its observations."""
     compared = [_compare(judged, obs) for obs in judged.observations]
     carried = local = np.zeros(len(ARITHMETICS))
     squares = base = dot = theirs2 = own_squares = 0.0

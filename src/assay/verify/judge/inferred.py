@@ -1,4 +1,7 @@
-"""Which arithmetic an engine computes in, inferred once for the whole dump from what its nodes have in common."""
+"""Which arithmetic an engine computes in.
+
+It is inferred once for the whole dump, so that one careless node does not get a lenient judge.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _SAY_NOTHING_OF_STORAGE = Trait.PRODUCT | Trait.ATTENDS | Trait.STATE | Trait.EX
 def infer(model: Model, evidence: list[Evidence]) -> SimulatedArithmetic:
     """The strictest arithmetic that explains what the nodes have in common.
 
-    Whole tensors: storage, quantised operands, cache and GELU are inferred apart, each by the majority of the nodes
-    that it concerns, judged on their own inputs. Partial evidence: the one that explains the most observations from
-    the first on, but none that is far too coarse for the first one, or for most of those that it would disturb: who
-    agrees to six digits there does not compute in bfloat16.
+    With whole tensors, storage, quantised operands, cache and GELU are inferred separately, each by the majority of the
+    nodes that it concerns, judged on their own inputs. With partial evidence, the arithmetic is chosen that explains
+    the longest run of observations from the first on. An arithmetic is ruled out if it is far too coarse for the first
+    observation, or if it would have changed nodes that match exactly.
     """
     whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
     if len(whole) >= 8:
@@ -33,11 +36,11 @@ def infer(model: Model, evidence: list[Evidence]) -> SimulatedArithmetic:
     if not early:
         return best
     for i, arithmetic in enumerate(ARITHMETICS):
-        if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
+        if rows[i] > 1 >= rows.min():  # an engine that rounds its results has another embedding
             continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
-        # A node that this arithmetic computes as float32 does says nothing of it; nor, of a cache in eight bits, does
-        # a product: its operands may be finer than among the arithmetics.
+        # A node that this arithmetic computes as float32 does says nothing of it. A product says nothing of a cache in
+        # eight bits, because engines combine that with finer operands than the arithmetics have.
         first = next((e for e in early if _disturbs(e, i) or (arithmetic.q8_cache and e.local[0] > 0)), None)
         fine = i > 0 and ((first is not None and RUN * first.local[i] <= TOO_GOOD) or _too_fine(early, i))
         if explained > longest and not fine:
@@ -51,7 +54,7 @@ def _disturbs(e: Evidence, i: int) -> bool:
 
 
 def _too_fine(evidence: list[Evidence], i: int) -> bool:
-    """Are most of the nodes that this arithmetic would disturb at float32's noise?"""
+    """Do most of the nodes that this arithmetic would change match to float32's noise?"""
     disturbed = [e for e in evidence if e.local[0] > DISTURBS * e.local[i]]
     return len(disturbed) > FEW_DISTURBED and 2 * sum(e.local[0] <= 1 for e in disturbed) > len(disturbed)
 
@@ -73,18 +76,17 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
     plain, table, kv, half, half_kv, q8, both, coarse, f16, bf16 = ARITHMETICS
     results = [e for e in whole if not model.graph[e.name].has(_SAY_NOTHING_OF_STORAGE)]
     storage = explained(results, [table, f16, bf16])
-    # Halves of a norm's weights look like halves of its result: then what has no weights is not rounded.
+    # Halved weights of a norm look like a halved result. They are told apart by nodes without weights.
     free = [e for e in results if not any(model.graph[part].weights for part in e.segment)]
     if storage is not table and not (most(results, half) and 4 * share(free, table) >= 3 * len(free)):
         return storage
-    # Files mix types: of float matrices, and of those whose products no operand is rounded for, nothing can be learnt
-    # of rounded operands.
+    # Files mix types. Only products with matrices for which operands are rounded say whether they are.
     rounded = [e for e in of(Trait.PRODUCT) if quantise_for(model.file, model.graph[e.name].weights[0]) is not None]
     operands = explained(rounded, [table, half, q8]) if rounded else explained(of(Trait.PRODUCT), [table, half])
     scores = of(Trait.ATTENDS) or [  # flash attention shows neither scores nor probabilities
         e for e in longer if any(model.graph[part].has(Trait.ATTENDS) for part in e.segment)
     ]
-    if scores and not most(scores, kv) and most(scores, coarse):  # with finer operands than among the arithmetics, too
+    if scores and not most(scores, kv) and most(scores, coarse):  # also with finer operands than the arithmetics have
         return coarse
     cached = kv in (explained(scores, [table, kv]), explained(of(Trait.STATE), [table, kv]))
     gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])

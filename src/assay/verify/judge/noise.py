@@ -1,14 +1,16 @@
-"""The noise floor: what each legitimate arithmetic does to every node of this model on these tokens.
+"""The noise floor: how far each legitimate arithmetic moves every node of this model on these tokens.
 
 Two figures per node, arithmetic and token row, each as rms and as largest deviation:
-  carried   the deviation of a whole run in that arithmetic: what separates its value from the definition's. Simulated
-            once per model and tokens, and remembered on disk.
+  carried   the deviation of a whole run in that arithmetic from the definition's run. Simulated once per model and
+            tokens, and kept on disk.
   local     the deviation of one step: the node (or the smallest segment between observed nodes) computed in that
-            arithmetic and exactly, both from the stranger's own values. It is far smaller than the carried noise, so
-            a fault that carried noise would hide stands out.
-Both come from running the definition with roundings (`arithmetic`). A simulation is one draw, and where a few large
-activations decide a sum it may be a lucky one; so no figure is less than what the standard deviations of the roundings
-give, which for sums of products are known value by value.
+            arithmetic and exactly, both from the dump's own values. It is far smaller than the carried noise, so a
+            fault that carried noise would hide stands out.
+Both come from running the definition with roundings (`arithmetic`). A simulation is one random draw. Where a few large
+activations decide a sum, the draw may be lucky. So no figure is less than the standard deviation of the roundings,
+which is known value by value for sums of products.
+
+Touch this module to change how noise is simulated, and raise VERSION then: it is part of the key on disk.
 """
 
 from __future__ import annotations
@@ -61,12 +63,12 @@ from assay.verify.judge.shared_pass import Asking, Lanes, Last
 
 Array = NDArray[Any]
 VERSION = 9  # of the noise model; part of the cache key
-_TOGETHER = 1 << 17  # values of a node up to which all arithmetics are held against the definition in one array
+_TOGETHER = 1 << 17  # values of a node up to which all arithmetics are compared with the definition in one array
 
 
 @dataclass(frozen=True)
 class Level:
-    """Noise of one node, [arithmetic, token row], absolute; and of what was observed of it, where that was a part."""
+    """Noise of one node, [arithmetic, token row], absolute; and noise of the observations that show a part of it."""
 
     rms: Array
     top: Array
@@ -78,7 +80,7 @@ def part_key(obs: Observation) -> tuple[Any, ...]:
 
 
 def apart(a: Array, b: Array) -> Array:
-    """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
+    """a - b, and 0 where both are the same infinity: masked scores and masked experts."""
     with np.errstate(invalid="ignore"):
         found = np.asarray(a - b)
     return found if np.isfinite(b).all() else np.where(a == b, 0, found)
@@ -92,19 +94,18 @@ def by_rows(value: Array, axis: int) -> Array:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of each value of a sum: the sum of its terms' squares, the error of summing over its root for each arithmetic,
-    and the variance by quantising a matrix's operand."""
+    """The error model of a node that sums terms, value by value."""
 
-    squares: Array
-    sizes: Sequence[float]
-    operands: Array | None
+    squares: Array  # the sum of the squared terms
+    sizes: Sequence[float]  # for each arithmetic: the error of the sum, relative to the root of `squares`
+    operands: Array | None  # variance by quantising the operand of a product
 
 
 class NoiseRuns:
-    """The definition beside one run per arithmetic, all in float32: its visits go `Together` with others.
+    """Visitor: the definition's run and one run per arithmetic, all in float32, evaluated `Together` with others.
 
-    With a dump, its values replace the node's in every run: what is measured is the noise of one step from there.
-    Without, it is that of the whole run.
+    With `observed`, the dump's values replace the node's in every run, and the noise of one step is measured. Without
+    it, the noise of the whole run is.
     """
 
     def __init__(self, inputs: RunInputs, observed: Mapping[str, Sequence[Observation]] | None = None) -> None:
@@ -160,7 +161,7 @@ class NoiseRuns:
     def _summed(
         self, node: Node, values: Sequence[Array], exact: Array, root: Array | None, sums: _Sums | None
     ) -> list[Array]:
-        """The results before they are stored; what two arithmetics do alike stays one array."""
+        """The results before they are stored; arithmetics that give equal results share one array."""
         gelu = is_gelu(node)
         alike, todo = [], []
         for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True)):
@@ -188,7 +189,7 @@ class NoiseRuns:
         return found
 
     def _reroute(self, node: Node, chosen: Array, others: Mapping[int, Array], known: bool) -> dict[int, Array]:
-        """For each arithmetic whose noise leaves a choice of experts open: the other one. None where it is `known`."""
+        """For each arithmetic whose noise leaves a choice open: the other choice; none where it is `known`."""
         if ranks(node):
             score = node.inputs[0]
             self.scores[node.name] = self.exact[score], self.levels[score]
@@ -204,7 +205,7 @@ class NoiseRuns:
         return found
 
     def _sums(self, node: Node, weights: Weights) -> Generator[tuple[Lanes, bool], list[Array], _Sums | None]:
-        """What is known of a node that sums."""
+        """The squared terms of a node that sums; None for other nodes."""
         if not node.has(Trait.SUMS):
             return None
         operands: Array | None = None
@@ -227,7 +228,7 @@ class NoiseRuns:
         return _Sums(squares, sizes, operands)
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
-        """For each arithmetic the rms and the largest error that rows of such sums show."""
+        """For each arithmetic the rms and the largest error that is expected in a row of such sums."""
         if sums is None:
             return None
         axis = token_axis(self.graph, node.name)
@@ -276,9 +277,9 @@ class NoiseRuns:
         spreads: tuple[Array, Array] | None,
         others: Mapping[int, Array],
     ) -> Level:
-        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky.
+        """Noise of each row, and at least the average of rows of this size, because one row may have been lucky.
 
-        `others` are the values of runs with other experts: what they change belongs to the rows they change alone.
+        `others` are the values of runs with other experts. They count only in the rows that they change.
         """
         axis = token_axis(self.graph, node.name)
         rows = by_rows(exact.astype(np.float32, copy=False), axis)

@@ -229,7 +229,7 @@ _GUESSES: Mapping[str, Rule] = {"attn_softmax": _masked_row, "softmax": _masked_
 
 
 def _remaining(node: Node, value: Array) -> Why:
-    """What is left where no operation explains the value: misread weights, or memory that was never written."""
+    """The causes that remain where no operation explains the value: misread weights, or unwritten memory."""
     if node.has(Trait.TABLE) and not node.has(Trait.PRODUCT | Trait.ELEMENTWISE):
         return Why(
             f"the decoded weights are not finite, although the definition decodes {node.weights[0]} to at most "

@@ -1,15 +1,17 @@
-"""Which numbers an arithmetic gives: its roundings as they fall, where `noise` asks only how large they are.
+"""Rounding rules: the exact numbers that a rounding engine gives, where `noise` only asks how large the errors are.
 
-Quantised activations and a half cache round by a rule. Who applies the same rule to the same values gets the same
-numbers, but for the few that lie on an edge; so what such an engine computes can be predicted far below its noise, and
-a fault beneath that noise is seen. The rules are those that engines follow:
+Quantised activations and a half-precision cache round by a rule. An engine that applies the same rule to the same
+values gets the same numbers, except for a few values at the edge of a rounding step. So the values of such an engine
+can be predicted far below its noise, and a fault smaller than the noise shows. The rules of real engines:
 
   f16 KV        keys, values, queries and probabilities in half precision
   q8 KV         keys, values and queries in blocks of eight bits; the scale as of Q8, or a half first
   Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
-  Q8, half      the scale is a half before anything is divided by it
+  Q8, half      the scale is rounded to a half before the division
   f16, bf16     every result
   f16 weights   every tensor of the file
+
+Touch this module to add a rule: a row of `_RULES`, and its roundings in `hooks`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Rounding:
-    """A rule: `as_coarse` is the arithmetic that allows for it."""
+    """A rounding rule; `as_coarse` is the arithmetic whose noise covers it."""
 
     name: str
     as_coarse: str
@@ -81,8 +83,11 @@ _RULES = (
 
 
 def roundings(most: SimulatedArithmetic) -> list[Rounding]:
-    """The rules that are no coarser than this arithmetic; beneath the noise of halved weights, of quantised operands or
-    of a GELU by a table a half cache hides, so it may be there as well."""
+    """The rules that are no coarser than this arithmetic, and float32.
+
+    The noise of halved weights, quantised operands or a GELU table hides a half-precision cache. So rules with such a
+    cache are listed as well.
+    """
     names = [a.name for a in ARITHMETICS]
     if most.gelu_table and not most.f16_cache:
         most = next(a for a in ARITHMETICS if a.f16_cache and (a.q8, a.f16_weights) == (most.q8, most.f16_weights))
@@ -110,7 +115,7 @@ class Halved(Weights):
 
 
 class _Rows:
-    """A matrix of which the rows that are read are rounded."""
+    """A matrix whose rows are rounded as they are read."""
 
     def __init__(self, matrix: Array | Table) -> None:
         self._matrix, self.shape = matrix, matrix.shape
@@ -125,7 +130,7 @@ def weights_of(rule: Rounding, weights: Weights) -> Weights:
 
 
 def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
-    """The rule as something that a run of the graph obeys."""
+    """The rule as hooks for a run of the graph; None for float32."""
     if rule == EXACT:
         return None
 

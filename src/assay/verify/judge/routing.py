@@ -1,8 +1,8 @@
-"""Experts chosen otherwise by rounding: a legitimate difference where the router's scores lie within the noise.
+"""Another choice of experts by rounding: a legitimate difference where the router's scores lie within the noise.
 
-The last expert that is chosen and the first that is not are `margin` apart. An arithmetic whose noise on the scores is
-of that size may choose the other, and then everything after it differs for that token: no fault. A choice that the
-noise does not explain is one. Where experts are chosen by groups, two groups may change places in the same way.
+`margin` is the distance between the last chosen expert and the first that is not chosen. An arithmetic whose noise on
+the scores is that large may choose the other expert, and then everything after it differs for that token. That is no
+fault. A choice that the noise does not explain is one. Groups of experts may change places in the same way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def allowed(scores: Array, rms: Array) -> Array:
 
 
 def disorder(scores: Array, chosen: Array) -> Array:
-    """How far each token's choice is from the best: by how much a later or unchosen expert is ahead of an earlier."""
+    """By how much each token's choice is wrong: the largest lead of a later or unchosen expert over an earlier one."""
     chosen = np.asarray(chosen, np.int64)
     if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= scores.shape[-1]:
         return np.full(len(scores), np.inf)
@@ -64,7 +64,7 @@ def disorder(scores: Array, chosen: Array) -> Array:
 
 
 def other_choice(scores: Array, chosen: Array) -> tuple[Array, Array]:
-    """The margin of each token's choice, and the choice with its last expert replaced by the first that was not."""
+    """The margin of each token's choice, and the choice with its last expert replaced by the first unchosen one."""
     order = np.argsort(-scores, axis=-1, kind="stable")
     k = chosen.shape[-1]
     if k >= scores.shape[-1]:
@@ -77,8 +77,8 @@ def other_choice(scores: Array, chosen: Array) -> tuple[Array, Array]:
 
 
 def other_groups(scores: Array, node: Node) -> tuple[Array, Array]:
-    """Of a `group_mask`: the margin between each token's last group and the first that is masked, and the scores with
-    these two exchanged."""
+    """The margin between each token's last unmasked group and its first masked one, and the scores with these two
+    groups exchanged. `node` is a `group_mask`."""
     groups, used = int(node.attr("groups")), int(node.attr("used"))
     parts = scores.reshape(len(scores), groups, -1)
     sums = np.sort(parts, axis=-1)[..., -2:].sum(axis=-1)
@@ -99,14 +99,14 @@ def allowed_groups(scores: Array, rms: Array) -> Array:
 
 @dataclass(frozen=True)
 class Route:
-    """One token of one layer whose expert `found` stands where the definition has `expected`, or may stand there."""
+    """A token of a layer that got, or may have got, the expert `found` in place of the definition's `expected`."""
 
     node: str
     token: int
     expected: int
     found: int
     margin: float
-    seen: bool  # the choice was dumped or follows from the dump; else it is possible only
+    seen: bool  # the choice was dumped or follows from the dump; otherwise it is only possible
     ratios: tuple[float, ...]  # margin over what each arithmetic's noise allows
 
     def text(self, arithmetic: int) -> str:
@@ -121,7 +121,7 @@ class Route:
 
 
 def routes(node: str, scores: Array, right: Array, found: Array, rms: Array, seen: bool) -> list[Route]:
-    """The tokens whose set of experts differs from the definition's; where it was not seen, those where it may."""
+    """The tokens whose set of experts differs from the definition's, or may differ where the choice was not seen."""
     limit, out = allowed(scores, rms), []
     margins, other = other_choice(scores, right)
     for t in range(len(scores)):

@@ -1,4 +1,4 @@
-"""What one run of a model is given: tokens, positions and the mask that follows from them.
+"""The inputs of one run of a model: tokens, positions and the mask that follows from them.
 
 `run_inputs` is called once for a dump, at the start of `verdict.judge`. Every later step (the noise model, the
 recomputation, the verdict) takes the record and never builds its own.

@@ -1,9 +1,9 @@
 """One pass over a graph that several computations share, so that every weight is decoded once.
 
-A visitor is shown each node in turn, with the weights at hand. The definition's own run, the recomputation from a
-stranger's inputs and the runs of the noise model are such visitors; together they need the memory of one tensor and
-the living activations, whatever the size of the model. The runs of the noise model ask for values and wait: what they
-ask for at the same time is one product with all their rows.
+A visitor is shown each node in turn, together with the weights. The definition's run, the recomputation from the dump's
+own inputs and the runs of the noise model are visitors. Together they need the memory of one tensor and of the live
+activations, whatever the size of the model. The runs of the noise model are generators: each yields the inputs that it
+wants evaluated, and all inputs that are wanted at the same time become one product.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from assay.verify.judge.arithmetic import product_rows
 
 Array = NDArray[Any]
 _BATCHED = frozenset({"linear", "rms_norm", "rope"})  # operations that are faster on the rows of all lanes at once
-LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
+LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, and again for every visitor
 
 
 class Visitor(Protocol):
@@ -61,7 +61,7 @@ class Squares(Weights):
 
 
 class _Squared:
-    """A matrix of which the blocks that are read are squared."""
+    """A matrix whose blocks are squared as they are read."""
 
     def __init__(self, matrix: Array | Table) -> None:
         self._matrix, self.shape = matrix, matrix.shape
@@ -84,7 +84,7 @@ def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, in
 
 
 Lanes = Sequence[Sequence[Array]]
-Asking = Generator[tuple[Lanes, bool], list[Array], None]  # sets of inputs, and whether to meet the weights' squares
+Asking = Generator[tuple[Lanes, bool], list[Array], None]  # sets of inputs, and whether to use squared weights
 
 
 class Together:
@@ -115,7 +115,7 @@ class Together:
 
 
 def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
-    """The node for several sets of inputs. Equal sets are computed once; what goes by rows takes all rows at once."""
+    """The node for several sets of inputs. Equal sets are computed once, some operations on the rows of all sets."""
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
@@ -130,7 +130,7 @@ def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
 
 
 class Last:
-    """Which values may be forgotten after which node."""
+    """The last reader of every value: after it the value is dropped."""
 
     def __init__(self, graph: Graph) -> None:
         self._after: dict[str, list[str]] = {}

@@ -56,7 +56,7 @@ def non_finite_lines(broken: NonFiniteOrigin, judged: int) -> list[str]:
     lines = [f"wrong: {broken.words}"]
     if broken.between:
         lines.append(
-            f"  nobody dumped {_some(broken.between[:-1], 5)}: it is one of these {len(broken.between)} operations"
+            f"  not dumped: {_some(broken.between[:-1], 5)}; it is one of these {len(broken.between)} operations"
         )
     fault = f" (docs/reference/faults.md#{broken.fault})" if broken.fault else ""
     lines.append(f"  {'fix' if broken.sure else 'best guess'}: {broken.fix}{fault}")

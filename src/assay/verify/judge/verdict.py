@@ -1,4 +1,8 @@
-"""Comparing a dump with the definition: the verdicts, the first wrong node, and how to say it."""
+"""Judging a dump: from its observations to one verdict a node.
+
+`judge` is the way through the package: gather the inputs, examine every node, infer the arithmetic, decide. `compare`
+compares two dumps without a model. Touch `decide` to change when a node counts as wrong, and whose fault it is.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,21 @@ from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import CLEARLY_OWN, MISPRINTS
 
 
-def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True) -> Diff:
-    """The verdict on a resolved dump."""
+def judge(
+    model: Model,
+    dump: Dump,
+    progress: Callable[[int, int], None] | None = None,
+    cache: bool = True,
+    inputs: RunInputs | None = None,
+) -> Diff:
+    """The verdict on a resolved dump. `inputs` is the record of its tokens, where the caller has it already."""
     if not dump.by_name and dump.not_finite is None:
         known = ", ".join(node.name for node in list(model.graph)[:20])
         theirs = ", ".join(dump.unmatched[:20]) or "none"
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    inputs = run_inputs(model, dump.tokens, dump.positions)
+    inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
     with one_thread(model.graph), heap.kept():
         evidence, routes = examine(inputs, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
@@ -48,7 +58,7 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
 
 
 def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: SimulatedArithmetic) -> list[str]:
-    """The tokens that rounding gave, or may have given, another expert; not those that a fault did."""
+    """Notes on the tokens that got, or may have got, another expert by rounding and not by a fault."""
     i, wrong = ARITHMETICS.index(arithmetic), {n.name for n in nodes if n.verdict == "wrong"}
     found = [route for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
     maybe = sorted((route for route in found if not route.seen), key=lambda route: route.ratios[i])
@@ -57,7 +67,7 @@ def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic:
 
 
 def compare(a: Dump, b: Dump) -> Diff:
-    """Two files of values without a model: what agrees to float32, and no more than that can be said."""
+    """Compare two files of values without a model: each node agrees to float32, or does not."""
     if a.tokens and b.tokens and a.tokens != b.tokens:
         raise AssayError(
             f"{a.source} and {b.source}: hold other tokens ({list(a.tokens)[:8]} and {list(b.tokens)[:8]})"
@@ -91,16 +101,15 @@ def decide(
 ) -> list[NodeVerdict]:
     """One verdict per node, for a run whose arithmetic is known.
 
-    A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from
-    legitimate values are legitimate, however far the noise has carried them. A node that clearly does not follow
-    is wrong even where the noise of a whole run would hide it: a rotation left out that turns by 1e-4. Nor is a
-    node to blame that follows from what a faulty input should have been: then the input's print is wrong and not
-    what was computed with.
+    A node that follows from its inputs is wrong only if one of them is wrong and the error shows: legitimate steps from
+    legitimate values are legitimate, however far the noise has carried them. A node that clearly does not follow from
+    its inputs is wrong even where the noise of a whole run would hide it (a missing rotation by 1e-4). A node is not at
+    fault if it follows from the right value of a faulty input: then only the dump of that input is wrong.
     """
     i, graph = ARITHMETICS.index(arithmetic), inputs.model.graph
     wrong: set[str] = set()
     faulty: set[str] = set()
-    refuted = 0  # misprints that were none, one after the other: each is asked by a run, and a fault has many
+    refuted = 0  # suspected misprints in a row that were none: each costs a run, and a real fault has many
     found = []
     for e in evidence:
         sources = {name for part in e.segment for name in graph[part].inputs} | set(e.segment[:-1])
@@ -120,6 +129,6 @@ def decide(
         if verdict == "wrong":
             wrong.add(e.name)
             if own and any(o.kind == "values" for o in dump.by_name[e.name]):
-                faulty.add(e.name)  # its values stand in for what the definition gives: they may be misprinted
+                faulty.add(e.name)  # its dump may be wrong although the engine computed with the right value
         found.append(NodeVerdict(e.name, verdict, own, arithmetic.name if verdict == "noise" else None, e))
     return found

@@ -1,4 +1,8 @@
-"""The witnesses: other people's engines by name. The table alone, so that a help page may print it."""
+"""Witnesses: other engines that are run for comparison, by name.
+
+This module holds the table alone, so that a help page can print it without importing an engine. A new witness is one
+file in this package, one row here, and an extra of its name in pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Witness:
-    """Somebody's engine: what it is called, the packages that have it, where its adapter is, and what it shows."""
+    """Another engine: its title, the packages that contain it, its adapter, and the values that it shows."""
 
     title: str
     packages: tuple[str, ...]  # as the registry calls them; the extra of the same name brings them
@@ -16,7 +20,6 @@ class Witness:
     talks: bool = False  # text with log-probabilities is all it gives
 
 
-# A new one is one file and one row here, with an extra of its name in pyproject.toml.
 WITNESSES: dict[str, Witness] = {
     "llamacpp": Witness("llama.cpp", ("llama-cpp-python",), "llamacpp:LlamaCppEngine", "every node"),
     "transformers": Witness(

@@ -1,4 +1,4 @@
-"""Engines for verification by name: assay's own, and the witnesses, imported when they are wanted."""
+"""Engines for verification by name: assay's own and the witnesses. Each is imported only when it is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.verify.witness.follower import Talker
 
 
 def known() -> tuple[str, ...]:
-    """Every name that `open_engine` takes; a witness may still be missing its package."""
+    """Every name that `open_engine` takes; the package of a witness may still be missing."""
     return (*engines.ENGINES, *(name for name, witness in WITNESSES.items() if not witness.talks))
 
 
@@ -25,7 +25,7 @@ def talkers() -> tuple[str, ...]:
 
 
 def open_engine(name: str, model: Model, **options: Any) -> Engine:
-    """An engine or a witness; options that are None are left to it."""
+    """An engine or a witness; options that are None keep their defaults."""
     if name in talkers():
         raise AssayError(
             f"engine {name}: gives {WITNESSES[name].shows} and no values; `assay check --engine {name}` asks it"
@@ -39,7 +39,7 @@ def open_engine(name: str, model: Model, **options: Any) -> Engine:
 
 
 def open_talker(name: str, model: Model, **options: Any) -> Talker:
-    """A witness that gives text alone."""
+    """A witness that gives only text with log-probabilities."""
     talker: Talker = _adapter(name, model, options)
     return talker
 

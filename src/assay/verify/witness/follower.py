@@ -1,7 +1,7 @@
-"""What witnesses share: their packages, one sequence at a time, and the values of their modules under our names.
+"""Shared by all witnesses: importing their packages, running one sequence at a time, and keeping values by our names.
 
-A witness is somebody else's engine behind the contract of `engines.contract` (`Follower`), or behind that of a server
-(`Talker`) where it gives nothing but text with log-probabilities.
+A witness is another project's engine. `Follower` gives it the contract of `engines.contract`. `Talker` gives it that of
+a server, where it gives only text with log-probabilities.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IN_ROW_ORDER = frozenset({"linear", "bias"})  # operations whose result has the
 
 
 def packages(witness: str, *modules: str) -> tuple[Any, ...]:
-    """The modules that a witness is made of, or the one line that says which extra brings them."""
+    """The modules of a witness; the error names the extra that installs them."""
     try:
         return tuple(import_module(module) for module in modules)
     except ImportError as error:
@@ -36,7 +36,7 @@ def packages(witness: str, *modules: str) -> tuple[Any, ...]:
 
 
 class Talker(Protocol):
-    """A witness that is asked as an OpenAI-compatible server is, and answers as one: a path, a body, an answer."""
+    """A witness that answers requests as an OpenAI-compatible server does: a path and a body give an answer."""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -46,7 +46,7 @@ class Talker(Protocol):
 class Follower(Engine):
     """Follows one sequence: a chunk begins at 0, or where the one before ended.
 
-    `_run` computes the logits of all tokens of a chunk and shows the values on its way to `_see`, by the engine's own
+    `_run` computes the logits of all tokens of a chunk and passes intermediate values to `_see`, under the engine's own
     names. `_array` brings a value of the engine to NumPy, without the axis of the batch.
     """
 
@@ -89,7 +89,7 @@ class Follower(Engine):
         return Output(logits[-1:] if chunk.outputs == "last" else logits, nodes)
 
     def _see(self, name: str, value: Any) -> None:
-        """Keep a value, if it is wanted; queries and keys that come as halves are brought into the file's pairs."""
+        """Keep a value if it is wanted; the halves of queries and keys are converted to the file's pairs."""
         found = translate(name, "", self.graph)
         if found is None or found[0] not in self._wanted or found[0] in self._kept:
             return
@@ -105,7 +105,7 @@ class Follower(Engine):
 
 
 class RecordedModule:
-    """A module that is called as before; its argument and its result are shown under its name."""
+    """A wrapped module: it computes as before, and passes its argument and its result to `see`."""
 
     def __init__(self, module: Any, name: str, see: Callable[[str, Any], None]) -> None:
         self.module, self.name, self.see = module, name, see

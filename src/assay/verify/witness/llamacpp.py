@@ -1,8 +1,8 @@
 """The witness `llamacpp`: llama.cpp itself as an engine, every node seen through its evaluation callback.
 
 Needs `llama-cpp-python` (the extra `llamacpp`). Flash attention is switched off, so that the scores exist, and logits
-are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the value
-(`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
+are asked for all tokens, so that no rows are cut. ggml uses some names twice; name and operation together identify a
+value (`names`). The callback copies the wanted values out of ggml's buffers while it runs, by their strides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from assay.verify.witness.follower import packages
 Array = NDArray[Any]
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml's numbers
 _SCALARS: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
-_BY_WEIGHT = ("linear", "rms_norm", "layer_norm")  # what they compute is known by the one weight that they take
+_BY_WEIGHT = ("linear", "rms_norm", "layer_norm")  # identified by the one weight that they read
 MAX_CTX = 4096
 
 
@@ -71,7 +71,7 @@ class LlamaCppEngine(Engine):
         self._scaled = {n.inputs[0]: n.name for n in model.graph if n.op == "scale"}
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
-        self._views: set[str] = set()  # kept, and a part of something: what is computed under the same name comes later
+        self._views: set[str] = set()  # kept views; the whole value of the same name comes later
         self._seen = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(self._callback)
         quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(quiet, None)
@@ -80,9 +80,7 @@ class LlamaCppEngine(Engine):
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
         if hasattr(params, "use_extra_bufts"):
-            params.use_extra_bufts = (
-                False  # repacked weights are other kernels than most people run, some of them AMX's
-            )
+            params.use_extra_bufts = False  # repacked weights use other kernels than most people run, some of them AMX
         path = model.file.parts[0].path
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
@@ -137,7 +135,10 @@ class LlamaCppEngine(Engine):
         return True
 
     def _nameless(self, pointer: int, op: str) -> str | None:
-        """A value without a name: a product is known by its matrix, a norm by its gain, a scaled one by its source."""
+        """The node of a value without a name.
+
+        A product by its matrix, a norm by its gain, a scaled value by its source.
+        """
         source = _Tensor.from_address(pointer).src[1 if op == "MUL" else 0]
         if not source or op not in ("MUL_MAT", "MUL", "SCALE"):
             return None

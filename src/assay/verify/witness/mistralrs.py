@@ -1,6 +1,6 @@
 """The witness `mistralrs`: mistral.rs in this process, asked for log-probabilities.
 
-Its completions come without them, its chats with them: a text is asked for as a chat whose template is the bare text.
+Only its chats return log-probabilities, so a text is sent as a chat whose template is the bare text.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ BARE = "{{ messages[0]['content'] }}"
 
 
 class MistralrsTalker:
-    """Two runners over one file: under the bare template, and under the file's own, made when a chat is asked for."""
+    """Two runners over one file.
+
+    One with the bare template, and one with the file's own, created for the first chat.
+    """
 
     def __init__(self, model: Model, *, threads: int | None = None) -> None:
-        os.environ.setdefault("RUST_LOG", "error")  # else it tells its progress on stdout
+        os.environ.setdefault("RUST_LOG", "error")  # otherwise it prints its progress on stdout
         (self._library,) = packages("mistralrs", "mistralrs")
         self._path = model.file.parts[0].path
         begins = model.file.metadata.get(
@@ -73,7 +76,7 @@ class MistralrsTalker:
 
 
 def _step(step: Any) -> dict[str, Any]:
-    """A token as OpenAI's servers give it. Its own id is told only among the best."""
+    """A token as OpenAI's servers give it. Its own id is known only if it is among the best."""
     top = [{"id": t.token, "token": t.bytes, "logprob": t.logprob} for t in step.top_logprobs]
     own = next((t["id"] for t in top if (t["token"], t["logprob"]) == (step.token, step.logprob)), None)
     return {"id": own, "token": step.token, "logprob": step.logprob, "top_logprobs": top}

@@ -1,7 +1,7 @@
 """The witness `mlx`: the model definitions of mlx-lm, with the file's decoded weights, seen through their modules.
 
-Needs `mlx-lm`, which reads Hugging Face's folders and no GGUF: the configuration and the names of the weights are
-translated here, the tensors are the file's own values in float32. Factors of the rotation become its `longrope`.
+Needs `mlx-lm`, which reads Hugging Face's folders and no GGUF. The configuration and the names of the weights are
+translated here, and the tensors are the file's own values in float32. Rotary factors become its `longrope`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MlxEngine(Follower):
         width = model.hparams.n_embd_head if rope.mode == "norm" else 0
         self._net.load_weights([(name, self._mx.array(a)) for name, a in weights(file, width).items()])
         sees = [name for name, _ in self._net.named_modules() if name.count(".") > 1 or name == "model.norm"]
-        for name in sorted(sees, key=lambda name: -name.count(".")):  # a child before its parent is wrapped itself
+        for name in sorted(sees, key=lambda name: -name.count(".")):  # wrap children before their parents
             *path, last = name.split(".")
             parent: Any = self._net
             for part in path:
@@ -71,7 +71,7 @@ class MlxEngine(Follower):
 
 
 def _wrap(parent: Any, last: str, name: str, see: Any) -> None:
-    """A child in its parent's list, or among its attributes, replaced by one that shows its values."""
+    """Replace a child in its parent's list or attributes by one that records its values."""
     if last.isdigit():
         parent[int(last)] = RecordedModule(parent[int(last)], name, see)
     else:
@@ -79,7 +79,7 @@ def _wrap(parent: Any, last: str, name: str, see: Any) -> None:
 
 
 def configuration(model: Model) -> dict[str, Any]:
-    """The keys of a `config.json` that says what the file says."""
+    """The keys of a `config.json` that describes the same model as the file."""
     hp = model.hparams
     found: dict[str, Any] = {
         "model_type": hp.arch, "hidden_size": hp.n_embd, "num_hidden_layers": hp.n_layer, "intermediate_size": hp.n_ff,

@@ -1,7 +1,7 @@
 """The witness `openvino`: OpenVINO GenAI, which makes its own graph of the GGUF file; layers and logits are seen.
 
-Needs `openvino-genai`. Its pipeline is made to save the graph that it builds, which the runtime then runs with more
-outputs. Arithmetic is what the plugin chooses for the machine (often bf16 or int8 sums), unless `--precision f32`.
+Needs `openvino-genai`. Its pipeline saves the graph that it builds, and the runtime then runs this graph with more
+outputs. The plugin chooses the arithmetic for the machine (often bf16 or int8 sums), unless `--precision f32` is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.witness.follower import Array, Follower, packages
 
-# Its names of the few operations that it names.
+# OpenVINO's names of the few operations that it names.
 NODES = {
     "model.layers.self_attn.add0.layer{n}": "ffn_inp-{n}",
     "model.layers.self_attn.mlp.mul.layer{n}": "ffn_swiglu-{n}",
@@ -28,7 +28,7 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMI
 
 
 class OpenVinoEngine(Follower):
-    """One stateful request: its cache is inside."""
+    """One stateful request, which holds the cache."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class OpenVinoEngine(Follower):
                 }
                 net.add_outputs([op.output(0) for op in named.values()])
                 self._request = openvino.Core().compile_model(net, "CPU", settings).create_infer_request()
-            except (RuntimeError, IndexError, ValueError) as error:  # its own, and the C++ that is below
+            except (RuntimeError, IndexError, ValueError) as error:  # from Python, and from the C++ below
                 said = " ".join(str(error).split())[:300]
                 raise AssayError(f"{path}: OpenVINO GenAI cannot load the file ({said})") from None
         self._named = list(named)

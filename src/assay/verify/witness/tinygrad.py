@@ -1,7 +1,7 @@
 """The witness `tinygrad`: its `llm` package, which reads GGUF files itself, seen through its blocks' modules.
 
-Needs `tinygrad` (0.14.0 was published without a part of that package). The blocks' parts are called one after another,
-as a block calls them, but outside its compiled function, where values could not be looked at.
+Needs `tinygrad` (0.14.0 was published without a part of that package). The parts of a block are called one after
+another, as the block calls them, but outside its compiled function, inside which values cannot be read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TinygradEngine(Follower):
             raise AssayError(f"engine tinygrad: weights are f32 or f16 (found --precision {precision})")
         path = model.file.parts[0].path
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
-        helpers.getenv.cache_clear()  # it remembers what it has read of the environment
+        helpers.getenv.cache_clear()  # tinygrad caches the environment variables that it has read
         os.environ["HALF"] = str(int(precision == "f16"))
         try:
             self._net, _ = llm.Transformer.from_gguf(path, max_context=n_ctx)

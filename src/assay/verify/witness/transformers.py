@@ -1,7 +1,7 @@
 """The witness `transformers`: Hugging Face's implementation, fed with the GGUF file, seen through module hooks.
 
-Needs `transformers`, `torch`, `gguf` and `accelerate`. Its modules give what they return, under the names of `names`.
-Scores are not among the modules' results: attention is run in its `eager` form, whose probabilities are returned.
+Needs `transformers`, `torch`, `gguf` and `accelerate`. Hooks keep the results of its modules, under the names of
+`names`. No module returns scores, so attention is run in its `eager` form, which returns the probabilities.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ N_CTX = 1024
 
 
 class XllamacppTalker:
-    """Answers as its server does, without the wire."""
+    """Answers as its server does, without HTTP."""
 
     def __init__(self, model: Model, *, threads: int | None = None) -> None:
         (library,) = packages("xllamacpp", "xllamacpp")

@@ -69,7 +69,8 @@ def nothing_read(dump: Dump) -> AssayError:
     """What to say of a text in which no line was understood."""
     hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
     return AssayError(
-        f"{dump.source}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
+        f"{dump.source}: no format known here and no line that speaks of a node{hint}; "
+        "see docs/reference/dump-format.md"
     )
 
 

@@ -1,4 +1,8 @@
-"""Planting: what engine authors get wrong in the families beside Llama, in the order of the computation."""
+"""Edits of mistakes in architectures other than Llama, in the order of the computation.
+
+Touch this package to add a mistake that needs a feature which Llama lacks: experts, latent attention, post-norms,
+sinks.
+"""
 
 from assay.verify.faults.families import attention_variants, inputs, outputs
 

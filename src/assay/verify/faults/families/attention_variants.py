@@ -1,4 +1,4 @@
-"""Planting: rotation, latent attention, scores."""
+"""Edits of rotation, latent attention and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planting: embedding, norms, and the projections to q, k and v."""
+"""Edits of embedding, norms, and the projections to q, k and v."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _READS_THE_STREAM = {  # products that read the residual stream, and the norm th
 
 @plant("norm-position", "norms before the parts instead of after", roles=(*_POST_NORMS, *_READS_THE_STREAM))
 def before(c: Context, node: Node, p: float) -> Change | None:
-    """Where the file norms each part's result: the part reads the normed stream and gives its result as it is."""
+    """In a model that norms each part's result: the part reads the normed stream, and its result is not normed."""
     if role(node) in _POST_NORMS:
         return passed_through(c, node)
     norm = sibling(c, node, _READS_THE_STREAM[role(node)])
@@ -167,7 +167,7 @@ at(
 
 
 def _norm_and_turn(c: Context, node: Node) -> Change | None:
-    """The second of norm and rotation computes both, in the other order, from what the first was given."""
+    """The second node of norm and rotation computes both in the other order, from the input of the first."""
     source = c.model.graph.by_name.get(node.inputs[0])
     turns = node.has(Trait.POSITIONAL)
     if source is None or not (source.has(Trait.NORM) if turns else is_rotation(source)):

@@ -1,4 +1,4 @@
-"""Planting: feed-forward, experts, residuals, head."""
+"""Edits of feed-forward, experts, residuals and head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ at("gateup-split", "gate and up interleaved", _interleaved, op="glu_split")
 
 
 def _act(fault: str, label: str, name: str) -> None:
-    """Another activation, wherever one is."""
+    """Another activation, in every operation that has one."""
     attributes(fault, label, "act", lambda c, n: {"act": name})
     attributes(fault, f"{label} in the gate", "glu", lambda c, n: {"act": name} if n.attr("act") != "silu" else None)
     attributes(fault, f"{label} in the split gate", "glu_split", lambda c, n: {"act": name})
