@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from assay.engines.contract import Array, Chunk
-from assay.engines.cpu import CpuEngine, foreign
+from assay.engines.cpu import CpuEngine, foreign_kernels
 from assay.engines.reference import ReferenceEngine, functions
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -66,7 +66,7 @@ def operation() -> Iterator[None]:
     register(ROW)
     functions.register(NAME, leaky_gain)
     yield
-    foreign.unregister(NAME)
+    foreign_kernels.unregister(NAME)
     del OPS[NAME], functions.FUNCTIONS[NAME]
 
 
@@ -87,7 +87,7 @@ def with_operation(model: Model) -> Graph:
 
 @pytest.mark.usefixtures("operation")
 def test_a_foreign_operation_runs_on_both_engines(model: Model, library: ctypes.CDLL) -> None:
-    foreign.register(NAME, library.leaky_gain)
+    foreign_kernels.register(NAME, library.leaky_gain)
     graph = with_operation(model)
     chunk = [Chunk(IDS, 0, np.arange(3, dtype=np.int32), "all")]
     keep = ["attn_norm-0", "attn_norm-1"]
@@ -115,7 +115,7 @@ def test_what_cannot_be_registered(model: Model, library: ctypes.CDLL) -> None:
     with pytest.raises(GraphError, match="unknown operation 'leaky_gain'"):
         with_operation(model)
     with pytest.raises(ValueError, match="not in the table"):
-        foreign.register(NAME, library.leaky_gain)
+        foreign_kernels.register(NAME, library.leaky_gain)
     with pytest.raises(ValueError, match="operation linear: the name is taken"):
         register(Op("linear", "", (), (), {}, ROW.shape))
     with pytest.raises(ValueError, match="has a function already"):
@@ -123,4 +123,4 @@ def test_what_cannot_be_registered(model: Model, library: ctypes.CDLL) -> None:
     with pytest.raises(ValueError, match="go together"):
         register(Op(NAME, "", (), (), {}, ROW.shape, Trait.STATE))
     with pytest.raises(ValueError, match="its rows depend on other rows"):
-        foreign.register("pool", library.leaky_gain)
+        foreign_kernels.register("pool", library.leaky_gain)

@@ -17,7 +17,7 @@ from assay.engines.reference import ReferenceEngine, functions
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.graph import KINDS, OPS, Graph, Kind, Node, Op, Trait, register
-from assay.graph.state import POSITION, SEQUENCE, State
+from assay.graph.state import POSITION, SEQUENCE, GraphState
 from assay.models import Model, load
 from assay.runtime.draft_model import DraftModel
 from assay.runtime.opening import Opened, OpenOptions
@@ -88,7 +88,7 @@ def test_recurrent_kinds_are_float32_and_of_fixed_size(monkeypatch: pytest.Monke
     assert not state.cuttable and not state.windows
     assert [kept.type("q8_0") for kept in state.kept] == ["f32", "f32", "q8_0"]
     assert state.bytes_per_sequence("f16") == 4 * (24 + 32) and state.bytes_per_position("f16") == 16
-    assert State(state.rows).cuttable and not State(state.per_sequence).cuttable
+    assert GraphState(state.rows).cuttable and not GraphState(state.per_sequence).cuttable
     assert [*cache_pools(Graph(nodes, {"E": (10, 8)}, "cache_s_l0"))] == ["Kcur-1"]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from assay.engines.reference.functions import alibi_slopes, rope_angles
 from assay.errors import AssayError
 from assay.graph import Graph
-from assay.models.arch_keys import Metadata
+from assay.models.arch_keys import ArchKeys
 from assay.models.blocks import Builder, Shapes
 from assay.models.catalogue import ARCHITECTURES, Arch, example, metadata, tensor_shapes
 
@@ -32,7 +32,7 @@ numbers = st.one_of(
 
 
 def build(row: Arch, keys: dict[str, Any], shapes: Shapes) -> Graph:
-    return row.build(Builder(Metadata(keys, row.name, "m.gguf"), shapes)).check()
+    return row.build(Builder(ArchKeys(keys, row.name, "m.gguf"), shapes)).check()
 
 
 # Keys that no example has: every one that a builder asks for.

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from assay.errors import AssayError
 from assay.runtime.cache_slots import StateSlots
 from assay.runtime.pages import Lease, OutOfPages, Pages
-from assay.runtime.prefix_keys import Feed, feed_keys, page_names
+from assay.runtime.prefix_keys import PrefixFeed, feed_keys, page_names
 
 
 def run(pages: Pages, tokens: list[int]) -> Lease:
@@ -382,18 +382,18 @@ def test_a_prefix_is_what_was_fed_and_not_ids_alone() -> None:
     """Rows that are given, and positions of several numbers, are part of the key of a prefix."""
     ids, row = [1, 2, 3, 4, 5], np.arange(4, dtype=np.float32)
     feeds = [
-        Feed(ids),
-        Feed(ids, {1: row}),
-        Feed(ids, {1: row + 1}),
-        Feed(ids, {1: row.astype(np.float16)}),
-        Feed(ids, {2: row}),
-        Feed(ids, positions={1: (1, 0, 0)}),
-        Feed(ids, positions={1: (1, 0, 1)}),
-        Feed(ids, {1: row}, {1: (1, 0, 1)}),
+        PrefixFeed(ids),
+        PrefixFeed(ids, {1: row}),
+        PrefixFeed(ids, {1: row + 1}),
+        PrefixFeed(ids, {1: row.astype(np.float16)}),
+        PrefixFeed(ids, {2: row}),
+        PrefixFeed(ids, positions={1: (1, 0, 0)}),
+        PrefixFeed(ids, positions={1: (1, 0, 1)}),
+        PrefixFeed(ids, {1: row}, {1: (1, 0, 1)}),
     ]
     assert len({tuple(feed_keys(feed)) for feed in feeds}) == len({page_names(feed, 4)[0] for feed in feeds}) == 8
-    assert feed_keys(Feed(ids)) == feed_keys(ids) == ids
-    assert page_names(Feed(ids, {1: row.copy()}), 4) == page_names(feeds[1], 4)
+    assert feed_keys(PrefixFeed(ids)) == feed_keys(ids) == ids
+    assert page_names(PrefixFeed(ids, {1: row.copy()}), 4) == page_names(feeds[1], 4)
     pages = Pages(16, page_size=2)
     lease = pages.open(feeds[1])
     pages.reserve(lease, 5)

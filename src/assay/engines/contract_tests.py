@@ -40,9 +40,9 @@ N_PAGES = 16
 _ERROR = re.compile(r"(chunk \d+ of the batch|node \S+|engine \w+): \S.*")
 
 
-def example_model(path: Path, architecture: str = "llama", seed: int = 1) -> Model:
-    """Write a tiny model with random weights in float32, and open it."""
-    row = ARCHITECTURES[architecture]
+def example_model(path: Path, architecture: str = "", seed: int = 1) -> Model:
+    """Write a tiny model with random weights in float32, and open it; by default the catalogue's first architecture."""
+    row = ARCHITECTURES[architecture or next(iter(ARCHITECTURES))]
     rng = np.random.default_rng(seed)
     tensors = []
     for name, shape in tensor_shapes(row).items():

@@ -13,9 +13,9 @@ from assay.graph.graph import INPUTS, Graph, GraphError
 from assay.graph.names import join, split
 from assay.graph.node import Node
 from assay.graph.ops import OPS, Op, Shape, Trait, register
-from assay.graph.state import KINDS, KeptState, Kind, State
+from assay.graph.state import KINDS, GraphState, KeptState, Kind
 
 __all__ = [
-    "INPUTS", "KINDS", "OPS", "Graph", "GraphError", "KeptState", "Kind", "Node", "Op", "Shape", "State", "Trait",
+    "INPUTS", "KINDS", "OPS", "Graph", "GraphError", "GraphState", "KeptState", "Kind", "Node", "Op", "Shape", "Trait",
     "join", "register", "split",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from assay.errors import AssayError
 from assay.graph.names import split
 from assay.graph.node import Node
 from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError, Trait
-from assay.graph.state import State, declare
+from assay.graph.state import GraphState, declare
 
 # The values that every step is given. They are named like nodes and never computed.
 INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos": ("S",)}
@@ -103,7 +103,7 @@ class Graph:
         return frozenset(found)
 
     @cached_property
-    def state(self) -> State:
+    def state(self) -> GraphState:
         """The state that its layers keep between steps."""
         return declare(self)
 

@@ -96,7 +96,7 @@ class KeptState:
 
 
 @dataclass(frozen=True)
-class State:
+class GraphState:
     """Everything that a graph keeps, in the order of its nodes."""
 
     kept: tuple[KeptState, ...]
@@ -151,9 +151,9 @@ class Nodes(Protocol):
     def pooled(self) -> Iterable[str]: ...
 
 
-def declare(graph: Nodes) -> State:
+def declare(graph: Nodes) -> GraphState:
     """The declaration of a graph. `Graph.state` calls this once."""
-    return State(tuple(_kept(graph, node) for node in graph.nodes if node.has(Trait.STATE)))
+    return GraphState(tuple(_kept(graph, node) for node in graph.nodes if node.has(Trait.STATE)))
 
 
 def _kept(graph: Nodes, node: Node) -> KeptState:

@@ -17,7 +17,7 @@ LARGEST = 3.5e38  # just above the largest float32
 TINY = 1e-20  # a number below this, or above its inverse, overflows in the formulas that use it
 
 
-class Metadata:
+class ArchKeys:
     """Reads `arch.key`. Every error names the key, the value found and the values expected."""
 
     def __init__(self, values: Mapping[str, Any], arch: str, where: str = "") -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.graph import Graph, Node, join
-from assay.models.arch_keys import Metadata
-from assay.models.hparams import Experts, HParams, Layer, Rope
+from assay.models.arch_keys import ArchKeys
+from assay.models.hparams import Experts, HParams, Layer, RopeParams
 
 Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> row-major shape
 POOLING = {1: "mean", 2: "first", 3: "last"}
@@ -24,7 +24,7 @@ POOLING = {1: "mean", 2: "first", 3: "last"}
 class Builder:
     """Collects nodes; `layer` is the block being built, or None outside the blocks. `n_ctx` is the context in use."""
 
-    def __init__(self, meta: Metadata, shapes: Shapes, n_ctx: int | None = None) -> None:
+    def __init__(self, meta: ArchKeys, shapes: Shapes, n_ctx: int | None = None) -> None:
         self.meta, self.shapes = meta, shapes
         self.n_ctx = n_ctx or meta.count("context_length")
         self.nodes: list[Node] = []
@@ -52,7 +52,7 @@ class Builder:
         The long factors apply when the context in use is larger than the original one.
         """
 
-        def own(rope: Rope) -> Rope:
+        def own(rope: RopeParams) -> RopeParams:
             if long or rope.kind == "longrope":
                 name = f"rope_factors_{'long' if self.n_ctx > rope.n_ctx_orig else 'short'}.weight"
             else:

@@ -31,7 +31,7 @@ from assay.models import (
     phi,
     qwen,
 )
-from assay.models.arch_keys import Metadata
+from assay.models.arch_keys import ArchKeys
 from assay.models.blocks import Builder, Shapes
 from assay.models.hparams import HParams
 
@@ -272,7 +272,7 @@ def tensor_shapes(row: Arch) -> Shapes:
 
 def example(row: Arch) -> tuple[HParams, Graph]:
     """The hyper-parameters and the graph of a file with this row's sizes."""
-    builder = Builder(Metadata(metadata(row), row.name), tensor_shapes(row))
+    builder = Builder(ArchKeys(metadata(row), row.name), tensor_shapes(row))
     graph = row.build(builder).check()
     return builder.hp, graph
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.models.arch_keys import Metadata
+from assay.models.arch_keys import ArchKeys
 
 _BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 
@@ -24,7 +24,7 @@ def yarn_magnitude(factor: float, c: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeParams:
     """Rotary embedding: `theta_i = pos * base^(-2i/n_rot)`, then scaling by `kind`."""
 
     n_rot: int
@@ -56,7 +56,7 @@ class Rope:
             found["attn_factor"] = magnitude
         return found
 
-    def unscaled(self, base: float | None = None) -> Rope:
+    def unscaled(self, base: float | None = None) -> RopeParams:
         """The same rotation over the original context."""
         return replace(self, kind="none", factor=1.0, magnitude=1.0, factors="", base=base or self.base)
 
@@ -97,7 +97,7 @@ class Layer:
     n_embd_head_v: int
     n_ff: int  # 0 where the file does not say
     scale: float  # of the scores
-    rope: Rope | None  # None: queries and keys are not rotated
+    rope: RopeParams | None  # None: queries and keys are not rotated
     window: int = 0  # keys a query sees, itself included; 0: all
     chunk: int = 0  # attention stays inside chunks of this many positions; 0: no chunks
     causal: bool = True
@@ -117,7 +117,7 @@ class HParams:
     n_vocab: int
     n_ctx_train: int
     eps: float
-    rope: Rope  # as the file describes it; a layer's row says what the layer does
+    rope: RopeParams  # as the file describes it; a layer's row says what the layer does
     layers: tuple[Layer, ...]
 
     # Where all layers are alike, these are every layer's; else the first one's.
@@ -164,7 +164,7 @@ class HParams:
 
     @staticmethod
     def read(
-        meta: Metadata, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
+        meta: ArchKeys, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
     ) -> HParams:
         """Read the keys that all architectures share. `norm` selects the key of eps, `mode` the pairing of RoPE."""
         n_layer = _blocks(meta, tensors)
@@ -190,7 +190,7 @@ class HParams:
         return HParams(meta.arch, n_embd, n_vocab, n_ctx, eps, rope, tuple(layers))
 
 
-def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
+def read_rope(meta: ArchKeys, n_rot: int, mode: str) -> RopeParams:
     """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
     if n_rot % 2 and "rope.dimension_count" in meta:  # heads without rotation may have any width
         raise meta.error("rope.dimension_count", n_rot, "an even number")
@@ -204,7 +204,7 @@ def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     if base == 1.0:
         raise meta.error("rope.freq_base", base, "another number than 1")
     magnitude = meta.positive("rope.scaling.attn_factor", 1.0)
-    return Rope(
+    return RopeParams(
         n_rot=n_rot,
         base=base,
         mode=mode,
@@ -215,7 +215,7 @@ def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     )
 
 
-def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
+def _experts(meta: ArchKeys, n_layer: int) -> list[Experts | None]:
     """The number of experts and of used ones, for each layer. The builder says how experts are chosen."""
     count = meta.count("expert_count", 0, least=0)
     used = meta.counts("expert_used_count", n_layer, 0, least=0)
@@ -225,7 +225,7 @@ def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
     return [Experts(count, n) if n else None for n in used]  # a layer that uses none is dense
 
 
-def _blocks(meta: Metadata, tensors: Collection[str]) -> int:
+def _blocks(meta: ArchKeys, tensors: Collection[str]) -> int:
     """How many blocks are run: all except the last ones, which only draft tokens.
 
     Checked before any loop over blocks: the file must hold every block that is run, and none beyond `block_count`.

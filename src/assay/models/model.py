@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.graph import Graph, Trait
-from assay.models.arch_keys import Metadata
+from assay.models.arch_keys import ArchKeys
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
 from assay.models.hparams import HParams
@@ -42,7 +42,7 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
         where = f"{file.path}: general.architecture"
         raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(known)}")
     builder = Builder(
-        Metadata(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx
+        ArchKeys(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx
     )
     try:
         graph = build(builder).check()

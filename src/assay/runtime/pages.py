@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from assay.engines.contract import PAGE, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.cache_slots import StateSlots, WindowSlots
-from assay.runtime.prefix_keys import Feed, common, feed_keys, page_name
+from assay.runtime.prefix_keys import PrefixFeed, common, feed_keys, page_name
 
 
 class OutOfPages(AssayError):
@@ -192,11 +192,11 @@ class Pages:
         """The most positions that one sequence can have."""
         return self.n_pages * self.page_size
 
-    def match(self, fed: Feed | Sequence[int]) -> int:
+    def match(self, fed: PrefixFeed | Sequence[int]) -> int:
         """How many leading tokens a lease on this prompt would find in the cache, as whole pages."""
         return len(self._walk(feed_keys(fed))) * self.page_size
 
-    def open(self, fed: Feed | Sequence[int]) -> Lease:
+    def open(self, fed: PrefixFeed | Sequence[int]) -> Lease:
         """Start a sequence that will compute this prompt; tokens before `lease.length` are in the cache already."""
         tokens = feed_keys(fed)
         path = self._walk(tokens)
@@ -265,7 +265,7 @@ class Pages:
             for window in self.windows:
                 window.take(page)
 
-    def commit(self, lease: Lease, fed: Feed | Sequence[int]) -> None:
+    def commit(self, lease: Lease, fed: PrefixFeed | Sequence[int]) -> None:
         """Record that the state after these tokens is in the cache. Pages that became full are shared."""
         self._check_open(lease)
         tokens = feed_keys(fed)

@@ -24,7 +24,7 @@ _DIGEST = 16  # bytes: two different rows never get the same key by chance or by
 
 
 @dataclass(frozen=True)
-class Feed:
+class PrefixFeed:
     """The feed of consecutive positions: token ids, and by place the rows and positions that replace the default."""
 
     ids: Sequence[int]
@@ -32,9 +32,9 @@ class Feed:
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # place -> its position, if several numbers
 
 
-def feed_keys(fed: Feed | Sequence[int]) -> Sequence[int]:
+def feed_keys(fed: PrefixFeed | Sequence[int]) -> Sequence[int]:
     """One key for each position; equal keys mean that the same was fed. Plain ids are their own keys."""
-    if not isinstance(fed, Feed):
+    if not isinstance(fed, PrefixFeed):
         return fed
     keys = list(fed.ids)
     for place in fed.rows.keys() | fed.positions.keys():
@@ -57,7 +57,7 @@ def page_name(before: str, keys: Sequence[int]) -> str:
     return blake2b(before.encode() + content, digest_size=8).hexdigest()
 
 
-def page_names(fed: Feed | Sequence[int], page_size: int = PAGE) -> list[str]:
+def page_names(fed: PrefixFeed | Sequence[int], page_size: int = PAGE) -> list[str]:
     """Names of the pages that a sequence with this prompt can reuse. The last token is always computed."""
     keys = feed_keys(fed)
     names, name = [], ""

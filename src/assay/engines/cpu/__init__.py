@@ -4,9 +4,10 @@
     precision exact   float32 activations everywhere, cache in float32
 
 The logits of a sequence have the same bits for any number of threads, any company in the batch and any cut of the
-prompt. Neither a cached prefix nor a trace changes a bit. `compile.py` turns a graph into native steps, `foreign.py`
-lets another package add a kernel, and `native/program` has the code that runs. Touch this file for weights, cache and
-options of the engine.
+prompt. Neither a cached prefix nor a trace changes a bit.
+
+`compile.py` turns a graph into native steps, `foreign_kernels.py` lets another package add a kernel, and
+`native/program` has the code that runs. Touch this file for weights, cache and options of the engine.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
-from assay.engines.cpu.foreign import kernel_address, numeric_attributes
+from assay.engines.cpu.foreign_kernels import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.engines.plan.state_layout import cache_pools
@@ -25,7 +25,7 @@ from assay.graph import Graph, Node, Trait
 GATES = ("glu", "glu_split")  # computed block by block, together with their products
 
 
-class Tensors(Protocol):
+class LoadedTensors(Protocol):
     """The loaded weights."""
 
     def matrix(self, name: str) -> Weight: ...
@@ -46,7 +46,7 @@ class Compiled:
 
 def compile_program(
     graph: Graph,
-    tensors: Tensors,
+    tensors: LoadedTensors,
     pool: Pool,
     cache: Cache,
     keep: Collection[str] = (),
@@ -62,7 +62,7 @@ def compile_program(
 @dataclass
 class _Compiler:
     graph: Graph
-    tensors: Tensors
+    tensors: LoadedTensors
     program: Program
     keep: frozenset[str]
     externals: list[External] = field(default_factory=list)

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import Chunk, Output
-from assay.graph import OPS, Graph, Trait
+from assay.graph import Graph, Trait
 
 Array = NDArray[Any]
 STEP = 512  # most tokens in one step
 MEMORY = 512 << 20  # most bytes of kept nodes held at a time when the caller takes them one by one
-INDICES = tuple(name for name, op in OPS.items() if op.traits & Trait.INDICES)  # ask `node.has(Trait.INDICES)` instead
 
 
 @dataclass(frozen=True)

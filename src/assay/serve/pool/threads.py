@@ -50,7 +50,7 @@ class Threads:
                 future.add_done_callback(lambda _: self._left(loop, kind))
 
     def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
-        def one_less() -> None:
+        def decrement() -> None:
             self._waiting[kind] -= 1
 
         with suppress(RuntimeError):  # the server has shut down

@@ -4,7 +4,7 @@ An outside package adds an operation in three calls, without touching a file of 
 
     assay.graph.register(Op(...))                            the row: formula, operands, shape rule, traits
     assay.engines.reference.functions.register(name, f)      the textbook function, in NumPy
-    assay.engines.cpu.foreign.register(name, c_function)     the kernel
+    assay.engines.cpu.foreign_kernels.register(name, c_function)     the kernel
 
 `native/program/foreign.h` has the C signature. Touch this module when such a kernel needs more than rows.
 """
