@@ -66,3 +66,14 @@ def test_paths_of_pages_in_code_exist() -> None:
     for file in (f for f in files if f.is_file() and f.suffix in endings and "__pycache__" not in f.parts):
         for path in re.findall(r"(?<![\w/.-])docs/[\w/-]+\.md", file.read_text("utf-8", "replace")):
             assert (ROOT / path).exists(), f"{file.relative_to(ROOT)} names {path}"
+
+
+def test_files_named_in_pages_exist() -> None:
+    """Pages that guide a reader through the tree name modules by a path below the repository or below a package."""
+    below = ("", "src/assay", "src/assay/engines", "src/assay/engines/cuda", "src/assay/engines/plan")
+    below += ("src/assay/verify", "src/assay/verify/faults", "native/cuda", "native/kernels")
+    guides = [page for page in DOCS if page.stem in ("design", "a-tokens-life") or page.stem.startswith("add-a")]
+    assert len(guides) == 7
+    for page in guides:
+        for path in re.findall(r"`([\w./*-]+\.(?:py|h|cu|toml))`", page.read_text()):
+            assert any(list((ROOT / folder).glob(path)) for folder in below), f"{page.name} names {path}"
