@@ -130,9 +130,8 @@ def _attend_short(steps: StepList, kqv: Node, fields: AttentionFields, x: Operan
     shared = attend_short_bytes(dim)
     grid, threads, splits = (fields.max_blocks, heads, 1), max(256, 3 * dim), heads // fields.keys.heads
     partial = _partial(1, fields)
-    _add_row(
-        steps, kqv, AttendRow("attend_short", fields, *x, out, partial, splits, grid, threads, shared, acts)
-    )  # fmt: skip
+    work = AttendRow("attend_short", fields, *x, out, partial, splits, grid, threads, shared, acts)
+    _add_row(steps, kqv, work)
 
 
 def _attend_tensor(steps: StepList, kqv: Node, fields: AttentionFields, x: Operands) -> None:
@@ -150,8 +149,8 @@ def _attend_blocks(steps: StepList, kqv: Node, fields: AttentionFields, x: Opera
     limits, k, v = steps.context.limits, fields.keys, fields.values
     rows, blocks, group = fields.rows, fields.max_blocks, fields.heads // fields.keys.heads
     staged = 2 * BLOCK * (k.dim + v.dim)  # keys and values of a block, as halves
-    halves = k.type == KV_TYPES["f16"] and not v.keys and k.dim % 8 == v.dim % 8 == 0 and (
-        v.dim <= 2 * k.dim and staged + 32768 < limits.shared)  # fmt: skip
+    aligned = k.dim % 8 == v.dim % 8 == 0 and v.dim <= 2 * k.dim
+    halves = k.type == KV_TYPES["f16"] and not v.keys and aligned and staged + 32768 < limits.shared
     at_once = 1
     for at_once in (1, 2, 4, 8) if halves else (1, 4):
         if at_once >= group or rows * k.heads * -(-group // at_once) * blocks <= 2 * limits.processors:
@@ -186,9 +185,8 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
     assert k and v
     piece = min(64, dim) * 64
     extended = bool(folded.norms or folded.factor != 1.0 or window or mask.cap or dim == 256)
-    work = WalkAttend(
-        fields, q, k, v, rope, out, partial, folded.norms, folded.factor, at_once, piece, fold=False
-    )  # fmt: skip
+    values = q, k, v, rope, out, partial
+    work = WalkAttend(fields, *values, folded.norms, folded.factor, at_once, piece, fold=False)
     needs = WalkNeeds(shared=walk_attention_bytes(at_once, dim), piece=piece, extended=extended)
     steps.add(kqv.name, work, x, (out, partial), needs)
     if partial:
@@ -216,9 +214,7 @@ def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q:
     scores = (raw or Value(4 * fields.heads * c.shape.scores)) if traced else None
     state = Value(8 * fields.heads * c.rows(domain), Layout.SCRATCH) if traced else None
     grid = (c.shape.tiles, k_pool.heads, 1)
-    work = AttendTiles(
-        kernel, fields, q, out, scores, state, domain, cut, on_tensor_cores, grid, shared
-    )  # fmt: skip
+    work = AttendTiles(kernel, fields, q, out, scores, state, domain, cut, on_tensor_cores, grid, shared)
     steps.add(kqv.name, work, [q], [out, scores, state])
     if capped:
         _add_scores(steps, kqv.name, PairScores(ScoreOp.CAPPED, scores, None, capped, fields.heads, fields.mask))
