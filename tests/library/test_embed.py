@@ -107,7 +107,7 @@ def test_dimensions_and_pooling(path: Path) -> None:
         with pytest.raises(AssayError, match="pooling: must be mean, first, last"):
             model.embed([1], pooling="max")
     others.make("gemma-embedding, dense layers", path)
-    with assay.load(path) as model, pytest.raises(AssayError, match="projects what it has pooled"):
+    with assay.load(path) as model, pytest.raises(AssayError, match="projects its pooled row"):
         model.embed([1], pooling="last")
 
 

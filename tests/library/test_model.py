@@ -179,7 +179,7 @@ def test_a_trace_is_a_mapping_that_prints(model: assay.LanguageModel, tmp_path: 
     assert model.generate("hello", max_new_tokens=5, **GREEDY).ids == before.ids  # the cache was not left in ruins
     stream = iter(model.stream("hello", max_new_tokens=5, **GREEDY))
     next(stream)
-    with pytest.raises(assay.AssayError, match="a generation is under way"):
+    with pytest.raises(assay.AssayError, match="a generation is running"):
         model.trace("hello")
     stream.close()  # type: ignore[attr-defined]
     model.trace("hello", nodes="embd")
