@@ -53,7 +53,7 @@ class TwoFiles:
         if odd:
             worst = odd[0]
             return (
-                f"no, their types do not explain the difference: {len(odd)} of {len(known)} tensors differ by more than "
+                f"no, their types do not explain the difference: {len(odd)} of {len(known)} tensors differ more than "
                 f"{pairs.MAY:g} times the rounding of their types, {worst['name']} the most ({_times(worst):.3g} times "
                 f"for {' and '.join(worst['types'])}); other weights, or a damaged file"
             )
