@@ -113,17 +113,6 @@ def test_rooms_import_one_way(package: str) -> None:
 
 # --- modules and names of the whole package
 
-# Circles, modules and classes that other changes remove. A name leaves this list when it is renamed; none is added.
-CIRCLES_LEFT = (
-    {"assay.runtime.lookahead", "assay.runtime.sequence"},
-    {"assay.verify.dumps.finite", "assay.verify.dumps.observation"},
-)
-MODULES_LEFT = {"compile"}
-CLASSES_LEFT = {
-    "Arithmetic", "Box", "Context", "Entry", "Memory", "Metadata", "Part", "Probe", "Seen", "Step", "Table", "Tensors",
-    "Unit",
-}  # fmt: skip
-
 
 @cache
 def modules() -> dict[str, Path]:
@@ -164,7 +153,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert [circle for circle in circles(edges()) if circle not in CIRCLES_LEFT] == []
+    assert circles(edges()) == []
 
 
 def test_a_circle_is_found() -> None:
@@ -176,7 +165,7 @@ def test_no_two_modules_have_one_name() -> None:
     for name, path in modules().items():
         if path.stem not in ("__init__", "__main__"):
             names[path.stem].append(name)
-    assert {stem: where for stem, where in names.items() if len(where) > 1 and stem not in MODULES_LEFT} == {}
+    assert {stem: where for stem, where in names.items() if len(where) > 1} == {}
 
 
 def test_no_two_public_classes_have_one_name() -> None:
@@ -185,4 +174,4 @@ def test_no_two_public_classes_have_one_name() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 names[node.name].append(name)
-    assert {key: where for key, where in names.items() if len(where) > 1 and key not in CLASSES_LEFT} == {}
+    assert {key: where for key, where in names.items() if len(where) > 1} == {}

@@ -22,7 +22,7 @@ from assay.cluster.replica_link import RoutedStream
 from assay.cluster.replicated_model import Cluster, ReplicatedModel
 from assay.runtime.opening import OpenOptions
 from assay.serve import app
-from assay.serve.api.state import State
+from assay.serve.api.server_state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.serve.api import openapi
 from assay.serve.api.routes import ROUTES
-from assay.serve.api.state import HttpCall, State
+from assay.serve.api.server_state import HttpCall, State
 from assay.serve.http.exchange import Handler, HttpReply, endpoint
 from assay.serve.http.guard import Guard
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from assay.errors import AssayError
 from assay.runtime.opening import OpenOptions
 from assay.serve import app
-from assay.serve.api.state import State
+from assay.serve.api.server_state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import ServerLimits

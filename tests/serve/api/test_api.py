@@ -18,7 +18,7 @@ from assay.gguf import open_file
 from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api import schemas
-from assay.serve.api.state import State
+from assay.serve.api.server_state import State
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import ModelPool, open_models

@@ -12,7 +12,7 @@ from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, with_tools_as_text
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template

@@ -12,7 +12,7 @@ from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
-from assay.serve.api.state import HttpCall, State
+from assay.serve.api.server_state import HttpCall, State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template
 from assay.serve.pool.models import ServedModel

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from assay.serve.api.schemas import Name, Schema, Text
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import HttpReply, json_reply
 
@@ -84,7 +84,7 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
     with tempfile.TemporaryDirectory(prefix="assay-") as folder:
         dump = Path(folder) / f"dump{suffix}"
         dump.write_bytes(content)
-        command = [sys.executable, "-m", "assay.library.examine", str(model.absolute()), str(dump)]
+        command = [sys.executable, "-m", "assay.library.diagnose_process", str(model.absolute()), str(dump)]
         process = await asyncio.create_subprocess_exec(
             *command, *([prompt] if prompt is not None else ()), stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import LIMITS, Name, Sampling, Schema, TokenId
 from assay.serve.api.schemas import Text as AnyText
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply
 from assay.serve.pool.models import ServedModel

@@ -30,7 +30,7 @@ from assay.serve.api.schemas import (
     Text,
     Tools,
 )
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api.texts import embeddings
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply

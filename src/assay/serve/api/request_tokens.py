@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.serve.api.schemas import ChatMessage, Tool
-from assay.serve.api.state import State
+from assay.serve.api.server_state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.pool.models import ServedModel
 from assay.text import encode_chat

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from assay.serve.api import answers as common
 from assay.serve.api.chat_completions import Conversation, begin
 from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, Schema, Share, Text
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import NAMED, Events, HttpReply, json_reply
 

@@ -12,7 +12,7 @@ from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
 from assay.serve.api.trace_route import trace

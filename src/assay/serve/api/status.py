@@ -8,7 +8,7 @@ from typing import Any
 from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
 from assay.serve.api.schemas import Schema
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.http.exchange import HttpReply, json_reply
 from assay.serve.pool.models import ServedModel
 from assay.version import __version__

@@ -18,7 +18,7 @@ from assay.serve.api.schemas import (
     TemplateRequest,
     TokenizeRequest,
 )  # fmt: skip
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import HttpReply, json_reply
 from assay.serve.pool.models import ServedModel

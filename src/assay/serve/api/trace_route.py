@@ -22,7 +22,7 @@ from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import TraceRequest
-from assay.serve.api.state import HttpCall
+from assay.serve.api.server_state import HttpCall
 from assay.serve.api.texts import pieces
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import HttpReply, json_reply

@@ -1,4 +1,4 @@
-"""Diagnose one dump in a separate process, for the server: `python -m assay.library.examine MODEL DUMP`.
+"""Diagnose one dump in a separate process, for the server: `python -m assay.library.diagnose_process MODEL DUMP`.
 
 It prints one JSON object: the diagnosis as text and as data, and the verdict on every node; on failure an object with
 `error`. An untrusted dump can only harm this process, which the server can kill.
@@ -14,7 +14,7 @@ from assay.errors import AssayError
 from assay.system.plain import plain
 
 
-def examine(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
+def diagnose_dump(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
     from assay.library.verdicts import diagnose
     from assay.runtime.opening import open_model
 
@@ -29,7 +29,7 @@ def examine(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        answer = examine(sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
+        answer = diagnose_dump(sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
     except (AssayError, OSError, MemoryError) as error:
         answer = {"error": " ".join(str(error).split()) or type(error).__name__}
     print(json.dumps(plain(answer), allow_nan=False))
