@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -34,7 +35,7 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     `n_ctx` is the context in use, by default the context that the model was trained on.
     """
     arch = file.get_str("general.architecture")
-    build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else plugins.find("assay.architectures", arch)
+    build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else _plugin_builder(arch)
     if build is None:
         known = [*ARCHITECTURES, *plugins.names("assay.architectures")]
         near = get_close_matches(arch, known, 1)
@@ -51,6 +52,18 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
         text = str(error)
         raise AssayError(text if text.startswith(f"{file.path}: ") else f"{file.path}: {text}") from error
     return Model(file, builder.hp, graph)
+
+
+def _plugin_builder(arch: str) -> Callable[[Builder], Graph] | None:
+    """The builder of an installed package, or None.
+
+    Its graph may use operations that packages add, so these are registered first. If one fails to register, the check
+    of the graph names it, and the log has the reason.
+    """
+    found: Callable[[Builder], Graph] | None = plugins.find("assay.architectures", arch)
+    if found is not None:
+        plugins.register_all("assay.operations")
+    return found
 
 
 def _check_experts(graph: Graph, hparams: HParams) -> None:

@@ -28,7 +28,7 @@ from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.dumps.observation import Dump, token_axis
-from assay.verify.faults import FAULTS, Context, Planted, Variant
+from assay.verify.faults import FAULTS, Context, Planted, Variant, add_plugin_faults
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
@@ -130,6 +130,7 @@ class FaultTrials:
         rule: Rounding = EXACT,
         inputs: RunInputs | None = None,
     ) -> None:
+        add_plugin_faults()
         self.model, self.dump, self.diff = model, dump, diff
         self.inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
         self.terms = terms or Terms.of(diff)
@@ -288,6 +289,9 @@ class FaultTrials:
             with np.errstate(all="ignore"):
                 values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
         except Exception as error:  # an edit that applies must run: name the one that does not
+            if h.variant.added_by:
+                h.variant.warn(error)
+                return None
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
         if h.variant in FAULTS[h.fault].variants and (

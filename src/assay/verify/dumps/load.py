@@ -7,11 +7,13 @@ from here to add a format (`register_reader`, `DumpReader`) or a habit of printi
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import plugins
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.formats.json_lines import read_json_lines
@@ -22,6 +24,8 @@ from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
+
+log = logging.getLogger("assay.plugins")
 
 __all__ = [
     "DumpReader",
@@ -37,12 +41,34 @@ __all__ = [
 
 def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
     """The observations as they were written. The first bytes decide which reader takes the file."""
+    plugins.register_all("assay.readers")
     try:
         source = DumpSource(path, b"" if path.is_dir() else _first_bytes(path), tuple(patterns))
-        reader = next(row for row in registered_readers() if row.takes(source))
-        return reader.read(source)
+        reader = next(row for row in registered_readers() if _takes(row, source))
+        return reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)
     except OSError as error:
         raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()})") from None
+
+
+def _takes(reader: DumpReader, source: DumpSource) -> bool:
+    """Ask a reader. A reader of another package that fails takes nothing, so that the others still work."""
+    if reader in _BUILT_IN:
+        return reader.takes(source)
+    try:
+        return bool(reader.takes(source))
+    except Exception as error:  # the code of another package may raise anything
+        log.warning("reader %s: its test of %s failed (%s: %s)", reader.name, source.path, type(error).__name__, error)
+        return False
+
+
+def _read_with_plugin(reader: DumpReader, source: DumpSource) -> Dump:
+    try:
+        return reader.read(source)
+    except (AssayError, OSError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise AssayError(f"{source.path}: the reader {reader.name} failed ({reason}); update its package") from error
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -66,7 +92,7 @@ def _read_print(source: DumpSource) -> Dump:
     return dump
 
 
-for _row in (
+_BUILT_IN = (
     DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
     DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
     DumpReader(
@@ -89,7 +115,8 @@ for _row in (
         lambda s: read_eval_callback(s.path),
     ),
     DumpReader("printed text", 10, lambda s: True, _read_print),
-):
+)
+for _row in _BUILT_IN:
     register_reader(_row)
 
 

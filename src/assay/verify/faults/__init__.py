@@ -14,9 +14,12 @@ Touch this package to add a mistake that people make. How a mistake is recognise
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
+from functools import cache
 from importlib import resources
 
 from assay.errors import AssayError
+from assay.system import plugins
 from assay.verify.faults import attention_edits, block_edits, decoders, families, layout_edits, parsing, rotary, small
 from assay.verify.faults.fault import (
     PLANTS,
@@ -49,6 +52,7 @@ __all__ = [
     "Selector",
     "Stage",
     "Variant",
+    "add_plugin_faults",
     "decode_only",
     "link",
     "planted",
@@ -106,4 +110,10 @@ def register_fault(fault: Fault) -> None:
         raise AssayError(f"fault {fault.id}: is in the catalogue already; choose another id")
     if not fault.variants and not fault.waits:
         raise AssayError(f"fault {fault.id}: has no variants (expected one edit at least); say in `waits` why")
-    FAULTS[fault.id] = fault
+    FAULTS[fault.id] = replace(fault, variants=tuple(replace(v, added_by=fault.id) for v in fault.variants))
+
+
+@cache
+def add_plugin_faults() -> None:
+    """Register the faults of installed packages, once a process. A diagnosis calls this before it reads `FAULTS`."""
+    plugins.register_all("assay.faults")

@@ -13,8 +13,10 @@ Touch this module to change what an edit can say. The edits themselves are in th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from assay.models import HParams, Model
 from assay.models.hparams import Layer
 from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
+log = logging.getLogger("assay.plugins")
 Array = NDArray[Any]
 Function = Callable[..., Array]
 
@@ -175,6 +178,9 @@ class Variant:
     search: Search | None = None
     decode_only: bool = False
     where: Selector = ANYWHERE
+    added_by: str = (
+        ""  # the fault of another package that has this variant; its failures are logged and disturb nothing
+    )
 
     def text(self, p: float = 0.0) -> str:
         label = self.label.format(p=f"{p:.6g}") if self.search else self.label
@@ -184,12 +190,27 @@ class Variant:
         """The node with the fault planted; None where the fault does not apply."""
         if not self.where.matches(node):
             return None
-        change = self.edited(context.at(node), node, p)
-        return change if change is not None and _possible(context, node, change) else None
+        try:
+            change = self.edited(context.at(node), node, p)
+            return change if change is not None and _possible(context, node, change) else None
+        except Exception as error:
+            if not self.added_by:
+                raise
+            self.warn(error)
+            return None
 
     def edited(self, here: Context, node: Node, p: float) -> Change | None:
         """The edit of a selected node, which another fault may have changed already."""
         return self.edit(here, node, p) if self.where.selects(here, node) else None
+
+    def warn(self, error: Exception) -> None:
+        """Log that the variant of another package failed."""
+        _warn_once(self.added_by, self.label, f"{type(error).__name__}: {error}")
+
+
+@cache
+def _warn_once(fault: str, label: str, reason: str) -> None:
+    log.warning("fault %s (%s): it failed and is left out (%s)", fault, label, reason)
 
 
 def _possible(c: Context, node: Node, change: Change) -> bool:

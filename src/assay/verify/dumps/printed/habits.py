@@ -5,8 +5,10 @@ They are tried before the reader's own rules. The first that gives an observatio
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.printed.brackets import quoted_pairs
@@ -16,6 +18,8 @@ from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
 from assay.verify.dumps.printed.statement_observations import observations_of
 from assay.verify.dumps.printed.statements import Statement
+
+log = logging.getLogger("assay.plugins")
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,22 @@ def _candidates(patterns: Sequence[Pattern], site: LineSite) -> Iterator[Sequenc
         if (holes := pattern.match(site.line)) is not None:
             yield [_filled(pattern, holes)]
     for rule in HABITS:
-        if (found := rule.read(site)) is not None:
+        if (found := _read(rule, site)) is not None:
             yield found
+
+
+def _read(rule: Rule[LineSite, Sequence[Statement]], site: LineSite) -> Sequence[Statement] | None:
+    """A rule of another package that fails does not apply, so that the reader's own rules read the line."""
+    try:
+        return rule.read(site)
+    except Exception as error:  # the code of another package may raise anything
+        _warn_once(rule.name, f"{type(error).__name__}: {error}")
+        return None
+
+
+@cache
+def _warn_once(rule: str, reason: str) -> None:
+    log.warning("rule %s: it failed and is left out (%s)", rule, reason)
 
 
 def _filled(pattern: Pattern, holes: dict[str, str]) -> Statement:
