@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
+BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4" "setuptools>=70.1"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
 .PHONY: run test test-fast lint docs sanitize arm x86 fuzz soak witness score engines cases clean test-gpu site cluster-demo

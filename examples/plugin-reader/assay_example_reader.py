@@ -5,7 +5,7 @@ The format `tabdump` is text. Its first line is `# tabdump 1`; every other line 
     tokens<TAB>1 5 9
     ffn_out-0<TAB>3 64<TAB>0.25 -1.5 ...        a name, a shape, the values
 
-The habit is a log line such as `[blk 3] ffn_out |x|=2.5`, where |x| is the Euclidean norm.
+The habit is a log line such as `probe ffn_out of 3 sized 2.5`: a node, its layer, and the node's RMS.
 
 `register` is the entry point. assay calls it once, before it reads the first dump of a process.
 """
@@ -72,10 +72,10 @@ def whole_numbers(path: Path, number: int, text: str) -> Sequence[int]:
 
 READER = DumpReader("tabdump", 95, takes, read)
 RULE = pattern_rule(
-    "example: norm in bars",
-    "[blk {layer}] {name} |x|={norm}",
-    example="[blk 3] ffn_out |x|=2.5\n",
-    yields=("ffn_out-3 norm 2.5",),
+    "example: probe lines",
+    "probe {name} of {layer} sized {rms}",
+    example="probe ffn_out of 3 sized 2.5\n",
+    yields=("ffn_out-3 rms 2.5",),
 )
 
 

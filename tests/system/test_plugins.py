@@ -7,14 +7,23 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from assay import engines
 from assay.engines.contract import PagedEngine
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
 from assay.system import plugins
+from assay.verify.diagnosis.diagnose_dump import diagnose
+from assay.verify.dumps.load import read_dump
+from assay.verify.dumps.observation import Dump, Observation, inputs_of
+from assay.verify.dumps.printed.habits import HABITS
+from assay.verify.dumps.reader_table import unregister_reader
+from assay.verify.faults import FAULTS, Context, add_plugin_faults, planted
 from tests.tiny import make
 
 Install = Callable[..., None]
@@ -115,6 +124,69 @@ def test_a_broken_engine_leaves_the_built_in_ones(install: Install, tmp_path: Pa
     assert engines.create("reference", model, n_pages=4).name == "reference"
     with pytest.raises(AssayError, match=r"plugin mine of broken 1.2: cannot be imported .*uninstall broken"):
         engines.create("mine", model)
+
+
+READER = """
+from assay.verify.dumps.load import DumpReader, pattern_rule, register_reader, register_rule
+from dataclasses import replace
+def fail(*_):
+    raise RuntimeError("no such luck")
+def register():
+    register_reader(DumpReader("mine", 99, fail, fail))
+    register_reader(DumpReader("own format", 98, lambda source: source.head.startswith(b"MINE"), fail))
+    rule = pattern_rule("mine", "x {rms}", example="x 1", yields=("x rms 1",))
+    register_rule(replace(rule, read=fail))
+"""
+
+
+def test_a_failing_reader_leaves_the_built_in_ones(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("my-reader", READER, readers={"mine": "register"})
+    (tmp_path / "run.log").write_text("layer 0 ffn_out rms = 2.5\n")
+    (tmp_path / "x.mine").write_text("MINE")
+    try:
+        assert [o.summary for o in read_dump(tmp_path / "run.log").observations] == ["ffn_out-0 rms 2.5"]
+        with pytest.raises(AssayError, match=r"the reader own format failed .RuntimeError: no such luck."):
+            read_dump(tmp_path / "x.mine")
+    finally:
+        unregister_reader("mine")
+        unregister_reader("own format")
+        HABITS.remove("mine")
+    assert any("reader mine" in line for line in caplog.messages)
+    assert any("rule mine" in line for line in caplog.messages)
+
+
+FAULT = """
+from assay.verify.faults import Change, Fault, FaultKind, Stage, Variant, register_fault
+def fail(*_):
+    raise RuntimeError("no such luck")
+def register():
+    variants = (Variant("fails at once", fail), Variant("fails when run", lambda c, node, p: Change(node, fail)))
+    register_fault(Fault("my-fault", Stage.FFN, "wrong", "right", (FaultKind.COMPUTATION,), variants=variants))
+"""
+
+
+def test_a_failing_fault_leaves_the_built_in_ones(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("my-faults", FAULT, faults={"mine": "register"})
+    model = load(open_file(make(tmp_path / "m.gguf")))
+    tokens = (1, 5, 9, 7, 3, 2)
+    made = planted(Context(model, (6,)), FAULTS["rope-type"].variants[0])
+    names = [node.name for node in model.graph if not node.name.startswith("cache")]
+    values = interpret(made.graph, Weights(model.file), inputs_of(tokens, range(6)), names, functions=made.functions)
+    seen = tuple(Observation(n, "values", v.astype(np.float32), shape=v.shape, foreign=n) for n, v in values.items())
+    add_plugin_faults.cache_clear()
+    try:
+        found = diagnose(model, Dump("planted", tokens, tuple(range(6)), (6,), seen, "planted"))
+        assert "my-fault" in FAULTS
+    finally:
+        FAULTS.pop("my-fault", None)
+        add_plugin_faults.cache_clear()
+    assert "rope-type" in [cause.fault for cause in found.causes]
+    for label in ("fails at once", "fails when run"):
+        assert any(f"fault my-fault ({label})" in line for line in caplog.messages)
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:

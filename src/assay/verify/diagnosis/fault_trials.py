@@ -373,7 +373,13 @@ class FaultTrials:
         change = h.variant.at(self.context, node, h.p) if found is not None else None
         if found is None or change is None or change.preview is None:
             return False
-        guess = change.preview(*(self.theirs[i] for i in change.node.inputs))
+        try:
+            guess = change.preview(*(self.theirs[i] for i in change.node.inputs))
+        except Exception as error:
+            if not h.variant.added_by:
+                raise
+            h.variant.warn(error)
+            return True
         seen, own = found[:, : guess.shape[1]], self.base(unit)[unit.target][:, : guess.shape[1]]
         with np.errstate(all="ignore"):
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))

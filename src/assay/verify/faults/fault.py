@@ -178,9 +178,7 @@ class Variant:
     search: Search | None = None
     decode_only: bool = False
     where: Selector = ANYWHERE
-    added_by: str = (
-        ""  # the fault of another package that has this variant; its failures are logged and disturb nothing
-    )
+    added_by: str = ""  # set by `register_fault`: if the edit fails, the failure is logged and the variant left out
 
     def text(self, p: float = 0.0) -> str:
         label = self.label.format(p=f"{p:.6g}") if self.search else self.label
