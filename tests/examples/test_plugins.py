@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.name.removeprefix("plugin-"): path for path in sorted((ROOT / "examples").glob("plugin-*"))}
 PROJECTS = {name: tomllib.loads((path / "pyproject.toml").read_text()) for name, path in EXAMPLES.items()}
 TOKENS = (1, 270, 280, 17, 300, 281)
+
+
+def article(name: str) -> str:
+    return "an" if name[0] in "aeo" else "a"
 
 
 def builds_wheels() -> bool:
@@ -138,7 +143,18 @@ def test_an_example_is_small_and_needs_only_assay(name: str) -> None:
     others = {f"assay-example-{other}" for other in EXAMPLES}
     assert {"assay"} <= set(project["dependencies"]) <= {"assay", *others}
     assert len(files) == 1 and len(files[0].read_text().splitlines()) < 120
-    assert f"docs/howto/add-a{'n' if name[0] in 'aeo' else ''}-{name}.md" in (EXAMPLES[name] / "README.md").read_text()
+    assert f"docs/howto/add-{article(name)}-{name}.md" in (EXAMPLES[name] / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_guide_shows_the_examples_code(name: str) -> None:
+    """Every block of code of the guide after "Outside" is in the example, letter by letter."""
+    guide = (ROOT / "docs" / "howto" / f"add-{article(name)}-{name}.md").read_text()
+    assert f"`examples/plugin-{name}`" in guide
+    _, _, outside = guide.partition("Outside")
+    blocks = re.findall(r"^```(?:python|toml|c)\n(.*?)^```", outside.partition("**Check it.**")[0], re.M | re.S)
+    source = "".join(path.read_text() for path in EXAMPLES[name].rglob("*.*") if path.suffix in (".py", ".c", ".toml"))
+    assert len(blocks) >= 2 and [block for block in blocks if block not in source] == []
 
 
 def test_pip_installs_the_examples(site: Path) -> None:

@@ -15,8 +15,11 @@ A package names its additions in its own metadata, and assay finds them when it 
 | `assay.readers`        | `register()`, which calls `register_reader` and `register_rule`         |
 | `assay.operations`     | `register()`, which adds rows to the table of operations                |
 
-Consumers ask only when a name is not built in. So a broken plugin never disturbs a built-in function, and without
-plugins nothing is imported. A plugin that fails becomes an AssayError that names the plugin and its package.
+Engines and architectures are looked up only when a name is not built in. Operations are registered before the first
+architecture of a plugin is built, faults before the first diagnosis, readers before the first dump is read. A plugin
+that fails becomes an AssayError that names the plugin and its package; it never disturbs a built-in function. Without
+plugins nothing is imported. `examples/plugin-*` has one package for each group.
+
 This module imports nothing of assay but the error, because every package may use it.
 """
 
