@@ -172,7 +172,7 @@ def test_the_model_may_stand_alone_or_behind_m(verb: str) -> None:
 def test_habits_of_llama_cpp_and_ollama(assay: Assay, model: Path, tmp_path: Path) -> None:
     done = assay("run", "-m", model, "-p", "hello", "-n", "1", "-ngl", "99", "-fa", "on", "-st", "--temp", "0")
     assert done.returncode == 0
-    assert "-ngl: left out" in done.stderr and "-st: left out" in done.stderr
+    assert "-ngl: ignored" in done.stderr and "-st: ignored" in done.stderr
     out = tmp_path / "q.gguf"
     assert assay("quantize", model, out, "Q8_0").returncode == 0
     assert out.stat().st_size < model.stat().st_size
