@@ -45,7 +45,9 @@ def test_ctypes_and_the_compiler_lay_structs_out_alike(library: Any) -> None:
 def test_each_kernel_has_the_arguments_and_threads_of_the_table(library: Any) -> None:
     for name, (kind, threads) in KERNELS.items():
         assert getattr(library, f"shim_args_{name}")() == ctypes.sizeof(kind), name
-        assert getattr(library, f"shim_threads_{name}")() == threads, name
+        limit = getattr(library, f"shim_threads_{name}")()
+        # turns_64 keeps the registers of 512 threads and launches 384, so that an attention block fits beside it.
+        assert limit == threads or (name.startswith("turns_64_") and limit == 512 > threads), name
 
 
 def test_no_enumerator_has_two_meanings() -> None:
