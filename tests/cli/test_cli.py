@@ -107,7 +107,7 @@ def test_the_table_is_the_design() -> None:
         (["model.gguf"], "did you mean `assay run` before it?"),
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
         (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
-        (["run", "--lora", "a.gguf", "-p", "x"], "--lora: no such option; adapters are not read"),
+        (["run", "--lora", "a.gguf", "-p", "x"], "--lora: no such option; adapters are not supported"),
         (["quantize", "a.gguf", "b.gguf"], "give either a TYPE such as Q4_K_M"),
         (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
         (["tokenize", "-m", "smollm2"], "no text after the model"),
@@ -172,7 +172,7 @@ def test_the_model_may_stand_alone_or_behind_m(verb: str) -> None:
 def test_habits_of_llama_cpp_and_ollama(assay: Assay, model: Path, tmp_path: Path) -> None:
     done = assay("run", "-m", model, "-p", "hello", "-n", "1", "-ngl", "99", "-fa", "on", "-st", "--temp", "0")
     assert done.returncode == 0
-    assert "-ngl: left out" in done.stderr and "-st: left out" in done.stderr
+    assert "-ngl: ignored" in done.stderr and "-st: ignored" in done.stderr
     out = tmp_path / "q.gguf"
     assert assay("quantize", model, out, "Q8_0").returncode == 0
     assert out.stat().st_size < model.stat().st_size

@@ -122,7 +122,7 @@ def test_words_of_other_programs(here: Assay, base_model: Path) -> None:
     done = here("run", "-m", base_model, "-p", "hi", "--temperature", "0", "--num-predict", "8", "-no-cnv",
                 "-fa", "on", "--no-warmup", "-b", "512", "-c", "64", "-t", "1", "--json")  # fmt: skip
     assert result(done)["ids"] == expected["ids"]
-    assert "-fa: left out; attention has one form" in done.stderr
+    assert "-fa: ignored; attention has only one implementation" in done.stderr
     assert done.stderr.count("\n") == 3
 
 

@@ -83,7 +83,7 @@ def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:
-    with pytest.raises(AssayError, match=r"number 5: 3 workers died on it"):
+    with pytest.raises(AssayError, match=r"number 5: 3 workers died while computing it"):
         sweep(tasks(tmp_path, deadly=5), LocalPool(2), tmp_path)
     assert lines(tmp_path).count("5") == 3
     with pytest.raises(AssayError, match=r"^7: is wrong$"):

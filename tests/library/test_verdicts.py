@@ -125,7 +125,7 @@ def test_a_dump_prints(model: assay.LanguageModel, right: dict[str, Any]) -> Non
     assert "43 observations" in repr(raw)
     assert "embd" in repr(resolved)
     assert json.loads(json.dumps(raw.to_dict()))["tokens"] == right["tokens"]
-    with pytest.raises(assay.AssayError, match="embd: must hold numbers"):
+    with pytest.raises(assay.AssayError, match="embd: must have numbers"):
         assay.load_dump({"embd": ["a", "b"]})
 
 

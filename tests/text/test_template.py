@@ -66,8 +66,8 @@ HOSTILE = {
         "{% for a in range(99999) %}{% for b in range(999) %}" + "x" * 99 + "{% endfor %}{% endfor %}",
         "too long",
     ),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "never ends"),
-    "deep nesting": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "never ends"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses without end"),
+    "deep nesting": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recurses without end"),
     "python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not"),
     "globals": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "may not"),
     "attr filter": ("{{ ''|attr('__class__')|attr('__mro__') }}{{ (''|attr('__class__')).x }}", "."),
@@ -75,8 +75,8 @@ HOSTILE = {
     "include": ("{% include '/etc/passwd' %}", "."),
     "import": ("{% import 'os' as os %}", "."),
     "syntax": ("{% for", "not valid Jinja"),
-    "undefined": ("{{ x.y }}", "not given"),
-    "refusal": ("{{ raise_exception('only\npoems') }}", r"does not take these messages \(only poems\)"),
+    "undefined": ("{{ x.y }}", "undefined variable"),
+    "refusal": ("{{ raise_exception('only\npoems') }}", r"rejects these messages \(only poems\)"),
     "division": ("{{ 1 / 0 }}", "failed"),
 }
 

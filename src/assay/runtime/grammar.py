@@ -181,10 +181,10 @@ class ConstraintMaker:
     _matcher: Any = field(repr=False, compare=False)
 
     def __call__(self) -> Constraint:
-        return _Matcher(self._matcher.deep_copy())
+        return _GrammarConstraint(self._matcher.deep_copy())
 
 
-class _Matcher:
+class _GrammarConstraint:
     """The state of one sequence in a grammar."""
 
     def __init__(self, matcher: Any) -> None:

@@ -36,7 +36,7 @@ def test_every_format_gives_the_same_values(
 
 
 BAD_LINES: dict[str, tuple[list[Any], str]] = {
-    "no header": ([{"name": "embd", "rms": 1.0}], "first line must be"),
+    "no header": ([{"name": "embd", "rms": 1.0}], "begin the file with a header line"),
     "other version": ([{**HEADER, "assay_dump": 9}], "version 9"),
     "no tokens": ([{"assay_dump": 1}], "tokens must be a list"),
     "token text": ([{**HEADER, "tokens": ["a"]}], "whole numbers"),

@@ -122,8 +122,10 @@ class NoiseRuns:
     def visit(self, node: Node, weights: Weights) -> Asking:
         lanes: list[list[Array]] = [[self.exact[i] for i in node.inputs]]
         same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
+        product, gelu = node.has(Trait.PRODUCT), is_gelu(node)
         for a, run in zip(ARITHMETICS, self.runs, strict=True):
-            lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
+            rounded = a.q8 if product else (a.f16_cache, a.q8_cache), a.gelu_table and gelu
+            lanes.append([self._operand(a, node, i, run[name], rounded, same) for i, name in enumerate(node.inputs)])
         n = len(lanes)
         lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
         exact, *values = (_narrow(v) for v in (yield lanes, False))
@@ -260,10 +262,11 @@ class NoiseRuns:
             out.append(partial(np.add, value, seen[id(x)]) if a.q8 else partial(np.asarray, value))
         return _once(alike, out)
 
-    def _operand(self, a: SimulatedArithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        product = node.has(Trait.PRODUCT)
-        rounded = a.q8 if product else (a.f16_cache, a.q8_cache)
-        key = (a.storage, i, id(x), rounded, a.gelu_table and is_gelu(node))
+    def _operand(
+        self, a: SimulatedArithmetic, node: Node, i: int, x: Array, rounded: Any, same: dict[Any, Array]
+    ) -> Array:
+        """Input `i` as the arithmetic reads it; arithmetics that round it alike (`rounded`) share one array."""
+        key = (a.storage, i, id(x), rounded)
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
