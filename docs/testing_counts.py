@@ -32,6 +32,7 @@ FOLDERS = {
     "convert": "Hugging Face folders to GGUF",
     "engines": "reference, cpu and cuda (under the shim), bit for bit",
     "evaluate": "perplexity, divergence, choices",
+    "examples": "the packages in `examples/`, installed and used",
     "fuzz": "a short run of the fuzzers",
     "gguf": "files, metadata, block codecs, quantisers",
     "graph": "operations, shapes, names, state",
