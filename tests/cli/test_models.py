@@ -70,7 +70,7 @@ def test_nothing_here_says_what_to_do(here: Assay, tmp_path: Path, monkeypatch: 
 def test_show_is_one_screen(here: Assay, model: Path, base_model: Path) -> None:
     text = here("show", model).stdout
     assert "architecture  llama" in text
-    assert "template      its own" in text
+    assert "template      in the file" in text
     assert len(text.splitlines()) < 20
     assert (
         here("show", model, "--template").stdout == json.loads(here("show", model, "--json").stdout)["template"] + "\n"

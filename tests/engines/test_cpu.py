@@ -287,9 +287,9 @@ def test_bits_of_a_real_model(smollm2: Path) -> None:
         (Chunk(np.array([-1], np.int32), 0, pages(0, 1)), "found -1"),
         (Chunk(np.array([5], np.int32), 0, np.array([8], np.int32)), "expected 0 to 7"),
         (Chunk(np.array([5], np.int32), 0, np.array([-1], np.int32)), "page"),
-        (Chunk(np.array([5] * 40, np.int32), 0, pages(0, 1)), "do not hold"),
+        (Chunk(np.array([5] * 40, np.int32), 0, pages(0, 1)), "page table is too short"),
         (Chunk(np.array([], np.int32), 0, pages(0, 1)), "non-empty"),
-        (Chunk(np.array([5], np.int32), -1, pages(0, 1)), "do not hold"),
+        (Chunk(np.array([5], np.int32), -1, pages(0, 1)), "page table is too short"),
         (Chunk(np.array([5], np.int32), 0, pages(0, 1), "some"), "found 'some'"),
     ],
 )

@@ -102,15 +102,15 @@ def test_other_peoples_names(model: assay.LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temprature": 1}, r"temprature: no such setting; is temperature meant\?"),
-        ({"temperature": 1, "temp": 2}, "temp is given too"),
+        ({"temprature": 1}, r"temprature: no such setting; did you mean temperature\?"),
+        ({"temperature": 1, "temp": 2}, "temp is also given"),
         ({"max_tokens": 1, "max_new_tokens": 2}, "give different lengths"),
-        ({"max_tokens": -2}, "max_tokens: must be a whole number"),
-        ({"max_tokens": True}, "max_tokens: must be a whole number"),
+        ({"max_tokens": -2}, "max_tokens: must be an integer"),
+        ({"max_tokens": True}, "max_tokens: must be an integer"),
         ({"top_k": 1.5}, "top_k: must be a whole number"),
         ({"temperature": "hot"}, "temp: must be a number .found .hot"),
         ({"top_p": 2.0}, "top_p: must be between 0.0 and 1.0"),
-        ({"grammar": "root ::= a", "json_schema": {}}, "json_schema is given too"),
+        ({"grammar": "root ::= a", "json_schema": {}}, "json_schema is also given"),
         ({"params": {"temp": 1}}, "params: must be SamplerParams"),
     ],
 )

@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_batch(args)
     if args.output is not None or args.resume:
-        raise AssayError(
-            f"{'--resume' if args.resume else '-o'}: needs --batch; settings are options, such as --temp 0"
-        )
+        raise AssayError(f"{'--resume' if args.resume else '-o'}: needs --batch; leave it out for one prompt")
     start = time.perf_counter()
     text = None if args.ids is not None else _prompt_text(args)
     if text is None and args.ids is None:

@@ -45,7 +45,7 @@ async def streamed(client: httpx.AsyncClient, request: dict[str, Any]) -> list[i
 
 
 def client_of(server: Server) -> httpx.AsyncClient:
-    limits = httpx.ServerLimits(max_connections=None, max_keepalive_connections=0)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
 
 

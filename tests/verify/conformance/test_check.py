@@ -17,7 +17,7 @@ def test_check_finds_a_cache_fault(model: Model) -> None:
     class Forgetful(ReferenceEngine):
         def _chunk(self, i: int, chunk: Chunk, keep, emit):  # type: ignore[no-untyped-def]
             if chunk.start:
-                for name in self._caches:
+                for name in self._pools:
                     self._pools[name][chunk.start - 1] = 0
             return super()._chunk(i, chunk, keep, emit)
 
