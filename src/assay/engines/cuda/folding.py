@@ -7,7 +7,7 @@
     activations before products       in a walk, the step that quantises the products' input computes them
     norms with the adds around them   one step of a walk
 
-A walk is one megakernel for consecutive kernel steps (walk.py). Its kernels can fold more than separate launches can.
+A walk is one megakernel for consecutive kernel steps (walk.py). It folds more nodes than separate launches do.
 A node is folded only where no other node reads what lies between. Pure functions of the graph and its plan. Touch this
 module when a kernel learns to compute a neighbouring node.
 """

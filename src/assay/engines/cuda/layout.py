@@ -3,8 +3,8 @@
 How a matrix is stored, from the smallest part to the largest:
 
     item    256 neighbouring columns of one row. These 256 columns are a *unit*: their products are summed first.
-    tile    32 items, one for each lane of a warp, interleaved in chunks of 16 bytes
-    group   16 or 32 rows with all their units: rows * units items, cut into tiles
+    tile    32 items, one for each lane of a warp, in chunks of 16 bytes a lane
+    group   16 or 32 rows with all their units: its items, by unit and then by row, are cut into tiles
 
 The last tile of a group is padded. The size of a group is chosen so that there is little padding. Touch this module
 when a GGUF type gets a format of its own.

@@ -1,6 +1,6 @@
 """Lower a walk: the table of its steps (native/cuda/walk.h, WalkStep) and the launch of its megakernel.
 
-Each kernel step becomes one WalkStep. Then the steps are linked, which sets two fields that depend on other steps:
+Each kernel step becomes one WalkStep. Then `_link` sets the fields that depend on other steps and on the ring buffer:
 
     first   the thread block that takes the first group of rows. It is the block after the last one that the step
             before occupied beyond full rounds, so that idle blocks get work first.

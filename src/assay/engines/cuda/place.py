@@ -3,9 +3,9 @@
 A value needs memory from the first step that uses it to the last. Values that are live at the same time get different
 bytes, first fit.
 
-Values that one walk (walk.py) both writes and reads get one block of memory together, which they share with no other
-value. At its beginning the program fills this memory with the word kNotYet (native/cuda/platform.h: all bits set).
-Readers inside the walk spin until a word differs from kNotYet. No result has these bits, so a written 0 is seen too.
+Values that one walk (walk.py) both writes and reads get one block of memory together. It is reserved from the
+beginning of the program, which fills it with the word kNotYet (native/cuda/platform.h: all bits set). Readers inside
+the walk spin until a word differs from kNotYet. No result has these bits, so a result of 0 is seen too.
 """
 
 from __future__ import annotations

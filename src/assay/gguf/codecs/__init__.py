@@ -9,8 +9,8 @@ the CPU cache, so only the result takes much memory.
 
 A new block type begins with a row in the table of `gguf/types.py` (id, block size, bytes). Then its `Codec` goes into
 `CODECS` of the module of its kind: `legacy` (32 elements), `kquants`, `iquants`, `ternary` or `microscaling`. Its
-encoder goes into `ENCODERS` of `encode_legacy`, `encode_kquants` or `encode_iquants`; a type without one can be read
-only.
+encoder goes into `ENCODERS` of `encode_legacy`, `encode_kquants` or `encode_iquants`; a type without one is decoded
+and never written.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The code books hold magnitudes, and signs are stored separately. Where seven bits store eight signs, the number of minus
 signs must be even. If it is odd, the sign of the least important element is flipped. The value to fit for that element
-(its absolute value) is then negated, so that the fit chooses the smallest magnitude for it.
+(its absolute value) is then negated, so that the fit prefers a small magnitude for it.
 """
 
 from __future__ import annotations

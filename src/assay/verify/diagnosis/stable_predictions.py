@@ -1,8 +1,8 @@
 """How far a prediction moves under small random errors. Only predictions that hardly move count as evidence.
 
-An engine that rounds by a rule (to float16, say) turns a tiny difference into a large one where a value lies at the
-edge between two rounded values. The last float32 digit then decides to which side it is rounded, and all later values
-follow. assay cannot know that digit: it depends on the order in which the engine sums.
+Some engines round by a rule, for example every result to float16. Where a value lies halfway between two float16
+numbers, its last float32 digit decides which of them it becomes, and all later values follow. assay cannot know that
+digit, because it depends on the order in which the engine sums.
 
 So each trial is repeated with random errors of float32's size added to every result (`FaultTrials.shaken`), DRAWS
 times. The largest square of a prediction's change is added to its noise floor (`moved_by`).

@@ -5,9 +5,10 @@
     register_fault(Fault(...))       a fault of another package
 
 A fault is a row and one or more edits. The rows of this package are prose (`catalogue/*.toml`, one file a stage, in the
-order of the computation). A row has the wrong and the right formula, the symptoms, and sources: issues and commits in
-which real engines made the mistake. The edits are code in the modules beside it. An edit says as data which nodes it
-applies to (`plant(..., op=..., roles=..., when=...)`) and gives what a faulty engine computes there.
+order of the computation). A row has the wrong and the right formula and the symptoms. Most rows have sources:
+public threads about real engines that made the mistake. The edits are code in the modules beside it. An edit says as
+data which nodes it applies to (`plant(..., op=..., roles=..., when=...)`) and gives what a faulty engine computes
+there.
 
 Touch this package to add a mistake that people make. How a mistake is recognised in a dump is `diagnosis`.
 """

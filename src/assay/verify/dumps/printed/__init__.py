@@ -13,7 +13,7 @@ The passes, in order:
     heading_rules, subjects                  complete a statement's subject from the headings above it
     statement_observations                   turns statements into observations
 
-What words leave open is decided later by values (`dumps/matching`).
+Later, `dumps/matching` decides by values where the words leave a reading open.
 
 Every habit of printing is a row of a table (`rule_rows.py`). To read a new habit, add a row with its example.
 """

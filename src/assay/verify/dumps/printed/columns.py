@@ -9,6 +9,8 @@
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
     -                              dtype                 ignored
+
+Touch this module when the head of a column is not known or is misread: add a row to `COLUMN_RULES`.
 """
 
 from __future__ import annotations
