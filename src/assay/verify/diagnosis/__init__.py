@@ -12,9 +12,9 @@ reproduces the wrong values. The searches:
 `fault_trials` computes the values that a mistake would have given. `result` holds the answer, `answer` and `wording`
 put it into words.
 
-`candidates.confidence` computes the confidence of a cause for `by_nodes`, `by_runs` and `by_feeds`. `likelihood`
-reports 0.99 for a significant score, divided by the number of faults that fit equally well. `by_tokens` reports a
-constant of `thresholds`, because it compares ids exactly.
+`candidates.confidence` computes the confidence of a cause, for `by_nodes`, `by_runs`, `by_feeds` and for the package
+`endpoint`. There are two exceptions. `likelihood` reports 0.99 for a significant score, divided by the number of faults
+that fit equally well. `by_tokens` reports a constant of `thresholds`, because it compares ids exactly.
 
 Touch this package when a mistake of the catalogue is not named, or the wrong one is. A new mistake belongs in `faults`.
 """
