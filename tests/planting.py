@@ -93,7 +93,7 @@ PAIRS = [
 
 @dataclass(frozen=True)
 class Case:
-    """Somebody's run."""
+    """The run of an engine, and the faults planted in it; a healthy run has none."""
 
     name: str
     faults: tuple[str, ...]

@@ -102,7 +102,7 @@ def test_the_rooms_of_dumps_import_one_way() -> None:
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_one_way(package: str) -> None:
-    """A value walks one way through a package's rooms, and the table above has no arrow that nobody uses."""
+    """Imports between a package's rooms go one way, and every arrow of the table above is used."""
     allowed, used = ROOMS[package], rooms.arrows(SRC / package, package)
     assert allowed.keys() == used.keys()
     for room, others in used.items():

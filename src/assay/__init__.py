@@ -5,7 +5,10 @@
     with assay.load("smollm2") as model:
         print(model.chat("Why is the sky blue?", max_new_tokens=64))
 
-`docs/reference/python.md` has examples. A name is imported when it is first used, so `import assay` is fast.
+To prove means to compare with the definition, the float64 engine of `assay.engines.reference`. `assay.check` compares
+an engine node by node, on request; a normal run is not compared. `docs/reference/python.md` has examples.
+
+A name is imported when it is first used, so `import assay` is fast. Touch this module to export another public name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`assay tokenize`: ids out, text out, and a verdict on somebody's ids."""
+"""`assay tokenize`: ids out, text out, and a verdict on another program's ids."""
 
 from __future__ import annotations
 

@@ -198,7 +198,8 @@ def test_who_travels_with_a_killer_does_not_pay_for_it(path: Path) -> None:
 
 
 def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
-    """Two replicas fall silent together: nobody goes from one to the other, or is blamed for it who must."""
+    """Two replicas fall silent together: no stream moves from one to the other. A stream that was sent to a silent
+    replica is not blamed for its loss."""
 
     async def main() -> None:
         async with fleet_of(path, n=3) as fleet:
@@ -221,7 +222,7 @@ def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
 
 @pytest.mark.parametrize("stood", [False, True], ids=["cut", "hung"])
 def test_a_cut_is_told_from_a_hang_by_the_replica_itself(path: Path, stood: bool) -> None:
-    """Silent, and back again: a replica that never stood still was cut off, and nobody is blamed for that."""
+    """A replica falls silent and reconnects. If it reports no stall, the network was cut, and no stream is blamed."""
     times = 2 * MOVES
 
     async def main() -> None:

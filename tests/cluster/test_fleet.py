@@ -65,7 +65,7 @@ def test_cost_counts_what_has_to_be_computed() -> None:
     names = page_names(list(range(4 * PAGE)))
     a.changed(dict.fromkeys(names[:2], True))
     assert cost(a, names, 4 * PAGE, 0) == 2 * PAGE < cost(b, names, 4 * PAGE, 0) == 4 * PAGE
-    owed = b.send(names, 4 * PAGE)  # on its way: a second one like it goes there too
+    owed = b.send(names, 4 * PAGE)  # sent and not yet begun: a second prompt with these pages goes there too
     assert owed == 4 * PAGE and b.found(names) == 3 * PAGE
     b.began(names, owed)
     assert b.owed == 0 and b.found(names) == 0, "only what it says itself is held"
@@ -136,7 +136,7 @@ def test_replicas_come_when_streams_wait_and_go_when_they_do_not(path: Path) -> 
             assert most > 1 and shared > 1, "who comes takes from those who wait"
             end = time.monotonic() + 30
             while len(fleet.links) > 1:
-                assert time.monotonic() < end, "nobody went"
+                assert time.monotonic() < end, "no replica was stopped"
                 await asyncio.sleep(0.05)
 
     asyncio.run(main())

@@ -129,7 +129,7 @@ def test_a_stranger_who_says_nothing_or_noise() -> None:
 
 @pytest.mark.parametrize("change", ["flip", "repeat"])
 def test_a_changed_or_repeated_frame_breaks_the_connection(change: str) -> None:
-    """Somebody on the way who can write but does not know the token."""
+    """An attacker between both ends can write to the connection but does not know the token."""
     broken: list[str] = []
 
     async def server(channel: Channel) -> None:
@@ -158,7 +158,7 @@ def test_a_changed_or_repeated_frame_breaks_the_connection(change: str) -> None:
 
 
 def test_a_server_with_another_token_is_not_believed() -> None:
-    """Somebody listens on a replica's port: the router does not take its word."""
+    """Another process listens on a replica's port: the router refuses it, because it cannot prove the token."""
     with socket.socket() as fake:
         fake.bind(("127.0.0.1", 0))
         fake.listen()

@@ -30,7 +30,7 @@ def test_every_container_has_the_token() -> None:
 
 
 def test_it_fits_the_schema() -> None:
-    """KubeRay's ray.io_rayclusters.yaml, where somebody says where it is; fields it does not know are errors."""
+    """Checks the recipe by KubeRay's schema, if ASSAY_KUBERAY_CRD names that file; unknown fields are errors."""
     path = os.environ.get("ASSAY_KUBERAY_CRD")
     if not path:
         pytest.skip("ASSAY_KUBERAY_CRD does not name KubeRay's ray.io_rayclusters.yaml")

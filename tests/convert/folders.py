@@ -211,7 +211,7 @@ def _field(number: int, raw: bytes) -> bytes:
 
 
 def sentencepiece(path: Path) -> None:
-    """A model of pieces with scores; the last seven ids are nobody's."""
+    """A model of pieces with scores; the last seven ids have no piece."""
     pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *((f"<0x{i:02X}>", 0.0, 6) for i in range(256))]
     words = ["▁", *"helowrdabc", "▁h", "▁he", "ll", "▁hell", "▁hello", "or", "▁w", "▁wor", "▁worl", "▁world"]
     pieces += [(word, -float(i), 1) for i, word in enumerate(words)]

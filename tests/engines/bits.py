@@ -78,7 +78,7 @@ def _softcap(node: Node) -> Any:
 
 
 def _loose(node: Node) -> Any:
-    """Somebody else reads the scores: one operation at a time."""
+    """Another node reads the scores, so attention is not fused: one operation at a time."""
     if node.op == "kq":
         return [node, Node(f"doubled-{node.name[3:]}", "scale", (node.name,), (), {"factor": 2.0})]
     if node.op == "attn_softmax":

@@ -446,7 +446,7 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
 
 
-# Of an H200: layout, rows, columns, gate with up; warps of a block, pieces of weights that each has on its way.
+# On an H200: layout, rows, columns, gate with up; warps of a block, pieces of weights that each warp has in flight.
 SHAPES = {
     "TinyLlama q, k and v": ("Q4_K", 2560, 2048, False, 8, 1),
     "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, 12, 2),
@@ -664,7 +664,7 @@ def test_a_walk_with_a_window_and_a_cap(make: Make, heads: tuple[int, int, int],
 
 
 def test_what_a_window_does_not_show_may_be_anything(make: Make) -> None:
-    """Keys and values that nobody wrote, in a page of which some are seen: here they are no numbers."""
+    """Slots of a page that were never written, beside slots that the window shows: here they hold NaN."""
     model = make(type="Q8_0", n_layer=1, n_ff=256, n_head=4, n_head_kv=2, n_embd=256)
     graph = model.graph.rewrite(_masked(window=20)).check()
     cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)

@@ -177,7 +177,7 @@ def test_bad_file(tmp_path: Path, name: str) -> None:
 
 
 BAD_VALUES = {
-    # found when somebody asks for the value
+    # found when the caller reads the value
     "14: block count a string": (pair("k", STR, string("22")), "get_int", "found string, expected integer"),
     "14: block count a float": (pair("k", F32, struct.pack("<f", 22)), "get_int", "found float32"),
     "14: epsilon NaN": (pair("k", F32, struct.pack("<f", np.nan)), "get_float", "not a finite number"),

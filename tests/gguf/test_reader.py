@@ -60,7 +60,7 @@ def test_the_type_table_is_ggml_s() -> None:
 
 def test_opening_decodes_no_vocabulary(shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> list[str]:
-        raise AssertionError("decoded strings that nobody asked for")
+        raise AssertionError("decoded strings that the caller did not ask for")
 
     monkeypatch.setattr(Cursor, "strings", forbidden)
     file = open_file(shared_dir / "data" / "vocab" / "ggml-vocab-llama-bpe.gguf")

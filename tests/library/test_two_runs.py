@@ -167,7 +167,7 @@ def test_bisect_commands(path: Path, values: Path, tmp_path: Path) -> None:
     found = bisect(sides[0], sides[1], path)
     assert found.first is not None and found.first.name == "l_out-0" and found.first.tokens == (5,)
     assert found.right.startswith("B is right, A is wrong")
-    alone = bisect(sides[0], sides[1])  # without a model nobody knows which row a line printed
+    alone = bisect(sides[0], sides[1])  # without a model, the row that a line printed is unknown
     assert alone.first is not None and alone.first.name == found.first.name and alone.first.tokens == ()
     assert repr(alone).startswith("they differ first at l_out-0 (nmse")
 

@@ -1,4 +1,4 @@
-"""The scheduler on a worker's thread: the same tokens in any company, nothing lost, nobody stalled, all freed."""
+"""The scheduler on a worker's thread: the same tokens in any batch, nothing lost, no sequence stalled, all freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler stepped by hand: whatever breaks off a step and whoever leaves, no token changes and nothing leaks."""
+"""The scheduler stepped by hand: no token changes and no page leaks when a step fails or a sequence is cancelled."""
 
 from __future__ import annotations
 

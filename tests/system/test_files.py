@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture(params=["nameless", "named"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to make a file: without a name, and with one that nobody can guess."""
+    """Both ways to make a file: without a name, and with a random name that another process cannot guess."""
     if request.param == "named":
         monkeypatch.setattr(files, "_NAMELESS", 0)
 

@@ -1,4 +1,4 @@
-"""What is wrong with somebody's ids: each mistake is made on purpose and must be named."""
+"""Mistakes in another program's token ids: each is made on purpose and must be named."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_a_unigram_vocabulary_without_scores(tmp_path: Path) -> None:
         found.encode("a")
 
 
-# --- somebody's ids
+# --- ids of another program
 
 
 def test_mistakes_with_wordpiece_are_named(bert: Tokenizer) -> None:

@@ -1,8 +1,17 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
-Every verb is a module of its name with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
-`run(args) -> int`. With `COMMAND = True`, `args.command` holds the words after `--`. Only the module of the given verb
-is imported, and it imports heavy packages only when it runs.
+`VERBS` lists the verbs. Each verb is a module of its name (`assay list` is `listing.py`) with `HELP` (one line),
+`EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`. With `COMMAND = True`, `args.command` holds the words after
+`--`. Only the module of the given verb is imported, and it imports heavy packages only when it runs.
+
+The other modules are helpers of verbs:
+
+    common           arguments of several verbs, and how results and notes are printed
+    cluster_options  arguments that name a cluster
+    prompting        prompts of `run` and `chat` as token ids; `batch` is `run --batch`
+    conversations    history and settings of `chat`
+    style, progress  colours, tables and progress bars on a terminal
+    foreign          options and verbs of other programs, translated
 
 Exit codes: 0 done; 1 a mismatch was found (a result, not an error); 2 an error of the user (one line on stderr);
 130 interrupted. Any other exception is a bug and keeps its traceback.

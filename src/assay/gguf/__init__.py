@@ -1,6 +1,10 @@
 """GGUF files: read and write the header, metadata and tensors; block codecs; quantisation mixes.
 
-Touch it for a new tensor type (`codecs`, `types`), a quantisation mix (`mixes`) or the format (`reader`, `writer`).
+A *type* says how the weights of one tensor are stored (`Q4_K`). A *mix* says which type each tensor of a file gets
+(`Q4_K_M`: most tensors Q4_K, some Q6_K).
+
+Touch it for a new tensor type (begin with its row in `types`, then its codec in `codecs`), a quantisation mix (`mixes`)
+or the format (`reader`, `writer`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,12 @@
 `load` finds the builder here. The names page, the page of models and the tests' random models are generated from the
 other columns. Touch this to add an architecture.
 
-Tensors are written as words: a stem, `stem+b` for a stem with its bias, a group in capitals. `dense:` and `moe:` mark
-tensors of layers without and with experts, `own:` of layers with keys and values of their own.
+Tensors are written as words: a stem, `stem+b` for a stem with its bias, a group in capitals. A prefix marks tensors
+that only some layers have:
+
+    dense:, moe:   layers without experts, layers with experts
+    own:           layers that compute keys and values. The last `attention.shared_kv_layers` layers do not: they read
+                   those of an earlier layer (Gemma 4)
 """
 
 from __future__ import annotations

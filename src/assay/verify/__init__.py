@@ -1,5 +1,8 @@
 """Verification: is an engine right, and if not, which mistake did its author make?
 
+*The definition* is the reference engine (`assay.engines.reference`): exact weights, then float64, one textbook function
+an operation. Every verdict compares with its values.
+
 The packages, in the order of their imports. In brackets: the functions that a caller uses.
 
     dumps        another engine's run as observations [load.load_dump, resolve.resolve, tracing.take_trace]

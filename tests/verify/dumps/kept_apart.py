@@ -1,6 +1,6 @@
 """Log formats kept apart from those the reader was built with: written without sight of the reader.
 
-Each is a way in which somebody debugging an engine of their own prints activations and pastes them into an issue. A
+Each is a way in which the author of an engine prints activations while debugging and pastes them into an issue. A
 format here is one function that writes its text and, beside each piece, what that piece means.
 """
 

@@ -3,11 +3,12 @@
     precision fast    activations quantised to int8 blocks for quantised weights, cache in float16
     precision exact   float32 activations everywhere, cache in float32
 
-The logits of a sequence have the same bits for any number of threads, any company in the batch and any cut of the
-prompt. Neither a cached prefix nor a trace changes a bit.
+The logits of a sequence have the same bits for any number of threads, with any other sequences in the batch, and for
+any cut of the prompt. Neither a cached prefix nor a trace changes a bit.
 
-`compile.py` turns a graph into native steps, `foreign_kernels.py` lets another package add a kernel, and
-`native/program` has the code that runs. Touch this file for weights, cache and options of the engine.
+`compile.py` turns a graph into native steps, and `foreign_kernels.py` lets another package add a kernel. The C++ code
+that runs the steps is in the repository's folder `native/program`, its kernels in `native/kernels`. Touch this file for
+weights, cache and options of the engine.
 """
 
 from __future__ import annotations

@@ -7,8 +7,19 @@
                       of its own. They do not depend on the batch, the cut of the prompt or the cache, but may differ
                       between kinds of GPU.
 
-program.py compiles a graph for one shape of a step. This module chooses the shape of each batch, fills the tables of a
-step (step_tables.py), and launches the program on the device (device.py). Touch this module when a batch should be cut,
+Four terms that all modules of this package use (docs/glossary.md has the others):
+
+    step         one forward pass of a batch, or of a part of it where the batch is too large for one pass
+    program      the launches of one step, compiled for its *shape* (tokens, output rows, pages …) and kept
+    kernel step  one record of a program (steps.py, KernelStep): one launch, or one entry in the list of a walk
+    walk         consecutive kernel steps that one kernel, a megakernel, computes without a launch between them
+                 (walk.py). Thread blocks wait for each other's results by spinning on the results' memory.
+
+In the modules of the compiler (steps, step_list, schedule, folding, place, lower, walk) "step" alone means a kernel
+step. "The shape of a step", here, shapes.py, step_tables.py and decode_run.py mean a forward pass.
+
+program.py compiles a graph for one shape. This module chooses the shape of each batch, fills the tables of a step
+(step_tables.py), and launches the program on the device (device.py). Touch this module when a batch should be cut,
 padded or run in another way; program.py lists the modules of the compiler.
 
 The first two precisions compute docs/reference/arithmetic.md, as the cpu engine does. So the logits are the same bits,

@@ -1,4 +1,4 @@
-"""Values: the pieces of device memory that the steps of a program read and write, each with its layout.
+"""Values: the pieces of device memory that the kernel steps of a program read and write, each with its layout.
 
 The schedule pass creates values, and place.py gives each an offset. Touch this module when kernels read rows in
 another layout.

@@ -1,4 +1,4 @@
-"""Which nodes the step of another node computes, beside the groups of engines/plan/fuse.py.
+"""Which nodes the kernel step of another node computes, beside the groups of engines/plan/fuse.py.
 
     a norm before products            the step that quantises the products' input computes it
     RoPE of q and k, cache writes     attention computes them when every sequence has one token; in a walk also norms
@@ -7,6 +7,7 @@
     activations before products       in a walk, the step that quantises the products' input computes them
     norms with the adds around them   one step of a walk
 
+A walk is one megakernel for consecutive kernel steps (walk.py). It folds more nodes than separate launches do.
 A node is folded only where no other node reads what lies between. Pure functions of the graph and its plan. Touch this
 module when a kernel learns to compute a neighbouring node.
 """

@@ -1,8 +1,13 @@
 """Weights on the device: the format of each GGUF type (native/cuda/formats.h), and loading tensors into it.
 
-A matrix is stored in groups of 16 or 32 rows. A group is divided into tiles of 32 items; an item is 256 columns (a
-unit) of a row. The size of a group is chosen so that few items of its last tile are padding. Touch this module when a
-GGUF type gets a format of its own.
+How a matrix is stored, from the smallest part to the largest:
+
+    item    256 neighbouring columns of one row. These 256 columns are a *unit*: their products are summed first.
+    tile    32 items, one for each lane of a warp, in chunks of 16 bytes a lane
+    group   16 or 32 rows with all their units: its items, by unit and then by row, are cut into tiles
+
+The last tile of a group is padded. The size of a group is chosen so that there is little padding. Touch this module
+when a GGUF type gets a format of its own.
 """
 
 from __future__ import annotations

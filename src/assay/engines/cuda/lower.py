@@ -1,8 +1,8 @@
-"""The lower pass: from steps and their memory to launches, in order.
+"""The lower pass: from kernel steps and their memory to launches, in order.
 
 A step outside walks becomes one launch, by the table of its kernel family. The steps of a walk become one launch
-together (lower_walk.py). The program first clears the memory that the steps of a walk share, because a reader spins
-until a word differs from 0.
+together (lower_walk.py). The first launches of a program fill the memory that the steps of a walk share with the word
+kNotYet: a reader inside the walk spins until a word differs from it (place.py).
 """
 
 from __future__ import annotations

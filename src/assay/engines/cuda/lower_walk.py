@@ -1,7 +1,13 @@
 """Lower a walk: the table of its steps (native/cuda/walk.h, WalkStep) and the launch of its megakernel.
 
-Each step record becomes one WalkStep. Then the steps are linked: where each begins among the blocks of threads, and how
-far producer warps prefetch into the ring buffer.
+Each kernel step becomes one WalkStep. Then `_link` sets the fields that depend on other steps and on the ring buffer:
+
+    first   the thread block that takes the first group of rows. It is the block after the last one that the step
+            before occupied beyond full rounds, so that idle blocks get work first.
+    ahead   how many pieces of weights the producer warps may have requested before the consumer warps use them. A
+            piece fills one slot of the ring buffer in shared memory.
+
+walk.py explains producer warps, consumer warps and the ring buffer.
 """
 
 from __future__ import annotations

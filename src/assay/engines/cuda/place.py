@@ -1,8 +1,11 @@
-"""The place pass: from the steps of a schedule to an offset for every value. A pure function of both.
+"""The place pass: from the kernel steps of a schedule to an offset for every value. A pure function of both.
 
 A value needs memory from the first step that uses it to the last. Values that are live at the same time get different
-bytes, first fit. Values that one walk both writes and reads get one block of memory together. The program clears that
-memory at its beginning, and readers spin until a cleared word has been written.
+bytes, first fit.
+
+Values that one walk (walk.py) both writes and reads get one block of memory together. It is reserved from the
+beginning of the program, which fills it with the word kNotYet (native/cuda/platform.h: all bits set). Readers inside
+the walk spin until a word differs from kNotYet. No result has these bits, so a result of 0 is seen too.
 """
 
 from __future__ import annotations

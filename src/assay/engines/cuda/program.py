@@ -1,15 +1,15 @@
-"""The compiler's entry: a graph and the shape of a step in, a program of launches out, by three passes.
+"""The compiler's entry: a graph and the shape of a forward pass in, a program of launches out, by three passes.
 
-    schedule   groups of the plan -> steps: which kernel, which values it reads and writes (schedule*.py, folding.py)
-    place      steps -> an offset in the arena for every value (place.py)
-    lower      steps and offsets -> launches with their arguments (lower*.py, resolver.py)
+    schedule   groups of the plan -> kernel steps: the kernel, what it reads and writes (schedule*.py, folding.py)
+    place      kernel steps -> an offset in the arena for every value (place.py)
+    lower      kernel steps and offsets -> launches with their arguments (lower*.py, resolver.py)
 
 A program holds no data of a batch: tokens, slots, page tables and positions are tables in device memory that the
-engine writes before each run. So a program is compiled once for each shape, and the launches of a small step are
-captured as a CUDA graph.
+engine writes before each run. So a program is compiled once for each shape, and the launches of a small forward pass
+are captured as a CUDA graph.
 
-Where every sequence has one token, consecutive steps become a walk: one megakernel executes them (walk.py). If no
-megakernel fits the graph, the same graph is scheduled again as separate launches.
+Where every sequence has one token, consecutive kernel steps become a walk: one megakernel executes them (walk.py). If
+no megakernel fits the graph, the same graph is scheduled again as separate launches.
 """
 
 from __future__ import annotations

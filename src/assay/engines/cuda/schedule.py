@@ -1,4 +1,4 @@
-"""The schedule pass: from the plan of a graph to a list of steps, for one shape of a step.
+"""The schedule pass: from the plan of a graph to a list of kernel steps, for one shape of a forward pass.
 
 The groups of engines/plan/fuse.py are taken in order. A group of products, a gate or an attention has its own module;
 a single node has a row in SINGLE, by its operation. Touch SINGLE when the engine learns an operation.

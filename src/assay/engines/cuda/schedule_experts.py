@@ -1,4 +1,7 @@
-"""Schedule products of several matrices: each pair (token, choice) has the matrix of an expert, or of a head.
+"""Schedule products in which rows are multiplied by different matrices of one tensor: of experts, or of heads.
+
+With experts, the router chooses some matrices for each token, and a pair is (token, chosen expert). With heads, nothing
+is chosen: a pair is (token, head), and head h is always multiplied by matrix h.
 
 Pairs are multiplied one by one or, where many pairs have the same matrix, sorted by matrix and multiplied in tiles.
 """

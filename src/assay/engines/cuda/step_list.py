@@ -1,4 +1,4 @@
-"""The list of steps while the schedule pass appends to it, and the values that nodes have so far.
+"""The list of kernel steps while the schedule pass appends to it, and the values that nodes have so far.
 
 The schedule functions get this list as their first argument. `value_of` finds a node's value for the rows that a reader
 needs, and appends the step that gathers these rows if they do not exist yet. `once` computes a value that several steps

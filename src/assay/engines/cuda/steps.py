@@ -1,8 +1,9 @@
-"""Step records: what the schedule pass hands to the passes after it.
+"""Kernel steps: the records that the schedule pass hands to the passes after it.
 
-schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch. A step has its
-`work` (a record of one kernel family) and the values that it reads and writes. Everything here is plain data. Touch
-this module when a kernel family needs another fact from the schedule pass.
+schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch, or
+lower_walk.py into an entry in the list of a walk. A step has its `work` (a record of one kernel family) and the values
+that it reads and writes. Everything here is plain data. Touch this module when a kernel family needs another fact from
+the schedule pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Walks: consecutive steps of a program that one megakernel executes (native/cuda/walk.cu).
+"""Walks: consecutive kernel steps of a program that one megakernel executes (native/cuda/walk.cu).
 
 A walk is a list of steps in device memory. Every multiprocessor runs one block of threads, which computes its share of
 each step in turn. A step waits for the results of earlier steps by spinning on the values themselves, so no launch lies

@@ -2,8 +2,11 @@
 
 It decodes weights exactly, then computes in float64 with one textbook function for each node (`functions.py`). It is
 never optimised. `interpret` runs a graph over an environment of values. `ReferenceEngine` wraps it in the engine
-contract with a paged cache. Verification calls `interpret` and `evaluate` directly: with given values for some nodes
-(a foreign engine's own inputs), with a rewritten graph (a fault), or with hooks that round (an arithmetic's noise).
+contract with a paged cache. Verification calls `interpret` and `evaluate` directly, in three ways: with given values
+for some nodes (a foreign engine's own inputs), with a rewritten graph (a fault), or with hooks that round the values.
+Such a hook imitates an engine that computes in float32 or less. The difference to the exact run is the noise that a
+right engine may have.
+
 Touch `functions.py` when an operation is added, and this file when a graph must be run in a new way.
 """
 

@@ -6,6 +6,11 @@
 
 Decoding defines the value of a weight: every type is bit-identical to gguf-py. A tensor is decoded in chunks that fit
 the CPU cache, so only the result takes much memory.
+
+A new block type begins with a row in the table of `gguf/types.py` (id, block size, bytes). Then its `Codec` goes into
+`CODECS` of the module of its kind: `legacy` (32 elements), `kquants`, `iquants`, `ternary` or `microscaling`. Its
+encoder goes into `ENCODERS` of `encode_legacy`, `encode_kquants` or `encode_iquants`; a type without one is decoded
+and never written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Encoders of the IQ types: uses of `fit` whose values come from a table, or from a code book of 4 or 8 values.
 
-If seven bits store eight signs, the number of minus signs must be even. If it is odd, the sign of the least important
-element is flipped. Magnitudes are fitted, so that element has a negative magnitude.
+The code books hold magnitudes, and signs are stored separately. Where seven bits store eight signs, the number of minus
+signs must be even. If it is odd, the sign of the least important element is flipped. The value to fit for that element
+(its absolute value) is then negated, so that the fit prefers a small magnitude for it.
 """
 
 from __future__ import annotations

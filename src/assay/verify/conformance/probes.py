@@ -1,8 +1,9 @@
-"""Probes: short runs, each chosen because some mistake shows there and in no cheaper run.
+"""Probes: the runs of a conformance kit (`vectors.py`). Each is short and shows a mistake that no cheaper run shows.
 
 A probe is a sequence of token ids, run once or twice. It is cut into steps: a prefill, then perhaps single tokens
 through the cache. Its positions may differ from the natural ones. The ids are drawn from the model's own vocabulary
-with a fixed seed, so a kit for one file is always the same.
+with a fixed seed, so a kit for one file is always the same. `assay check` does not use probes; its runs are in
+`engine_check.py`.
 """
 
 from __future__ import annotations

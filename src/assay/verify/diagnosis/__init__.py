@@ -1,9 +1,20 @@
 """Which known mistake gives these very values?
 
 `diagnose_dump.diagnose` is the entry: it judges the dump, then searches the catalogue (`faults`) for the mistake that
-reproduces the wrong values. `by_nodes` searches in dumps of whole tensors, `by_runs` in printed values, `by_feeds` and
-`by_tokens` for other tokens, `likelihood` for faults that are smaller than the noise. `fault_trials` computes what a
-mistake would have given. `result` holds the answer, `answer` and `wording` put it into words.
+reproduces the wrong values. The searches:
+
+    by_nodes     dumps with whole tensors: every node that is wrong on its own inputs
+    by_runs      printed values and statistics: hypotheses are run from the tokens
+    likelihood   faults whose effect is smaller than the noise; `hypothesis_score` has the likelihood ratio
+    by_feeds     the given tokens were right, but the engine computed another sequence (a token fed twice)
+    by_tokens    the given token ids are not those of the model's tokenizer and chat template
+
+`fault_trials` computes the values that a mistake would have given. `result` holds the answer, `answer` and `wording`
+put it into words.
+
+`candidates.confidence` computes the confidence of a cause, for `by_nodes`, `by_runs`, `by_feeds` and for the package
+`endpoint`. There are two exceptions. `likelihood` reports 0.99 for a significant score, divided by the number of faults
+that fit equally well. `by_tokens` reports a constant of `thresholds`, because it compares ids exactly.
 
 Touch this package when a mistake of the catalogue is not named, or the wrong one is. A new mistake belongs in `faults`.
 """

@@ -1,6 +1,7 @@
 """Right mathematics on other tokens: a prompt fed twice, a doubled token, a cache that still holds the last request.
 
-Such a run is no edit of the graph. It is the definition on another sequence, of which the dump shows some rows. So each
+The ids of the dump may be right (`by_tokens` compares them); the engine computed another sequence than these ids. Such
+a run is no edit of the graph. It is the definition on another sequence, of which the dump shows some rows. So each
 feed names the sequence that was really computed and, for every row of the dump, the row of that run which it shows.
 Touch this module to add another way of feeding tokens wrongly: a row of `FEEDS`.
 """

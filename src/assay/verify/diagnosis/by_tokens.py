@@ -1,4 +1,8 @@
-"""Token ids that differ from those of the model's tokenizer and template. They explain everything after them."""
+"""Token ids that differ from those of the model's tokenizer and chat template for the same text.
+
+The ids are compared, no value is computed. Wrong ids explain every wrong value after them. A run on another sequence
+than the ids of the dump say is found by `by_feeds`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which hypotheses explain a unit of evidence, and with which confidence.
+"""Which hypotheses explain a unit of evidence (an observed node and the segment before it), with which confidence.
 
-`hypotheses` lists what is tried and in which order, `candidates_at` tries it, `confidence` turns a fit into a
-probability.
+`hypotheses` lists what is tried and in which order. `candidates_at` tries it. `confidence` turns a fit into a
+probability, from the number of bits by which the fault shortens the description of the observed values.
 """
 
 from __future__ import annotations

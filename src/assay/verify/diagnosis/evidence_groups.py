@@ -1,7 +1,10 @@
-"""The observations in groups of values, from which a likelihood is computed, and the computations that reach them.
+"""The observations in groups of values, from which a likelihood is computed, and the computations that predict them.
 
-A group is a token's row of a node, or the printed values of one. `groups_of` cuts the deviation of a node into groups;
-a `Place` is a set of observed nodes that one computation reaches.
+A group is a token's row of a node, or the printed values of one. `groups_of` cuts the deviation of a node into groups.
+
+A `Place` is one recomputation (`unit.segment`, a run of graph nodes) and the observed nodes among its results
+(`targets`). With whole tensors in the dump, a place starts at the nearest dumped tensors and has one target. With
+printed values only, the place is the whole run from the tokens, and all observed nodes are targets.
 """
 
 from __future__ import annotations

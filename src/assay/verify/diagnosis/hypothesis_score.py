@@ -1,15 +1,16 @@
 """How well a fault predicts small deviations: the likelihood ratio of a hypothesis over the definition.
 
 Let e be the observed value less the definition's, and d the change that the fault would have made. If the fault did not
-happen, e does not depend on d, and e - d is larger than e. If it happened, e - d shrinks to the engine's
+happen, e does not depend on d, and e - d is larger than e on average. If it happened, e - d shrinks to the engine's
 own noise. A group of values is a token's row of a node, or the printed values of one. The noise of a group is unknown,
 so the logarithm of the likelihood ratio is
 
     sum over the groups of  n/2 · ln((mean e² + v) / (mean (e - d)² + v))
 
-where v is the floor below which nothing is evidence: float32's own noise there and the rounding of the print. n is the
-number of values in the group, but at most MOST_OF_A_ROW, because the values of one row are not independent. Groups that
-the fault does not change add nothing.
+v is the noise floor of the group: the square of float32's own noise there, and of the rounding of the print. Where both
+means are far below v, the logarithm is near 0, so deviations of that size are no evidence. n is the number of values in
+the group, but at most MOST_OF_A_ROW, because the values of one row are not independent. Groups that the fault does not
+change add nothing.
 
 `score_all` computes the scores; `likelihood` chooses what is scored, and where.
 """

@@ -1,8 +1,11 @@
-"""Which predictions are stable when float32's roundings fall otherwise. Only these count as evidence.
+"""How far a prediction moves under small random errors. Only predictions that hardly move count as evidence.
 
-Where an engine rounds by a rule, the last digit decides how a value at a rounding edge is rounded. Everything after it
-moves with it. So trials are shaken: every result is off by float32's noise, drawn anew. A prediction that
-moves then is no evidence.
+Some engines round by a rule, for example every result to float16. Where a value lies halfway between two float16
+numbers, its last float32 digit decides which of them it becomes, and all later values follow. assay cannot know that
+digit, because it depends on the order in which the engine sums.
+
+So each trial is repeated with random errors of float32's size added to every result (`FaultTrials.shaken`), DRAWS
+times. The largest square of a prediction's change is added to its noise floor (`moved_by`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""The catalogue of faults: what goes wrong in inference engines, with evidence, and how to commit each.
+"""The catalogue of faults: the mistakes that inference engines make, and the edits that plant each in a graph.
 
     FAULTS["rope-type"].variants     the edits that plant it
     planted(context, variant)        the model's graph with it
     register_fault(Fault(...))       a fault of another package
 
 A fault is a row and one or more edits. The rows of this package are prose (`catalogue/*.toml`, one file a stage, in the
-order of the computation); the edits are code in the modules beside it. An edit says as data which nodes it applies to
-(`plant(..., op=..., roles=..., when=...)`) and gives what a faulty engine computes there.
+order of the computation). A row has the wrong and the right formula and the symptoms. Most rows have sources:
+public threads about real engines that made the mistake. The edits are code in the modules beside it. An edit says as
+data which nodes it applies to (`plant(..., op=..., roles=..., when=...)`) and gives what a faulty engine computes
+there.
 
 Touch this package to add a mistake that people make. How a mistake is recognised in a dump is `diagnosis`.
 """

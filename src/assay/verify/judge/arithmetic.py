@@ -2,8 +2,9 @@
 
 Each arithmetic is a set of roundings that are applied while the definition runs. They model real engines:
 
-  f32     results in float32; a sum of n products is off by up to sqrt(n) half-units of the root of their squares'
-          sum, whatever its order: the value itself may be small where large products cancel
+  f32     results in float32. A sum of n products p_i gets a random error with the standard deviation
+          sqrt(n) * 2^-24 * sqrt(sum of p_i^2), for any order of summation. The error is not relative to the value
+          itself, which may be small where large products cancel.
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that

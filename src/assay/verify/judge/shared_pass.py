@@ -2,8 +2,11 @@
 
 A visitor is shown each node in turn, together with the weights. The definition's run, the recomputation from the dump's
 own inputs and the runs of the noise model are visitors. Together they need the memory of one tensor and of the live
-activations, whatever the size of the model. The runs of the noise model are generators: each yields the inputs that it
-wants evaluated, and all inputs that are wanted at the same time become one product.
+activations, whatever the size of the model.
+
+The runs of the noise model are generators. Each yields the inputs on which it wants the current node evaluated, and
+receives the results. `Together` collects the inputs of all runs and `evaluate_all` stacks their rows: one matrix
+product with the weight then serves all runs.
 """
 
 from __future__ import annotations

@@ -5,10 +5,17 @@ the nearest node and row of the definition's run. The match must be within what 
 rival. A print statement does the same in every layer. So lines with the same words and other whole numbers are the same
 node of other layers, even where a fault makes their values match nothing.
 
-`overrule_words` overrules words that name a node in one case. The values are not that node's in the first layer
-printed. They match, digit by digit, another node that no other line claims and that is computed from it. A fault may
-leave a node with the values of its input: a norm, a rotation or a sum was skipped. A fault may also exchange
-neighbours: the weights of q and v, of gate and up. A fault never gives a node the values of what is made from it.
+`overrule_words` reads a line that names node A as node B, if all of this holds in the first layer printed:
+
+    the values are not A's
+    they match B digit by digit
+    no other line names B
+    B is computed from A
+
+The last condition separates wrong words from a fault. A fault may leave A with the values of A's input: a norm, a
+rotation or a sum was skipped. A fault may also exchange neighbours: the weights of q and v, of gate and up. But a fault
+never gives A the values of a later node that is computed from A. So the print was placed after B, and the words are
+wrong.
 
 `choose_alternatives` decides between several readings of one line (`Observation.alternatives`).
 """

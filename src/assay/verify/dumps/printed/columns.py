@@ -1,7 +1,16 @@
 """Tells the kind of a table's column from its head: a table of rules, one kind of column a row.
 
-Kinds are the names of statistics, and `layer`, `row`, `name`, `index`, `id`, `logit`, `value`. `first` is a list, `#3`
-an element. `=` is a layer or a node, `=rms` a statistic of a node. `-` is a column to ignore.
+    kind                           example of a head     a cell of the column is
+    rms, mean, norm …              rms                   that statistic of the row's subject
+    layer, row, name, index, id    block, pos, stage     a part of the row's subject
+    logit, value                   score, val            one number
+    first                          sample                a list of values
+    #3                             h[3]                  element 3
+    =                              attn_out, layer 2     a number of the subject that the head names
+    =rms                           attn_out rms          that statistic of the node that the head names
+    -                              dtype                 ignored
+
+Touch this module when the head of a column is not known or is misread: add a row to `COLUMN_RULES`.
 """
 
 from __future__ import annotations
