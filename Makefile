@@ -20,7 +20,7 @@ test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not long"
 
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer. Racecheck has kernels of its own,
 # whose orders it can follow: docs/lab/gpu-measured.md.

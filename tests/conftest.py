@@ -51,6 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     rank = {tests / name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path, len(LONG)))
+    recorded = set((tests / "data" / "long_tests.txt").read_text().split())
+    for item in items:
+        if f"{item.path.relative_to(tests)}::{item.name.partition('[')[0]}" in recorded:
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")
