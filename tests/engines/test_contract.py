@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from assay import _native
 from assay.engines import ENGINES, contract_tests, create, default_kv_type, engine_class
-from assay.engines.contract import (
-    PAGE,
-    Arithmetic,
-    Array,
-    Chunk,
-    Emit,
-    Output,
-    PagedEngine,
-    check_batch,
-    hand_over,
-    pages_for,
-)
+from assay.engines.contract import PAGE, Array, Chunk, Output, PagedEngine, pages_for
 from assay.engines.cuda import CudaEngine
 from assay.engines.plan.batching import in_turns
 from assay.engines.plan.state_layout import KV_TYPES, page_bytes
-from assay.engines.reference import interpret
-from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
@@ -35,43 +25,20 @@ from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
 from tests import tiny
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin-engine" / "assay_example_engine.py"
 
-class Skeleton(PagedEngine):
-    """The smallest engine: it remembers the tokens of each slot, and computes every sequence from its start again."""
 
-    name = "skeleton"
-    arithmetic = Arithmetic("skeleton", "f64", "none")
-    dtype = np.dtype(np.float64)
+def example_engine() -> type[Any]:
+    """The engine of the example package: the contract's rules and no capability."""
+    spec = spec_from_file_location("assay_example_engine", EXAMPLE)
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: type[Any] = module.SkeletonEngine
+    return found
 
-    def __init__(self, model: Model, n_pages: int) -> None:
-        self.model, self.graph, self.n_pages = model, model.graph, n_pages
-        self._weights: Weights | None = Weights(model.file, np.float64)
-        self._slots = np.zeros((2, n_pages * PAGE), np.int64)  # the token and the position of each slot
 
-    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
-        check_batch(self, batch, keep)
-        return hand_over([self._chunk(chunk, keep) for chunk in batch], emit)
-
-    def _chunk(self, chunk: Chunk, keep: Collection[str]) -> Output:
-        if self._weights is None:
-            raise AssayError("engine skeleton: it has been closed")
-        at = np.arange(chunk.end)
-        slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
-        self._slots[:, slots[chunk.start :]] = chunk.tokens, chunk.all_positions()
-        tokens, positions = self._slots[:, slots]
-        env = {"inp_tokens": tokens, "inp_pos": positions, "inp_kpos": positions}
-        found = interpret(self.graph, self._weights, env, {*keep, self.graph.output})
-        rows = {name: self._last_rows(name, value, chunk.n_tokens) for name, value in found.items()}
-        logits = rows[self.graph.output]
-        nodes = {node.name: rows[node.name] for node in self.graph if node.name in keep}
-        return Output(logits[len(logits) - chunk.n_outputs :], nodes)
-
-    def _last_rows(self, name: str, value: Array, n: int) -> Array:
-        """The rows of this chunk's tokens: the graph's shapes say which axes run over tokens."""
-        return value[tuple(slice(-n, None) if dim == "T" else slice(None) for dim in self.graph.shapes[name])]
-
-    def close(self) -> None:
-        self._weights = None
+Skeleton = example_engine()
 
 
 def make_cuda(model: Model, n_pages: int) -> PagedEngine:
