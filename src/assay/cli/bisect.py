@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, emit, say, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_reading_arguments, emit, say, text_argument, token_ids
 from assay.errors import AssayError
 
 HELP = "find where two builds or settings of an engine differ, and which is right"
@@ -24,14 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that both are given")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids that both are given")
-    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the engine's names to node names")
-    parser.add_argument(
-        "--pattern",
-        action="append",
-        default=[],
-        metavar="P",
-        help="pattern of a log line; see docs/reference/dump-format.md",
-    )
+    add_reading_arguments(parser)
     add_json_argument(parser)
 
 

@@ -304,6 +304,13 @@ def add_stats_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every verb that reads a dump or a log: its names and its lines."""
+    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the dump's names to node names")
+    parser.add_argument("--pattern", action="append", default=[], metavar="TEXT",
+                        help="pattern of a log line, such as '{name} {layer}: rms={rms}'; repeatable")  # fmt: skip
+
+
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 

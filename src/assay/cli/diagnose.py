@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.cluster_options import add_cluster_argument
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened, say, text_argument, token_ids
+from assay.cli.common import (
+    add_json_argument,
+    add_model_argument,
+    add_reading_arguments,
+    emit,
+    opened,
+    say,
+    text_argument,
+    token_ids,
+)
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -33,14 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the text is a user message; apply the chat template")
     parser.add_argument("--system", type=text_argument, metavar="TEXT", help="system message for --chat")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids, if the dump has none")
-    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the dump's names to node names")
-    parser.add_argument(
-        "--pattern",
-        action="append",
-        default=[],
-        metavar="P",
-        help="pattern of a log line; see docs/reference/dump-format.md",
-    )
+    add_reading_arguments(parser)
     parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--api-key", default="", metavar="KEY", help="API key of the endpoint, sent as a bearer token")

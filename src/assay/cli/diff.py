@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, emit, say, whole
+from assay.cli.common import add_json_argument, add_reading_arguments, emit, say, whole
 from assay.cli.progress import counting
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
     parser.add_argument("--model", metavar="MODEL", help="the model, if neither A nor B names it")
     add_token_arguments(parser)
-    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the dump's names to node names")
-    parser.add_argument("--pattern", action="append", default=[], metavar="TEXT",
-                        help="pattern of a log line, such as '{name} {layer}: rms={rms}'; repeatable")  # fmt: skip
+    add_reading_arguments(parser)
     parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
     parser.add_argument(
         "--text", metavar="FILE", help="two models: file with the text for the KL divergence; default: a built-in text"

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, number, say, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_reading_arguments, number, say, text_argument, token_ids
 from assay.errors import AssayError
 from assay.system.plain import plain
 from assay.system.terminal import harmless
@@ -30,14 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=token_ids, default=[], metavar="IDS", help="token ids that the engine is given"
     )
-    parser.add_argument("--map", metavar="FILE", help="file with a JSON object from the engine's names to node names")
-    parser.add_argument(
-        "--pattern",
-        action="append",
-        default=[],
-        metavar="P",
-        help="pattern of a log line; see docs/reference/dump-format.md",
-    )
+    add_reading_arguments(parser)
     parser.add_argument("--interval", type=number, default=0.5, metavar="S", help="seconds between checks for a change")
     parser.add_argument("--once", action="store_true", help="run once, without waiting for a change")
     parser.add_argument(
