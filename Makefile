@@ -7,10 +7,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4" "setuptools>=70.1"
+BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
+EDITABLE := -q --no-build-isolation -C cmake.define.ASSAY_ISAS=all -e
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize arm x86 fuzz soak witness score engines cases clean test-gpu site cluster-demo
+.PHONY: run test test-fast lint docs sanitize arm x86 fuzz axe soak witness score engines cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -30,8 +31,9 @@ RACECHECKED := every_type and (Q4_K or Q8_0) or variant and window or walk-four 
     or tensor_tile and (tensor_128 or tensor_32 or turns_32 or turns_16) or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16 \
     or two_warps or family and (gemma3 or phi3)
 test-gpu: $(VENV)/.test-installed
-	$(BIN)/pip install -q -e ".[cuda]" --no-build-isolation
-	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py tests/engines/test_cuda_serving.py -q
+	$(BIN)/pip install $(EDITABLE) ".[cuda]"
+	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py tests/engines/test_cuda_serving.py \
+	    tests/engines/test_cuda_recurrent.py -q
 	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py -q -k "$(MEMCHECKED)"
 	ASSAY_TEST_GPU=1 ASSAY_RACECHECK=1 \
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py -q -k "$(RACECHECKED)"
@@ -73,10 +75,18 @@ arm x86:
 MINUTES ?= 2
 fuzz: $(VENV)/.test-installed
 	$(BIN)/python -m fuzz --minutes $(MINUTES)
+	if command -v node > /dev/null; then node fuzz/markdown.mjs --minutes $(MINUTES); else echo "node is not installed: Markdown is not fuzzed"; fi
 
-# Honest and hostile clients at once; fails on an honest error, other text, growing memory or a lost page.
+# The checker of access that tests/serve/page/test_access.py runs in the browser.
+axe: build/axe/node_modules/axe-core/axe.min.js
+build/axe/node_modules/axe-core/axe.min.js:
+	npm install --silent --no-audit --no-fund --no-save --prefix build/axe axe-core@4
+
+# Honest and hostile clients at once; fails on an honest error, other text, growing memory or a lost page. Then the longest
+# gap of /health and of a stream while each kind of request arrives.
 soak: $(VENV)/.test-installed
 	$(BIN)/python bench/soak.py --minutes $(MINUTES)
+	$(BIN)/python bench/stall.py
 
 # Three local nodes, a stream, a node killed in its middle: the same bytes.
 cluster-demo: $(VENV)/.test-installed
@@ -84,7 +94,7 @@ cluster-demo: $(VENV)/.test-installed
 
 # llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
 witness: $(VENV)/.test-installed
-	$(BIN)/pip install -q -e ".[llamacpp]" --no-build-isolation
+	$(BIN)/pip install $(EDITABLE) ".[llamacpp]"
 	$(BIN)/python tests/verify/witness/golden.py
 	$(BIN)/python -m pytest tests/verify/witness/test_witness.py -q
 
@@ -101,20 +111,25 @@ score: $(VENV)/.test-installed  ## how often the bug is named: docs/lab/score.md
 
 engines: $(VENV)/.test-installed  ## docs/lab/engines.md: other people's engines; builds llama.cpp once, 10 min
 	for name in llamacpp transformers tinygrad mlx openvino mistralrs xllamacpp; do \
-	  $(BIN)/pip install -q -e ".[$$name]" --no-build-isolation || echo "$$name: does not install here"; done
+	  $(BIN)/pip install $(EDITABLE) ".[$$name]" || echo "$$name: does not install here"; done
 	$(BIN)/python bench/engines.py --again
 
 cases: $(VENV)/.installed  ## docs/explanation/cases.md, on TinyLlama
 	$(BIN)/python bench/cases.py --again
 
+# The packages that assay needs are fetched while its kernels are compiled. `--no-compile`: Python compiles a module when
+# it is first imported, and most of theirs never are.
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	$(BIN)/pip install -q $(BUILD_TOOLS)
-	$(BIN)/pip install -q --no-build-isolation -e .
+	$(BIN)/pip install -q --no-compile $(BUILD_TOOLS)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needed.txt
+	$(BIN)/pip install -q --no-compile -r $(VENV)/needed.txt "setuptools>=70.1" & \
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .; built=$$?; wait $$! && exit $$built
 	touch $@
 
+# Tests try every instruction set that this machine has, and compile the others; `make run` needs the fastest alone.
 $(VENV)/.test-installed $(VENV)/.lint-installed: $(VENV)/.%-installed: $(VENV)/.installed
-	$(BIN)/pip install -q --no-build-isolation -e ".[$*]"
+	$(BIN)/pip install $(EDITABLE) ".[$*]"
 	touch $@
 
 clean:

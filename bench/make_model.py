@@ -3,6 +3,7 @@
     python bench/make_model.py tiny-q4km.gguf --type Q4_K_M                 # TinyLlama's shape
     python bench/make_model.py wide.gguf --type Q8_0 --n-embd 4096 --n-layer 4
     python bench/make_model.py moe.gguf --type Q4_K_M --arch qwen3moe --n-expert 32 --n-expert-used 4 --n-ff-exp 768
+    python bench/make_model.py hybrid.gguf --type Q4_K_M --shape qwen3.5-0.8b         # a published model's dimensions
 
 Speed does not depend on the weights' values, only on their types and shapes, which are llama.cpp's for the mix. A few
 thousand random blocks of each type are really quantised, and every tensor is a random choice of them. A type that is
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from assay.gguf.codecs import encode
 from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, choose, mix_by_name, role_of
 from assay.gguf.types import GGMLType, by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import ARCHITECTURES, Sizes, metadata, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, Arch, Sizes, metadata, tensor_shapes
 
 POOL = 4096  # different blocks of a type
 CODES = (
@@ -40,6 +42,23 @@ CODES = (
     "TQ2_0",
     "MXFP4",
 )
+# Published models whose layers keep a state: the architecture, its sizes, and the keys that differ from its example.
+_QWEN35 = Sizes(n_layer=24, n_embd=1024, n_head=8, n_head_kv=2, n_embd_head=256, n_embd_head_v=256, n_ff=3584,
+                n_vocab=248320, n_ctx=4096, n_rot=64)  # fmt: skip
+_LFM2 = Sizes(n_layer=16, n_embd=2048, n_head=32, n_head_kv=8, n_embd_head=64, n_embd_head_v=64, n_ff=8192,
+              n_vocab=65536, n_ctx=4096)  # fmt: skip
+_GRANITE = Sizes(n_layer=32, n_embd=768, n_head=12, n_head_kv=4, n_embd_head=64, n_embd_head_v=64, n_ff=2048,
+                 n_vocab=100352, n_ctx=4096)  # fmt: skip
+SHAPES: dict[str, tuple[str, Sizes, dict[str, Any]]] = {
+    "qwen3.5-0.8b": ("qwen35", _QWEN35, {
+        "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": 16, "ssm.group_count": 16,
+        "ssm.inner_size": 2048, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]}),
+    "lfm2-1.2b": ("lfm2", _LFM2, {
+        "shortconv.l_cache": 3, "attention.head_count_kv": [8 * (i in (2, 5, 8, 10, 12, 14)) for i in range(16)]}),
+    "granite-4-h-350m": ("granitehybrid", _GRANITE, {
+        "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": 48, "ssm.group_count": 1,
+        "ssm.inner_size": 1536, "attention.head_count_kv": [4 * (i in (10, 13, 17, 27)) for i in range(32)]}),
+}  # fmt: skip
 TYPES = (*CODES, "Q3_K", "Q4_K", "Q5_K")  # used for every matrix when given by name; other names are mixes
 
 
@@ -98,32 +117,53 @@ def make(
     row = replace(ARCHITECTURES[arch], sizes=sizes)
     if arch == "llama":
         row = replace(row, top="token_embd output_norm output", blocks="PRE QKV EXPERTS" if n_expert else row.blocks)
-    shapes = tensor_shapes(row)
+    return write_row(path, mix_name, row, seed)
+
+
+def make_shape(path: Path, mix_name: str, shape: str, seed: int = 1) -> Path:
+    """Write a model with the dimensions of a published one, and give its path back."""
+    arch, sizes, keys = SHAPES[shape]
+    row = ARCHITECTURES[arch]
+    return write_row(path, mix_name, replace(row, sizes=sizes, keys={**row.keys, **keys}), seed)
+
+
+def write_row(path: Path, mix_name: str, row: Arch, seed: int) -> Path:
+    """Write a model with the tensors of a row of the catalogue."""
+    z, shapes = row.sizes, tensor_shapes(row)
     f32, mix = by_name("F32"), mix_by_name("Q8_0" if mix_name in TYPES else mix_name)
     value = sum(role_of(name) == "value" for name in shapes)
-    facts = Facts(arch, n_layer, n_head, n_head_kv, n_expert, tied="output.weight" not in shapes, n_value=value)
+    tied = "output.weight" not in shapes
+    facts = Facts(row.name, z.n_layer, z.n_head, z.n_head_kv, z.n_expert, tied=tied, n_value=value)
     types = choose(mix, facts, [(name, shape, f32) for name, shape in shapes.items()])
     if mix_name in TYPES:
         types = {name: by_name(mix_name) if kind.name == mix.name else kind for name, kind in types.items()}
     blocks = Blocks(seed)
 
     def data(name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | NDArray[np.uint8]:
+        if name.endswith("ssm_a"):  # negative, so that the state fades
+            return np.full(shape, -1.0, np.float32)
         return np.ones(shape, np.float32) if len(shape) == 1 else blocks.tensor(types[name], shape)
 
     tensors = [
         Tensor(name, shape, types[name], lambda name=name, shape=shape: data(name, shape))
         for name, shape in shapes.items()
     ]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(n_vocab - 259))]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *(f"▁w{i}" for i in range(z.n_vocab - 259)),
+    ]
     keys = {
         **metadata(row),
         "general.name": f"random {mix_name}",
         "general.file_type": mix.file_type,
         "general.quantization_version": QUANTIZATION_VERSION,
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens[:n_vocab],
-        "tokenizer.ggml.scores": np.zeros(n_vocab, np.float32),
-        "tokenizer.ggml.token_type": np.array([2, 3, 3, *[6] * 256, *[1] * n_vocab][:n_vocab], np.int32),
+        "tokenizer.ggml.tokens": tokens[: z.n_vocab],
+        "tokenizer.ggml.scores": np.zeros(z.n_vocab, np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, *[6] * 256, *[1] * z.n_vocab][: z.n_vocab], np.int32),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
@@ -137,12 +177,14 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--type", required=True, help="Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16 and so on")
     parser.add_argument("--arch", default="llama", choices=ARCHITECTURES, metavar="NAME", help="default llama")
+    parser.add_argument("--shape", choices=SHAPES, help="a published model's; the options below do not count")
     for name, default in (("n-embd", 2048), ("n-layer", 22), ("n-head", 32), ("n-head-kv", 4), ("n-ff", 5632),
                           ("n-vocab", 32000), ("n-ctx", 4096), ("n-expert", 0), ("n-expert-used", 0), ("n-ff-exp", 768),
                           ("seed", 1)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     options = vars(parser.parse_args())
-    path = make(options.pop("path"), options.pop("type"), **options)
+    path, kind, shape = options.pop("path"), options.pop("type"), options.pop("shape")
+    path = make_shape(path, kind, shape, options["seed"]) if shape else make(path, kind, **options)
     print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
 
 

@@ -48,6 +48,10 @@ names the row. [The dump format](dump-format.md) is a line of JSON per tensor; t
 | layer 0: last row right, the others wrong; from layer 1 on all wrong | [no causal mask](#mask-missing-prefill) |
 | every head of the attention output shrunk, its direction right | [empty cache slots in the softmax](#softmax-unfilled) |
 | prompt right, every generated token wrong | [decode positions](#pos-reset-decode), [cache](#kv-recreated), or [another kernel](#path-split) |
+| the same, and the model has a convolution or a recurrent state | [window](#conv-state-missing), [state](#st-lost) or [padding](#st-pad-enters) between two calls |
+| a recurrent layer right at token 0, wrong from token 1 on | [decay](#gdn-decay-absent), [what is taken away](#gdn-no-delta), or the state's [axis](#kda-decay-axis) |
+| a recurrent layer zero at token 0 | [read before the write](#gdn-read-early) |
+| right up to token 16 or 64, then not | [the state at a chunk's border](#chunk-reset) |
 | rms right, cosine 0.07 | [nibbles in the wrong order](#q4_0-interleave) |
 | right for the first 32 or 256 elements of a row | [block size](#gguf-block-bytes), [first block only](#gguf-first-block-only) |
 | a constant offset within each block | [minimum](#q4_1-min) or [zero point](#q4_0-zero-point) |
@@ -67,6 +71,8 @@ names the row. [The dump format](dump-format.md) is a line of JSON per tensor; t
 | a prompt, and the same with its last token changed | an earlier row that changes: the mask leaks | the rest |
 | all positions shifted by 11 | logits that change: rotation on one side only, of V, or not a rotation | any consistent rotation, right or wrong |
 | prefill against token by token | positions, cache, mask offset, kernel paths | what both share |
+| a prompt alone, of a model with recurrent state | every operation inside a call | the state between calls: window, matrix, padding, tokens taken back. `diagnose` says so and asks for decode steps |
+| the same prompt alone, after another, and beside another | a state that leaks or is not cleared | |
 | lengths across 32, 64, 256, 2048 | tiles, chunks, windows, capacity | |
 | the same request twice | stale caches, races, uninitialised memory | |
 
@@ -78,6 +84,13 @@ wrong one. assay reports such ties as a class and names the tensor that would sp
 Hugging Face's order of Q and K rows *with* half-split rotation; a constant added to all positions; another order of
 summation; activations quantised to 8 bits before a product; keys and values kept in half precision. Each is recognised and
 named in a note. They are not reported as faults.
+
+## Layers with a recurrent state
+
+Six stages are about layers that remember: *convolution* (`conv-`, and `sconv-` of LFM2), *delta rule* (`gdn-` of Qwen3-Next
+and Qwen3.5, `kda-` of Kimi-Linear), *scan* (`ssm-` of Mamba and the hybrids), *rwkv*, *recurrent state* (`st-`, `chunk-`) and
+*draft head* (`mtp-`). Gated attention (`gattn-`) stands with attention. Ten of their faults cannot show in a prompt: they
+need a second call. A fault of a draft head is judged from a dump whose names begin with `mtp/`.
 
 ## How to read the rows
 
@@ -125,6 +138,7 @@ def _row(f: Fault) -> list[str]:
         "shows first at": f"{_code(f.shows)}; at position 0: {f.at_zero}; smallest probe: {_code(f.probe)}",
         "recognised": f"{_recognised(f)} ({kinds})",
         "evidence": f.evidence + (f"; {links}" if links else ""),
+        **({"also called": ", ".join(f.aliases)} if f.aliases else {}),
     }
     rows = (f"| {name} | {_UNESCAPED.sub(BAR, text)} |" for name, text in fields.items())
     return [f"### {f.id}", "", "| | |", "|---|---|", *rows, ""]

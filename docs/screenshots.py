@@ -1,16 +1,17 @@
-"""The pictures of docs/reference/page.md: every view of the page, at three widths, light and dark, in a real browser.
+"""Pictures for docs/: every view of the page and the report, on a desk and a phone, light and dark.
 
     python docs/screenshots.py                 # writes docs/images/page/VIEW-WIDTH-THEME.webp
     python docs/screenshots.py --views diagnose --widths 360
 
-Needs playwright and an installed Chromium (CHROMIUM names it). The script starts a server with smollm2, uses each view
-as a person would, and diagnoses a dump of the tutorial's broken engine.
+Needs playwright and an installed Chromium (CHROMIUM names it). The script starts a server with smollm2 for each width,
+uses each view as a person would, and diagnoses a dump of the tutorial's broken engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -19,22 +20,25 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-VIEWS = ("chat", "tokens", "layers", "compare", "diagnose", "server")
-SIZES = {1280: 800, 768: 900, 360: 740}
+VIEWS = ("first", "chat", "tokens", "layers", "compare", "diagnose", "server")
+SIZES = {1280: 800, 360: 740}  # a desk and a phone
 THEMES = ("light", "dark")
 IDS = "504,3575,282,4649,314"  # The capital of France is
-LAYERS = 6  # in the dump: the page accepts files up to 1.4 MB
-QUALITY = 72
+QUALITY = 60
 MINUTE = 60_000  # ms
+QUESTIONS = (
+    ("Why is the sky blue? Answer in two sentences.", 60),
+    ("What is the capital of France?", 24),
+    ("Write a Python function that reverses a string, and say in one line how it works.", 160),
+)
 
 
 @contextmanager
@@ -46,49 +50,63 @@ def server() -> Iterator[str]:
         assert process.stdout
         yield json.loads(process.stdout.readline())["url"]
     finally:
-        process.terminate()
+        process.kill()  # its streams need not end
         process.wait(30)
 
 
 def broken_dump(folder: Path) -> Path:
-    """A dump of the tutorial's broken engine, its first layers only."""
+    """A dump of the tutorial's broken engine."""
     model = subprocess.run(
         [sys.executable, "-m", "assay", "pull", "smollm2"], check=True, capture_output=True, text=True
     ).stdout.strip()
-    whole, some = folder / "whole.npz", folder / "run.npz"
-    subprocess.run([sys.executable, ROOT / "docs" / "tutorial" / "engine.py", model, IDS, whole], check=True)
-    with np.load(whole) as found:
-        keep = [n for n in found if "-" not in n or int(n.rsplit("-", 1)[1]) < LAYERS]
-        np.savez_compressed(some, **{n: found[n] for n in keep if not n.startswith("result")})
-    return some
+    dump = folder / "run.npz"
+    subprocess.run([sys.executable, ROOT / "docs" / "tutorial" / "engine.py", model, IDS, dump], check=True)
+    return dump
 
 
 def use(page: Page, view: str, dump: Path) -> None:
     """Use a view as a person would."""
-    if view == "chat":
-        page.fill("[name=temperature]", "0")
-        page.fill("[name=max_tokens]", "160")
-        page.fill("#input", "Write a Python function that reverses a string, and say in one line how it works.")
-        page.press("#input", "Enter")
-        expect(page.locator("#send")).to_have_text("Stop")
-        expect(page.locator("#send")).to_have_text("Send", timeout=5 * MINUTE)
+    if view == "first":
+        expect(page.locator("#speed")).to_contain_text("tokens/s", timeout=MINUTE)
+        return
     page.click(f"#tab-{view}")
-    if view == "tokens":
-        expect(page.locator(".piece.scored").first).to_be_visible()
+    if view == "chat":
+        chat(page)
+    elif view == "tokens":
+        expect(page.locator(".scored").first).to_be_visible()
     elif view == "layers":
-        page.click("#trace button")
         expect(page.locator(".grid tbody tr").first).to_be_visible(timeout=MINUTE)
     elif view == "compare":
         page.click("#compare-form button")
         expect(page.locator("#compare-note")).to_contain_text("They part", timeout=5 * MINUTE)
     elif view == "diagnose":
         page.set_input_files("#dump", dump)
-        expect(page.locator("#diagnose-note")).to_contain_text("run.npz")
+        expect(page.locator("#dropped")).to_contain_text("run.npz")
         page.click("#examine")
         expect(page.locator("#examine")).to_be_enabled(timeout=10 * MINUTE)
-        assert page.locator("#cause").inner_text(), page.locator("#diagnose-note").inner_text()
+        assert page.locator("#report .lead").count(), page.locator("#diagnose-note").inner_text()
     elif view == "server":
         page.wait_for_timeout(12_000)  # so that the curve has a shape
+
+
+def chat(page: Page) -> None:
+    """Three conversations in the list; the last one has code in its answer and its figures open."""
+    for question, tokens in QUESTIONS:
+        new_chat(page)
+        page.click("#gear")
+        page.fill("[name=temperature]", "0")
+        page.fill("[name=max_tokens]", str(tokens))
+        page.click("#settings [data-close]")
+        page.fill("#input", question)
+        page.click("#send")
+        expect(page.locator("#send")).to_have_attribute("aria-label", "Stop")
+        expect(page.locator("#send")).to_have_attribute("aria-label", "Send", timeout=5 * MINUTE)
+
+
+def new_chat(page: Page) -> None:
+    if not page.locator("#clear").is_visible():  # a phone: the list is a sheet
+        page.click("#menu")
+    page.click("#clear")
 
 
 def busy(url: str) -> None:
@@ -100,7 +118,8 @@ def busy(url: str) -> None:
         request = urllib.request.Request(
             f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=600).read()
+        with contextlib.suppress(OSError):  # the server ends before its streams
+            urllib.request.urlopen(request, timeout=600).read()
 
     for topic in ("a lighthouse", "two foxes", "the sea"):
         threading.Thread(target=ask, args=(topic,), daemon=True).start()
@@ -114,6 +133,20 @@ def shoot(page: Page, path: Path) -> None:
     session.detach()
 
 
+def report(browser: Browser, folder: Path, dump: Path) -> None:
+    """docs/images/report.png, and the report on a phone in the dark."""
+    path = folder / "report.html"
+    subprocess.run([sys.executable, "-m", "assay", "diagnose", "smollm2", dump, "--html", path], check=False)
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(path.as_uri())
+    page.screenshot(path=ROOT / "docs" / "images" / "report.png")
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme="dark")
+    page.locator("section.map").scroll_into_view_if_needed()
+    shoot(page, ROOT / "docs" / "images" / "report-360-dark.webp")
+    page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--views", nargs="+", default=VIEWS, choices=VIEWS)
@@ -122,30 +155,37 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    with tempfile.TemporaryDirectory() as folder, server() as url, sync_playwright() as p:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
         dump = broken_dump(Path(folder)) if "diagnose" in args.views else Path()
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-        page.goto(url)
-        expect(page.locator("#model option")).to_have_count(1)
-        for view in args.views:
-            if view == "tokens" and "chat" not in args.views:
-                use(page, "chat", dump)
-            if view == "server":
-                busy(url)
-            use(page, view, dump)
-            for width in args.widths:
-                page.set_viewport_size({"width": width, "height": SIZES[width]})
-                page.evaluate("document.getElementById('settings').open = innerWidth > 800")
-                page.evaluate("for (const e of document.querySelectorAll('section, #messages')) e.scrollTop = 0")
-                page.evaluate("const grid = document.getElementById('grid'); grid.scrollTop = grid.scrollHeight")
-                for theme in THEMES:
-                    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-                    page.mouse.move(0, 0)
-                    shoot(page, args.out / f"{view}-{width}-{theme}.webp")
-            page.set_viewport_size({"width": 1280, "height": 800})
-            print(view, flush=True)
+        if "diagnose" in args.views:
+            report(browser, Path(folder), dump)
+        for width in args.widths:
+            with server() as url:
+                shoot_all(browser, url, args.views, width, dump, args.out)
         browser.close()
+
+
+def shoot_all(browser: Browser, url: str, views: Sequence[str], width: int, dump: Path, out: Path) -> None:
+    phone = width < 800
+    size: Any = {"width": width, "height": SIZES[width]}
+    page = browser.new_page(viewport=size, reduced_motion="reduce", has_touch=phone, is_mobile=phone)
+    page.goto(url)
+    expect(page.locator("#welcome h2")).to_be_visible()
+    if "tokens" in views and "chat" not in views:
+        use(page, "chat", dump)
+    for view in views:
+        if view == "server":
+            busy(url)
+        use(page, view, dump)
+        page.evaluate("for (const e of document.querySelectorAll('section, #messages')) e.scrollTop = 0")
+        for theme in THEMES:
+            page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            page.mouse.move(0, 0)
+            page.wait_for_timeout(200)
+            shoot(page, out / f"{view}-{width}-{theme}.webp")
+        print(view, width, flush=True)
+    page.close()
 
 
 if __name__ == "__main__":

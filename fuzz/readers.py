@@ -32,6 +32,7 @@ from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
 from fuzz import mutate
+from fuzz.frame_readers import make_frame, read_frame
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,6 +116,8 @@ GRAMMARS = (
     ("lark", "start: /[a-z]+/ NUMBER\nNUMBER: /[0-9]{1,9}/"),
     ("gbnf", 'root ::= "a" [0-9]* (b | "c")+\nb ::= "x" | b "y"'),
     ("lark", 'start: %json {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}}'),
+    ("gbnf", 'root ::= s\ns ::= s s s s | [a-z ] | ""'),
+    ("gbnf", 'root ::= (a | b)* \na ::= "x" a? | "x" b\nb ::= [a-z]{1,9} | a "y"'),
     ("lark", 'start: %json {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,3}$"}, "maxItems": 4}'),
 )
 REPLY = {
@@ -159,6 +162,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         Reader("text", lambda rng: _text(rng), seeds.tokenizer.encode, ()),
         Reader("reply", _reply, _reply_reader(seeds)),
         Reader("listing", _listing, lambda item: _read_listing(seeds, item)),
+        Reader("frame", make_frame, read_frame),
     ]
     try:
         from assay.runtime.grammar import Grammars
@@ -173,13 +177,22 @@ def readers(folder: Path) -> dict[str, Reader]:
     def read_request(item: tuple[str, bytes]) -> None:
         parse(item[1], getattr(schemas, item[0]), ServerLimits())
 
-    def read_grammar(item: tuple[str, str]) -> None:
+    def read_grammar(item: tuple[str, str, int]) -> None:
+        """Compile a grammar and follow it for some tokens."""
         make = grammars.gbnf(item[1]) if item[0] == "gbnf" else grammars.lark(item[1], "grammar")
-        constraint = make()
-        constraint.mask(np.zeros(seeds.tokenizer.n_vocab, np.float32))
+        matcher, rng = make(), random.Random(item[2])
+        try:
+            for _ in range(item[2] % 12):
+                allowed = np.flatnonzero(np.isfinite(matcher.mask(np.zeros(seeds.tokenizer.n_vocab, np.float32))))
+                if not len(allowed):
+                    return
+                matcher.accept(int(rng.choice(allowed)))
+        finally:
+            matcher.close()
 
     made += [
         Reader("request", _request, read_request, (ApiError,)),
+        Reader("body", _body, read_request, (ApiError,)),
         Reader("grammar", _grammar, read_grammar),
     ]
     return {reader.name: reader for reader in made}
@@ -338,9 +351,32 @@ def _text(rng: random.Random) -> str:
     return "".join(parts).encode("utf-8", "replace").decode()
 
 
-def _grammar(rng: random.Random) -> tuple[str, str]:
+def _grammar(rng: random.Random) -> tuple[str, str, int]:
+    """A grammar, and a number that decides which tokens are drawn from it."""
     kind, text = rng.choice(GRAMMARS)
-    return kind, mutate.text(rng, text)
+    return kind, mutate.text(rng, text), rng.randrange(1 << 20)
+
+
+def _body(rng: random.Random) -> tuple[str, bytes]:
+    """A body whose structure is the attack: very many values, very deep ones, or strings that hide brackets."""
+    name, body = rng.choice(REQUESTS)
+    key = rng.choice((*body, "x"))
+    n = rng.choice((10, 100, 1000, 1000, 5000, 70_000 if rng.random() < 0.1 else 20))
+    item = rng.choice(
+        ('"a"', "1", "[]", "{}", "null", '"\\\\"', '"\\\\""', '"[["', '"\\u005b"', "-0.0", "1e999", '{"a":[]}')
+    )
+    match rng.randrange(4):
+        case 0:
+            value = "[" + ",".join([item] * n) + "]"
+        case 1:
+            deep = min(n, 100_000)
+            value = "[" * deep + item + "]" * (deep - rng.choice((0, 0, 1)))
+        case 2:
+            value = "{" + ",".join(f'"{i}":{item}' for i in range(n)) + "}"
+        case _:
+            value = '"' + rng.choice(("\\\\", '\\"', "\\ud800", "a", "\\n", "é")) * n + '"'
+    other = json.dumps({k: v for k, v in body.items() if k != key})[1:-1]
+    return name, f'{{"{key}":{value}{"," if other else ""}{other}}}'.encode()
 
 
 def _request(rng: random.Random) -> tuple[str, bytes]:

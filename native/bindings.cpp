@@ -46,7 +46,8 @@ const std::map<std::string, Domain> domains = {{"tokens", Domain::tokens},
                                                {"scores", Domain::scores},
                                                {"sequences", Domain::sequences}};
 const std::map<std::string, Act> activations = {
-    {"silu", Act::silu}, {"gelu_tanh", Act::gelu_tanh}, {"gelu_erf", Act::gelu_erf}, {"relu", Act::relu}};
+    {"silu", Act::silu}, {"gelu_tanh", Act::gelu_tanh}, {"gelu_erf", Act::gelu_erf},
+    {"relu", Act::relu}, {"relu_sqr", Act::relu_sqr},   {"tanh", Act::tanh}};
 const std::map<std::string, KvType> kv_types = {
     {"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}, {"q8_0", KvType::q8_0}};
 const std::map<std::string, kernels::Acts> formats = {{"q8", kernels::Acts::Q8}, {"f32", kernels::Acts::F32}};
@@ -76,8 +77,30 @@ void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array
     nearest_points(v.data(), w.data(), rows, book, out.data());
 }
 
+// The places of the last chunk's state. A row of `states`: tokens, slot before, slot after, 1 if the sequence begins. A
+// chunk has one row, or several where its state is kept at several of its tokens.
+void add_stops(Batch& batch, const Cache& cache, const Array<int32_t, 2>& states) {
+    Chunk& c = batch.chunks.back();
+    c.first_stop = static_cast<int32_t>(batch.stops.size());
+    int32_t left = c.n_tokens;
+    while (left > 0) {
+        if (batch.stops.size() >= states.shape(0)) throw std::invalid_argument("batch: states do not fit the chunks");
+        const int32_t* s = states.data() + 4 * batch.stops.size();
+        if (s[0] < 1 || s[0] > left) throw std::invalid_argument("batch: states do not fit the tokens of their chunk");
+        if (left == c.n_tokens) c.state_from = s[3] ? nullptr : cache.state(s[1]);
+        batch.stops.push_back({s[0], cache.state(s[2])});
+        left -= s[0];
+    }
+    c.n_stops = static_cast<int32_t>(batch.stops.size()) - c.first_stop;
+    c.state_to = batch.stops.back().to;
+}
+
 void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
-         Array<int32_t, 1> pages, const std::vector<Result>& externals, bool interruptible) {
+         Array<int32_t, 1> pages, Array<int32_t, 2> states, const std::vector<Result>& externals, bool interruptible) {
+    const Cache& cache = program.cache();
+    const size_t n_stops = states.shape(0);
+    if (cache.state_slots() ? n_stops < chunks.shape(0) || states.shape(1) != 4 : n_stops != 0)
+        throw std::invalid_argument("batch: states do not fit the chunks");
     if (chunks.shape(1) != 5) throw std::invalid_argument("batch: chunks must have 5 columns");
     if (positions.shape(0) != tokens.shape(0))
         throw std::invalid_argument("batch: positions and tokens differ in number");
@@ -97,7 +120,9 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
         batch.chunks.push_back({row, c[0], c[1], pages.data() + c[2], c[3], c[4]});
         if (int64_t(row) + c[0] > batch.n_tokens) throw std::invalid_argument("batch: chunks do not fit the tokens");
         row += c[0];
+        if (cache.state_slots()) add_stops(batch, cache, states);
     }
+    if (batch.stops.size() != n_stops) throw std::invalid_argument("batch: states do not fit the chunks");
     for (const Result& e : externals) {
         batch.externals.push_back(e.data());
         batch.capacity.push_back(static_cast<int64_t>(e.size()));
@@ -227,12 +252,12 @@ NB_MODULE(_native, m) {
             "view"_a.noconvert(), nb::keep_alive<1, 2>())
         .def_prop_ro("lost", &Guard::lost);
 
-    nb::class_<Arena>(m, "Arena").def(nb::init<>());
+    nb::class_<Loader>(m, "Loader").def(nb::init<std::shared_ptr<Pool>>(), "pool"_a);
 
     nb::class_<Weight>(m, "Weight")
         .def(
             "__init__",
-            [](Weight* self, Arena& arena, Pool& pool,
+            [](Weight* self, std::shared_ptr<Loader> loader,
                nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw, uint32_t type,
                std::tuple<int64_t, int64_t, int64_t> shape, bool pack, bool mapped) {
                 const auto [count, rows, columns] = shape;
@@ -245,12 +270,15 @@ NB_MODULE(_native, m) {
                                                 std::to_string(columns) + " values of ggml type " +
                                                 std::to_string(type));
                 nb::gil_scoped_release release;
-                if (mapped && pack) expect_mapped(raw.data(), raw.size());
-                new (self) Weight(arena, pool, raw.data(), type, count, rows, columns, pack);
-                if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
+                new (self) Weight(std::move(loader), raw.data(), type, count, rows, columns, pack, mapped);
             },
-            "arena"_a, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 4>())
-        .def_prop_ro("packed", &Weight::packed)
+            "loader"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 3>())
+        .def_prop_ro("packed",
+                     [](const Weight& weight) {
+                         nb::gil_scoped_release release;
+                         weight.ready();  // whether it is packed depends on its values
+                         return weight.packed();
+                     })
         .def_prop_ro("bytes", &Weight::bytes);
 
     nb::class_<Vector>(m, "Vector")
@@ -284,7 +312,9 @@ NB_MODULE(_native, m) {
                          for (const Cache::Group& g : cache.groups()) bytes.push_back(g.page_bytes);
                          return bytes;
                      })
-        .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, "group"_a, nb::call_guard<nb::gil_scoped_release>());
+        .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, "group"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("add_states", &Cache::add_states, "slots"_a, "floats"_a)
+        .def("copy_state", &Cache::copy_state, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Mask>(m, "Mask").def(
         "__init__",
@@ -370,6 +400,24 @@ NB_MODULE(_native, m) {
         .def("attn_softmax", &Program::attn_softmax, "x"_a, "mask"_a, "out"_a)
         .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
         .def(
+            "causal_conv",
+            [](Program& p, int x, const Vector& w, int64_t state, int out) { p.causal_conv(x, w.values, state, out); },
+            "x"_a, "w"_a, "state"_a, "out"_a)
+        .def("shift", &Program::shift, "x"_a, "state"_a, "out"_a)
+        .def(
+            "scan",
+            [](Program& p, const std::string& op, const std::vector<int>& in, const Vector* weight, int64_t heads,
+               int64_t groups, int64_t channels, float scale, int64_t state, int out) {
+                p.scan(op, in, floats(weight), {heads, groups, channels, state, scale}, out);
+            },
+            "op"_a, "inputs"_a, "weight"_a.none(), "heads"_a, "groups"_a, "channels"_a, "scale"_a, "state"_a, "out"_a)
+        .def("show_state", &Program::show_state, "parts"_a, "after"_a, "out"_a)
+        .def(
+            "rows_of_many",
+            [](Program& p, const std::string& op, const std::vector<int>& in, const Vector* w,
+               const std::vector<double>& numbers, int out) { p.rows_of_many(op, in, floats(w), numbers, out); },
+            "op"_a, "inputs"_a, "w"_a.none(), "numbers"_a, "out"_a)
+        .def(
             "products",
             [](Program& p, int acts,
                const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
@@ -413,6 +461,6 @@ NB_MODULE(_native, m) {
             },
             "function"_a, "inputs"_a, "weights"_a, "attrs"_a, "out"_a)
         .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
-             "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
+             "pages"_a.noconvert(), "states"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import re
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.skipped_summary import pytest_terminal_summary  # noqa: F401  a hook
 
 # Two workers with two threads of BLAS each wait for one another on two cores; NumPy is not imported before this.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -17,44 +18,38 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("assay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("assay")
 
-# Files of half a minute and more, longest first: they begin before the others, so that no process is left alone at the
-# end with one of them (`--no-loadscope-reorder` keeps this order).
-LONG = (
-    "verify/diagnosis/test_named.py", "engines/test_cuda.py", "verify/diagnosis/test_small.py",
-    "verify/diagnosis/test_rules.py", "verify/endpoint/test_blackbox.py", "serve/test_page.py",
-    "verify/judge/test_verdict.py", "verify/diagnosis/test_two_ports.py", "test_tutorial.py",
-    "verify/conformance/test_families.py", "verify/faults/test_families.py", "verify/diagnosis/test_likelihood.py",
-    "engines/test_cuda_serving.py", "verify/judge/test_architectures.py", "serve/api/test_openapi.py",
-    "system/test_files.py", "cluster/test_sweep.py",
-)  # fmt: skip
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_PACKAGE = re.compile(r"could not import '([\w.]+)'|\b(?:the )?([\w-]+)(?: package)? is not installed|(chromium)")
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line that names the missing packages and how many tests were skipped for each."""
-    missing: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("skipped", []):
-        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if found := _PACKAGE.search(reason):
-            missing[next(filter(None, found.groups())).split(".")[0]] += 1
-    if missing:
-        named = ", ".join(f"{package} ({n})" for package, n in missing.most_common())
-        terminalreporter.write_line(f"not installed here, so tests were skipped: {named}")
+def pytest_unconfigure() -> None:
+    """Let the interpreter free them at its end: nanobind reports what is left over."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files begin before the others (`--no-loadscope-reorder` keeps this order); `long` marks long tests."""
     tests = Path(__file__).parent
-    rank = {tests / name: i for i, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
-    recorded = set((tests / "data" / "long_tests.txt").read_text().split())
+    first, recorded = ((tests / "data" / name).read_text().split() for name in ("long_files.txt", "long_tests.txt"))
+    rank = {tests / name: i for i, name in enumerate(first)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    known = set(recorded)
     for item in items:
-        if f"{item.path.relative_to(tests)}::{item.name.partition('[')[0]}" in recorded:
+        if f"{item.path.relative_to(tests)}::{item.name.partition('[')[0]}" in known:
             item.add_marker("long")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of the suite, which all workers share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
 
 
 @pytest.fixture(scope="session")

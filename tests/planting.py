@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import numpy as np
 
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
+from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
-from assay.verify.faults import FAULTS, Context, planted
+from assay.verify.faults import FAULTS, Context, known_as, planted
 from tests.second_engine import Engine
 
 Array = np.ndarray[Any, Any]
@@ -118,6 +120,12 @@ def second(
     with np.errstate(all="ignore"):
         engine.run(list(tokens), tuple(steps), hf=hf)
     return Case("+".join(bugs) or "healthy", tuple(map(fault_id, bugs)), tuple(engine.parts))
+
+
+@lru_cache(maxsize=4)
+def weights_of(file: GGUFFile) -> Weights:
+    """The decoded weights of an open file, one object for all diagnoses: runs of the same tokens are kept with it."""
+    return Weights(file)
 
 
 _RIGHT: dict[tuple[Path, tuple[int, ...]], dict[str, Array]] = {}
@@ -241,14 +249,15 @@ def dump(
 
 def grade(found: Diagnosis, faults: Sequence[str]) -> str:
     """`right`, `tied` (in the class of the first cause), `missed` (called healthy), `undecided`, `unexplained`, or
-    `wrong`; all faults must be named. Without a fault whatever is no alarm is right."""
+    `wrong`; all faults must be named, by their own name or by a row that has it as an alias. Without a fault whatever
+    is no alarm is right."""
     named = {c.fault for c in found.causes}
     classes = {f for c in found.causes for f in (c.fault, *c.equivalent)}
     if not faults:
         return "right" if found else "wrong"
-    if set(faults) <= named:
+    if all(named & {f, *known_as(f)} for f in faults):
         return "right"
-    if set(faults) <= classes:
+    if all(classes & {f, *known_as(f)} for f in faults):
         return "tied"
     if found.verdict == "healthy":
         return "missed"

@@ -80,8 +80,10 @@ DUMPS: dict[str, set[str]] = {
     "formats": {"observation", "print_rounding"},
     "printed": {"observation", "print_rounding", "naming"},
     "matching": {"observation"},
+    "draft_tracing": {"observation"},
     "tracing": {"observation", "formats"},
-    "resolve": {"observation", "finite", "naming", "matching", "tracing"},
+    "state_rows": {"observation"},
+    "resolve": {"observation", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing"},
     "load": {"observation", "reader_table", "formats", "printed", "matching", "resolve"},
 }
 

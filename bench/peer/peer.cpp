@@ -1,6 +1,8 @@
-// llama.cpp as a worker of bench/compare.py: peer MODEL THREADS CLOCK CONTEXT CACHE, the cache f16 or q8_0.
+// llama.cpp as a worker of bench/compare.py and bench/load.py: peer MODEL THREADS CLOCK CONTEXT CACHE [PROMPT], the cache
+// f16 or q8_0.
 //
-// It prints what it was built with, then the seconds from nothing to the first token; then answers each line
+// It prints what it was built with, then the seconds from nothing to the first token after PROMPT tokens (1); then
+// answers each line
 // "prefill N DEPTH FRESH" or "decode N DEPTH FRESH" with the seconds it took, on the clock `wall` or `cpu`. FRESH: the
 // DEPTH tokens before are computed first, untimed; else they are in the cache.
 #include <chrono>
@@ -32,7 +34,7 @@ static void step(llama_context* context, int first, int n, int start) {
 }
 
 int main(int argc, char** argv) {
-    if (argc != 6) return 2;
+    if (argc != 6 && argc != 7) return 2;
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     llama_backend_init();
     cpu_clock = std::strcmp(argv[3], "cpu") == 0;
@@ -48,7 +50,7 @@ int main(int argc, char** argv) {
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     llama_context* context = llama_init_from_model(model, params);
     if (!context) return 1;
-    step(context, 0, 1, 0);
+    step(context, 0, argc == 7 ? std::atoi(argv[6]) : 1, 0);
     std::printf("%.9f\n", now() - began);
     std::fflush(stdout);
     char what[16];

@@ -12,6 +12,8 @@ constexpr int kMaxParts = 4;  // matrices of one product launch
 constexpr int kMaxNorms = 2;  // norms of one walk step
 constexpr int kTileWords = 8;  // int32 words of a query tile, see TileWord
 constexpr int kChunkWords = 6;  // int32 words of a chunk, see ChunkWord
+constexpr int kStateWords = 4;  // int32 words of a sequence with a state, see StateWord
+constexpr int kContinues = -2;  // STATE_FROM of a row that goes on where the row before has ended
 constexpr int kHalvedShift = 28;  // bit of `halved` from which on it holds a HalvedAs; the bits below are the rows of memory
 constexpr int kLine = 272;  // bytes between the 256 codes of two rows in shared memory: eight rows hit all banks
 constexpr int kHalfBlock = 128;  // keys that attention_tensor.cu stages at a time
@@ -26,7 +28,7 @@ constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two
 
 // Activation of a gate (arithmetic.h).
 enum Act {
-    SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3
+    SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQR = 4, TANH = 5
 };
 
 // Layout of a matrix in device memory (formats.h). WIDE16 holds any other type, expanded to int8 codes with float32
@@ -45,7 +47,21 @@ enum KvType {
 enum MapOp {
     ADD = 0, GLU = 1, BIAS = 2, SCALE = 3, SOFTCAP = 4, CLAMP_MIN = 5, DIV = 6, GATHER = 7, EXPERT_SCALE = 8,
     EXPERT_SUM = 9, SLICE = 10, ROW_SUM = 11, CLAMP = 12, ACT = 13, GLU_SPLIT = 14, GLU_OAI = 15, EXPERT_INPUT = 16,
-    EXPERT_BIAS = 17, EXPERT_GAIN = 18, SIGMOID = 19, MUL = 20, MUL_WEIGHT = 21, CONCAT = 22
+    EXPERT_BIAS = 17, EXPERT_GAIN = 18, SIGMOID = 19, MUL = 20, MUL_WEIGHT = 21, CONCAT = 22, SOFTPLUS = 23, EXP = 24,
+    XIELU = 25, ADD_SCALAR = 26, HEAD_GAIN = 27, ADD_GAIN = 28, LERP = 29, LERP_ROW = 30, REPEAT_HEADS = 31, JOIN = 32,
+    MIX_STREAMS = 33, ADD_TO_STREAMS = 34
+};
+
+// Recurrence that the kernels `scan_N` compute (recurrent.cu).
+enum ScanKind {
+    DELTA_RULE = 0, SSM_SCAN = 1, WKV6 = 2, WKV7 = 3
+};
+
+// Words of a sequence (ScanArgs.sequences): its first row, its tokens, and the slots that hold its state before and
+// after the step. STATE_FROM is -1 where the sequence begins. A sequence whose state is kept at several tokens has
+// several rows; STATE_FROM of the further ones is kContinues. Padding has no tokens.
+enum StateWord {
+    STATE_ROW = 0, STATE_TOKENS = 1, STATE_FROM = 2, STATE_TO = 3
 };
 
 // `integer` of the map operation CONCAT: the operand has one head, which every head of the result gets.
@@ -357,12 +373,12 @@ struct ShortArgs {
 
 // An elementwise operation (rows.cu).
 struct MapArgs {
-    const float *x, *y, *z;  // z: a table of weights; y has the row of each value
+    const float *x, *y, *z;  // z: a third operand, or a table of weights of which y has the row of each value
     float* out;
     int64_t rows;
     int32_t width, x_width, y_width, op;  // width: of out; op: MapOp
     int32_t integer;  // Act, the first column of a slice, or ConcatFlag
-    int32_t z_rows, parts, padding;  // parts: heads or experts of a row of out
+    int32_t z_rows, parts, z_width;  // parts: heads or experts of a row of out
     float number, second;  // a lower bound or a factor; an upper bound or a limit
 };
 
@@ -374,6 +390,19 @@ struct RowArgs {
     int32_t width, parts;
     float eps;
     int32_t w_step;  // from one part's weights to the next one's
+};
+
+// A recurrence, or a convolution, over the tokens of each sequence (recurrent.cu).
+struct ScanArgs {
+    const float* x[6];  // operands in the order of the graph's operation
+    const float* weight;  // A, u or the taps of each channel; or null
+    float *out, *states;  // states: all state slots
+    const int32_t* sequences;  // [sequences][STATE_WORDS], see StateWord
+    int64_t slot_floats, offset;  // floats of a state slot; where this state begins in it
+    int32_t heads, groups, channels, rows;  // rows: of a head's state; of a convolution, its taps
+    int32_t kind, per_channel;  // ScanKind; per_channel: every channel has a decay
+    float scale;
+    int32_t padding;
 };
 
 // Rows to round to 16-bit floats (rows.cu).
@@ -621,9 +650,9 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
     STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 304) STRUCT(TensorAttentionArgs, 312) \
     STRUCT(WalkAttention, 328) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(WalkStep, 592) STRUCT(WalkArgs, 32) \
-    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 344) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) STRUCT(HalveArgs, 48) \
-    STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 104) STRUCT(BestArgs, 72) \
-    STRUCT(RepackArgs, 104)
+    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 344) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) \
+    STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 104) \
+    STRUCT(BestArgs, 72) STRUCT(RepackArgs, 104)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -676,28 +705,33 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(ShortArgs, copies, 336) FIELD(ShortArgs, padding, 340) FIELD(MapArgs, x, 0) FIELD(MapArgs, y, 8) \
     FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) FIELD(MapArgs, width, 40) \
     FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) FIELD(MapArgs, integer, 56) \
-    FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, padding, 68) FIELD(MapArgs, number, 72) \
+    FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) FIELD(MapArgs, number, 72) \
     FIELD(MapArgs, second, 76) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) \
     FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) \
-    FIELD(RowArgs, w_step, 76) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) FIELD(HalveArgs, out, 16) \
-    FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) FIELD(HalveArgs, eps, 36) \
-    FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) FIELD(StepArgs, cache, 40) \
-    FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) FIELD(StepArgs, out, 160) \
-    FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) FIELD(StepArgs, width, 192) \
-    FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) FIELD(RopeArgs, x, 0) \
-    FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) FIELD(RopeArgs, width, 32) \
-    FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) FIELD(RopeArgs, offset, 48) \
-    FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) FIELD(PositionArgs, which, 16) \
-    FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) FIELD(PositionArgs, offset, 40) \
-    FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) \
-    FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) FIELD(ScoreArgs, positions, 32) \
-    FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, mask, 48) FIELD(ScoreArgs, heads, 88) \
-    FIELD(ScoreArgs, kv_heads, 92) FIELD(ScoreArgs, dim, 96) FIELD(ScoreArgs, op, 100) FIELD(BestArgs, x, 0) \
-    FIELD(BestArgs, lists, 8) FIELD(BestArgs, out, 16) FIELD(BestArgs, tokens, 24) FIELD(BestArgs, positions, 32) \
-    FIELD(BestArgs, slots, 40) FIELD(BestArgs, left, 48) FIELD(BestArgs, width, 56) FIELD(BestArgs, n_lists, 60) \
-    FIELD(BestArgs, k, 64) FIELD(BestArgs, padding, 68) FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) \
-    FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) \
-    FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, half, 96) FIELD(RepackArgs, part, 100)
+    FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) \
+    FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) FIELD(ScanArgs, slot_floats, 80) \
+    FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) \
+    FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) FIELD(ScanArgs, per_channel, 116) \
+    FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
+    FIELD(HalveArgs, out, 16) FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) \
+    FIELD(HalveArgs, eps, 36) FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) \
+    FIELD(StepArgs, cache, 40) FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) \
+    FIELD(StepArgs, out, 160) FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) \
+    FIELD(StepArgs, width, 192) FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) \
+    FIELD(RopeArgs, x, 0) FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) \
+    FIELD(RopeArgs, width, 32) FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) \
+    FIELD(RopeArgs, offset, 48) FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) \
+    FIELD(PositionArgs, which, 16) FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) \
+    FIELD(PositionArgs, offset, 40) FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) \
+    FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) \
+    FIELD(ScoreArgs, positions, 32) FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, mask, 48) \
+    FIELD(ScoreArgs, heads, 88) FIELD(ScoreArgs, kv_heads, 92) FIELD(ScoreArgs, dim, 96) FIELD(ScoreArgs, op, 100) \
+    FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, out, 16) FIELD(BestArgs, tokens, 24) \
+    FIELD(BestArgs, positions, 32) FIELD(BestArgs, slots, 40) FIELD(BestArgs, left, 48) FIELD(BestArgs, width, 56) \
+    FIELD(BestArgs, n_lists, 60) FIELD(BestArgs, k, 64) FIELD(BestArgs, padding, 68) FIELD(RepackArgs, raw, 0) \
+    FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) \
+    FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, half, 96) \
+    FIELD(RepackArgs, part, 100)
 #define ABI_SIZE_IS(name, size) static_assert(sizeof(name) == size, #name);
 ABI_STRUCTS(ABI_SIZE_IS)
 #undef ABI_SIZE_IS

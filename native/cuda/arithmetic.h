@@ -76,7 +76,44 @@ OUTLINED float gate(int act, float x) {
         return x / (1.0f + exponential(-u));
     }
     if (act == GELU_ERF) return (0.5f * x) * (1.0f + error_function(x * 0.70710678118654752f));
-    return x < 0.0f ? 0.0f : x;
+    if (act == TANH) return tangent(x);
+    const float r = x < 0.0f ? 0.0f : x;
+    return act == RELU_SQR ? r * r : r;
+}
+
+OUTLINED float softplus(float x) {
+    const float e = exponential(-as_float(bits(x) & 0x7fffffffu)), s = e / (e + 2.0f), z = s * s, t = s + s;
+    float p = 1.0f / 17.0f;
+    p = fma(p, z, 1.0f / 15.0f);
+    p = fma(p, z, 1.0f / 13.0f);
+    p = fma(p, z, 1.0f / 11.0f);
+    p = fma(p, z, 1.0f / 9.0f);
+    p = fma(p, z, 1.0f / 7.0f);
+    p = fma(p, z, 1.0f / 5.0f);
+    p = fma(p, z, 1.0f / 3.0f);
+    const float l = fma(t * z, p, t);
+    return x > 0.0f ? x + l : l;
+}
+
+OUTLINED float xielu(float x, const float* f) {  // f: a, b, beta, eps
+    const float line = f[2] * x;
+    if (x > 0.0f) return fma(f[0] * x, x, line);
+    const float c = x < f[3] ? x : f[3];
+    float m;
+    if (c > -0.5f) {
+        float p = 1.0f / 362880.0f;
+        p = fma(p, c, 1.0f / 40320.0f);
+        p = fma(p, c, 1.0f / 5040.0f);
+        p = fma(p, c, 1.0f / 720.0f);
+        p = fma(p, c, 1.0f / 120.0f);
+        p = fma(p, c, 1.0f / 24.0f);
+        p = fma(p, c, 1.0f / 6.0f);
+        p = fma(p, c, 0.5f);
+        m = fma(c * c, p, c);
+    } else {
+        m = exponential(c) - 1.0f;
+    }
+    return fma(m - x, f[1], line);
 }
 
 OUTLINED float softcap(float x, float cap) { return cap * tangent(x / cap); }

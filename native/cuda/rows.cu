@@ -78,6 +78,36 @@ KERNEL(map, MapArgs, 256) {
             case ROW_SUM:
                 for (int k = 0; k < a.x_width; k++) v = v + x[k];
                 break;
+            case SOFTPLUS: v = softplus(x[j]); break;
+            case EXP: v = exponential(x[j]); break;
+            case XIELU: v = xielu(x[j], a.y); break;
+            case ADD_SCALAR: v = x[j] + a.number; break;
+            case HEAD_GAIN: v = x[j] * a.y[j / (a.width / a.y_width)]; break;
+            case ADD_GAIN: v = fma(a.z[j / (a.width / a.z_width)], y[j], x[j]); break;
+            case LERP: v = fma(y[j] - x[j], a.z[row * a.z_width + j], x[j]); break;
+            case LERP_ROW: v = fma(y[j] - x[j], a.z[j], x[j]); break;
+            case REPEAT_HEADS: {  // parts: heads of x
+                const int64_t each = a.x_width / a.parts, times = a.width / a.x_width;
+                v = x[j / each / times * each + j % each];
+                break;
+            }
+            case JOIN: {
+                const int64_t past = j - a.x_width;
+                v = past < 0 ? x[j] : past < a.y_width ? y[past] : a.z[row * a.z_width + past - a.y_width];
+                break;
+            }
+            case MIX_STREAMS: {  // parts: streams
+                const int64_t each = a.width / a.parts, stream = j / each;
+                for (int k = 0; k < a.parts; k++) v = fma(y[stream * a.parts + k], x[k * each + j % each], v);
+                v = x[j] + v;
+                break;
+            }
+            case ADD_TO_STREAMS: {  // parts: streams; integer: the first that changes
+                const int64_t each = a.width / a.parts, stream = j / each;
+                const float d = y[j % each];
+                v = stream < a.integer ? x[j] : a.z ? fma(d, a.z[row * a.z_width + stream], x[j]) : x[j] + d;
+                break;
+            }
         }
         a.out[i] = v;
     }

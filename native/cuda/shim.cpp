@@ -23,13 +23,17 @@
 static int weather;
 extern "C" void shim_weather(int seed) { weather = seed; }
 
-extern "C" void* shim_alloc(size_t bytes) {
-    void* at = nullptr;
-    if (posix_memalign(&at, 256, bytes)) return nullptr;
+static void fill(void* at, size_t bytes) {
     constexpr uint32_t garbage[] = {0xa5a5a5a5u, 0xffffffffu, 0x7bff7bffu, 0x7c007c00u, 0x3f803c00u};  // NaN, large, infinite, 1
     const uint32_t word = garbage[weather % 5];
     for (size_t i = 0; i < bytes / 4; i++) static_cast<uint32_t*>(at)[i] = word;
     std::memcpy(static_cast<uint8_t*>(at) + bytes / 4 * 4, &word, bytes % 4);
+}
+
+extern "C" void* shim_alloc(size_t bytes) {
+    void* at = nullptr;
+    if (posix_memalign(&at, 256, bytes)) return nullptr;
+    fill(at, bytes);
     return at;
 }
 extern "C" void shim_free(void* at) { std::free(at); }
@@ -67,9 +71,11 @@ State state;
 
 namespace {
 
-constexpr size_t kStack = 64 << 10;
+constexpr size_t kStack = 80 << 10;
 
-// Pushes the callee-saved registers, stores the stack pointer in *from, and resumes the stack `to`.
+// Pushes the callee-saved registers, stores the stack pointer in *from, and resumes the stack `to`. It jumps to the
+// return address: most threads wait at the same place, so the processor predicts the jump, but not a `ret` to another
+// stack.
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -89,7 +95,8 @@ shim_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
 )");
 constexpr int kSaved = 6;
 #elif defined(__aarch64__)
@@ -126,12 +133,17 @@ constexpr int kSaved = 20;
 #error "the shim has no context switch for this machine"
 #endif
 
+// What the scheduler reads of a thread. It waits until *waits differs from `seen`.
+struct Pending {
+    const int* waits;
+    void* at;  // its stack pointer
+    int seen;
+};
+constexpr int kReady = 1, kDone = 0;  // *waits of a thread that can run, and of one that has returned; seen is 0
+
 struct Fiber {
     std::unique_ptr<uint8_t[]> stack;
-    void* at = nullptr;
-    bool done = true;
-    const int* waits = nullptr;  // until *waits differs from `seen`
-    int seen = 0, exchanged = 0;
+    int exchanged = 0;
     Queue copies, products;
 };
 struct Bulk {
@@ -145,8 +157,10 @@ struct Bulk {
 
 struct Block {  // a block that is running
     std::unique_ptr<void, void (*)(void*)> memory{nullptr, shim_free};
+    int memory_bytes = -1;
     int at[3] = {}, alive = 0, arrived = 0, turn = 0, warp_alive[32] = {}, some_arrived[16] = {}, some_turn[16] = {};
     std::vector<Fiber> fibers;
+    std::vector<Pending> pending;
     std::vector<uint32_t> slots;
     std::vector<int> warp_arrived, warp_turn, order;
     std::vector<Bulk> bulk;
@@ -159,30 +173,59 @@ uint32_t chance() {  // pseudo-random bits
 
 std::vector<Block> blocks;
 Block* now;  // the block of the running thread
+int turn_of;  // place of the running thread in the block's order
+uint32_t lagging;  // warps that are left out of this round
 void* scheduler;
 void (*body)(void*);
 void* context;
 long idle;  // pauses since the last barrier of a block
 
-void leave() { shim_switch(&now->fibers[state.thread].at, scheduler); }
+// Resume the next thread in the block's order that can run, or the scheduler at the end of the round. `from` receives
+// the stack pointer of the caller.
+void resume_next(void** from) {
+    Block& block = *now;
+    const int n = int(block.order.size());
+    for (int k = turn_of + 1; k < n; k++) {
+        const int i = block.order[size_t(k)];
+        Pending& next = block.pending[size_t(i)];
+        if (*next.waits == next.seen || lagging >> i / 32 & 1) continue;
+        turn_of = k;
+        state.thread = i;
+        state.slots = block.slots.data() + i / 32 * 1024;
+        state.exchanged = &block.fibers[size_t(i)].exchanged;
+        next.waits = &kReady, next.seen = 0;
+        shim_switch(from, next.at);
+        return;
+    }
+    shim_switch(from, scheduler);
+}
+
+void leave() { resume_next(&now->pending[size_t(state.thread)].at); }
 
 void wait_on(const int* turn) {
-    Fiber& me = now->fibers[state.thread];
+    Pending& me = now->pending[size_t(state.thread)];
     me.waits = turn;
     me.seen = *turn;
-    leave();
+    resume_next(&me.at);
 }
 
 void enter() {
     body(context);
-    now->fibers[state.thread].done = true;
+    Block& block = *now;
+    const int w = state.thread / 32;
+    block.pending[size_t(state.thread)].waits = &kDone;
+    block.alive--, block.warp_alive[w]--;
+    if (block.warp_alive[w] && block.warp_arrived[size_t(w)] == block.warp_alive[w]) block.warp_arrived[size_t(w)] = 0, block.warp_turn[size_t(w)]++;
+    if (block.alive && block.arrived == block.alive) block.arrived = 0, block.turn++;
     leave();
     std::abort();
 }
 
-void start(Fiber& fiber) {
+void start(Fiber& fiber, Pending& pending, int i) {
     if (!fiber.stack) fiber.stack.reset(new uint8_t[kStack]);
-    void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(fiber.stack.get()) + kStack - 64) & ~uintptr_t(15));
+    // Stacks begin at different offsets: at the same one they would compete for few sets of the CPU's cache.
+    const size_t room = kStack - 64 - size_t(i % 64) * 192;
+    void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(fiber.stack.get()) + room) & ~uintptr_t(15));
 #if defined(__x86_64__)
     *--top = nullptr;  // the stack is misaligned by 8 on entry to a function
     *--top = reinterpret_cast<void*>(enter);
@@ -192,11 +235,9 @@ void start(Fiber& fiber) {
     for (int i = 0; i < kSaved; i++) top[i] = nullptr;
     top[1] = reinterpret_cast<void*>(enter);  // x30
 #endif
-    fiber.at = top;
-    fiber.done = false;
-    fiber.waits = nullptr;
+    pending = {&kReady, top, 0};
     fiber.exchanged = 0;
-    fiber.copies = fiber.products = {};
+    for (Queue* queue : {&fiber.copies, &fiber.products}) queue->work.clear(), queue->sent = 0;
 }
 
 }  // namespace
@@ -277,47 +318,40 @@ bool land(uint64_t* arrival) {
 namespace {
 
 void begin(Block& block, int threads, int shared_bytes, const int* at) {
-    block.memory.reset(shim_alloc(size_t(shared_bytes)));
+    if (block.memory_bytes == shared_bytes) {
+        fill(block.memory.get(), size_t(shared_bytes));
+    } else {
+        block.memory.reset(shim_alloc(size_t(shared_bytes)));
+        block.memory_bytes = shared_bytes;
+    }
     block.fibers.resize(size_t(threads));
-    block.slots.assign(size_t(threads) * 32, 0);
+    block.pending.resize(size_t(threads));
+    block.slots.resize(size_t(threads) * 32);
+    std::memset(block.slots.data(), 0, block.slots.size() * sizeof block.slots[0]);
     block.warp_arrived.assign(size_t(threads / 32), 0);
     block.warp_turn.assign(size_t(threads / 32), 0);
     std::memcpy(block.at, at, sizeof block.at);
     block.alive = threads, block.arrived = 0;
     for (int w = 0; w < threads / 32; w++) block.warp_alive[w] = 32;
-    for (Fiber& fiber : block.fibers) start(fiber);
     block.bulk.clear();
     block.order.resize(size_t(threads));
     for (int i = 0; i < threads; i++) {
+        start(block.fibers[size_t(i)], block.pending[size_t(i)], i);
         const int j = weather ? int(chance() % uint32_t(i + 1)) : i;
         block.order[size_t(i)] = block.order[size_t(j)], block.order[size_t(j)] = i;
     }
 }
 
-// Resume every runnable thread once, except those of warps that lag. False: no thread can make progress.
+// A round: resume every runnable thread once, except those of warps that lag. A thread that waits resumes the next one
+// itself. False: no thread can make progress.
 bool advance(Block& block) {
-    const uint32_t lag = weather ? chance() & chance() : 0;
-    bool moved = lag;
+    lagging = weather ? chance() & chance() : 0;
     now = &block;
+    turn_of = -1;
     state.shared = static_cast<uint8_t*>(block.memory.get());
     std::memcpy(state.block, block.at, sizeof state.block);
-    for (const int i : block.order) {
-        Fiber& fiber = block.fibers[size_t(i)];
-        if (lag >> i / 32 & 1) continue;
-        if (fiber.done || (fiber.waits && *fiber.waits == fiber.seen)) continue;
-        state.thread = i;
-        state.slots = block.slots.data() + i / 32 * 1024;
-        state.exchanged = &fiber.exchanged;
-        fiber.waits = nullptr;
-        shim_switch(&scheduler, fiber.at);
-        moved = true;
-        if (!fiber.done) continue;
-        const int w = i / 32;
-        block.alive--, block.warp_alive[w]--;
-        if (block.warp_alive[w] && block.warp_arrived[w] == block.warp_alive[w]) block.warp_arrived[w] = 0, block.warp_turn[w]++;
-        if (block.alive && block.arrived == block.alive) block.arrived = 0, block.turn++;
-    }
-    return moved;
+    resume_next(&scheduler);
+    return lagging || turn_of >= 0;
 }
 
 }  // namespace

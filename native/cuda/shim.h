@@ -102,6 +102,23 @@ T exchange(T x, int from) {
     return y;
 }
 
+// The values of all 32 lanes combined by `combine`, which must not depend on the order.
+template <class T, class F>
+T combine_lanes(T x, F combine) {
+    static_assert(sizeof(T) == 4);
+    std::memcpy(warp_slots(state.thread & 31), &x, 4);
+    barrier_warp();
+    T found = x;
+    for (int i = 0; i < 32; i++) {
+        if (i == (state.thread & 31)) continue;
+        T y;
+        std::memcpy(&y, warp_slots(i), 4);
+        found = combine(found, y);
+    }
+    exchanged();
+    return found;
+}
+
 }  // namespace shim
 
 inline int thread() { return shim::state.thread; }
@@ -118,9 +135,7 @@ inline void sync_warp() { shim::barrier_warp(); }
 inline void sync_some(int id, int count) { shim::barrier_some(id, count); }
 inline void arrive_some(int id, int count) { shim::barrier_some(id, count, false); }
 inline bool any_lane(bool x) {
-    int any = x;
-    for (int h = 16; h; h /= 2) any |= shim::exchange(any, (shim::state.thread & 31) ^ h);
-    return any;
+    return shim::combine_lanes(int(x), [](int a, int b) { return a | b; });
 }
 inline void fence() {}
 
@@ -168,15 +183,10 @@ inline float shuffle_xor(float x, int mask) { return shim::exchange(x, lane() ^ 
 inline int shuffle_xor(int x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline float shuffle_down(float x, int by) { return shim::exchange(x, lane() + by < 32 ? lane() + by : lane()); }
 inline uint32_t reduce_max(uint32_t x) {
-    for (int h = 16; h; h /= 2) {
-        const uint32_t other = shim::exchange(x, lane() ^ h);
-        x = x > other ? x : other;
-    }
-    return x;
+    return shim::combine_lanes(x, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
 }
 inline int reduce_add(int x) {
-    for (int h = 16; h; h /= 2) x += shim::exchange(x, lane() ^ h);
-    return x;
+    return shim::combine_lanes(x, [](int a, int b) { return int(uint32_t(a) + uint32_t(b)); });
 }
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
 inline uint32_t lanes_where(bool x) { return uint32_t(reduce_add(int(uint32_t(x) << lane()))); }
@@ -326,23 +336,22 @@ inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
 namespace shim {
 // The shim's own order of summation: exact products, ascending, in double.
 template <class ToFloat>
-inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
+__attribute__((optimize("O3"))) inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
     const int me = lane(), g = me / 4, t = me % 4;
     for (int i = 0; i < 12; i++) {  // as floats: a's 8, then b's 4
         const uint32_t pair = i < 8 ? a[i / 2] : i < 10 ? b0 : b1;
         warp_slots(me)[i] = bits(value(uint16_t(pair >> 16 * (i % 2))));
     }
     barrier_warp();
-    for (int i = 0; i < 4; i++) {
-        double sum = d[i];
+    double x[16][2], y[16][2], sums[4] = {d[0], d[1], d[2], d[3]};
+    for (int i = 0; i < 2; i++)
         for (int k = 0; k < 16; k++) {
-            const int from = k % 8 / 2;
-            const float x = as_float(warp_slots(4 * g + from)[k / 8 * 4 + i / 2 * 2 + k % 2]);
-            const float y = as_float(warp_slots(4 * (2 * t + i % 2) + from)[8 + k / 8 * 2 + k % 2]);
-            sum += double(x) * double(y);
+            x[k][i] = as_float(warp_slots(4 * g + k % 8 / 2)[k / 8 * 4 + i * 2 + k % 2]);
+            y[k][i] = as_float(warp_slots(4 * (2 * t + i) + k % 8 / 2)[8 + k / 8 * 2 + k % 2]);
         }
-        d[i] = float(sum);
-    }
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 4; i++) sums[i] += x[k][i / 2] * y[k][i % 2];
+    for (int i = 0; i < 4; i++) d[i] = float(sums[i]);
     exchanged();
 }
 }  // namespace shim

@@ -1,8 +1,10 @@
-// The vector type of AVX-512 with VNNI. Included by isa_avx512vnni.cpp and isa_amx.cpp, inside an anonymous namespace.
+// The vector type of AVX-512, with VNNI or without. Included by isa_avx512vnni.cpp, isa_avx512.cpp and isa_amx.cpp,
+// inside an anonymous namespace.
 //
-// A panel is 32 rows in 2 vectors. `vpdpbusd` multiplies unsigned by signed bytes: weights are stored with an offset,
-// and a sum starts at minus the offset times the sum of the activations. Activations are broadcast from memory, once
-// for both vectors; this needs no shuffle port.
+// A panel is 32 rows in 2 vectors. Activations are broadcast from memory, once for both vectors; this needs no shuffle
+// port. With VNNI, `vpdpbusd` multiplies unsigned by signed bytes: weights are stored with an offset, and a sum starts at
+// minus the offset times the sum of the activations. Without, codes and sums are those of avx2.h: `vpmaddubsw`, and pair
+// sums that are added in 16 bits as far as they fit.
 
 struct Avx512 : NoBlock {
     static constexpr int L = 16, PV = 2;
@@ -13,6 +15,7 @@ struct Avx512 : NoBlock {
     using A = const int8_t*;
     using X = const float*;
 
+#if defined(__AVX512VNNI__)
     template <Kind KIND>
     static constexpr int bits = 8;
     template <Kind KIND>
@@ -24,10 +27,20 @@ struct Avx512 : NoBlock {
                                   : KIND == N4U || KIND == N2 ? 0
                                                               : 128;
     template <Kind KIND>
+    static constexpr int flip = KIND == N8 ? 128 : 0;
+#else
+    template <Kind KIND>
+    static constexpr int bits = narrow_bits(KIND);
+    template <Kind KIND>
+    static constexpr int offset = narrow_offset(KIND);
+    template <Kind KIND>
+    static constexpr int flip = 0;
+    template <int BITS>
+    static constexpr bool joins = BITS <= 4;
+#endif
+    template <Kind KIND>
     static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND>
-    static constexpr int flip = KIND == N8 ? 128 : 0;
 
     static INLINE Q bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
     static INLINE void store_bytes(uint8_t* p, Q q) { _mm512_storeu_si512(p, q); }
@@ -139,19 +152,81 @@ struct Avx512 : NoBlock {
         else
             return _mm512_slli_epi32(_mm512_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), unsigned(__builtin_ctz(OFFSET)));
     }
+    static INLINE Q group(A a, int g) {
+        int32_t word;
+        __builtin_memcpy(&word, a + 4 * g, 4);
+        return _mm512_set1_epi32(word);
+    }
+#if defined(__AVX512VNNI__)
     template <int BITS, int T>
     static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
 #pragma GCC unroll 4
         for (int g = 0; g < 4; g++)
 #pragma GCC unroll 4
             for (int t = 0; t < T; t++) {
-                int32_t group;
-                __builtin_memcpy(&group, a[t] + 4 * g, 4);
-                const __m512i x = _mm512_set1_epi32(group);
+                const Q x = group(a[t], g);
 #pragma GCC unroll 2
                 for (int v = 0; v < PV; v++) sum[t][v] = _mm512_dpbusd_epi32(sum[t][v], w[v][g], x);
             }
     }
+#else
+    // Products of 4 groups of one token, pairs added in 16 bits.
+    template <int BITS>
+    static INLINE void pairs(Q (&p)[PV][4], const Q (&w)[PV][4], A a) {
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++) {
+            const Q x = group(a, g);
+#pragma GCC unroll 2
+            for (int v = 0; v < PV; v++) {
+                const Q q = w[v][g];
+                p[v][g] = BITS == 8 ? _mm512_maddubs_epi16(
+                                          _mm512_abs_epi8(q),
+                                          _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(q), _mm512_setzero_si512(), x))
+                                    : _mm512_maddubs_epi16(q, x);
+            }
+        }
+    }
+    static INLINE Q four(const Q (&p)[4]) {
+        return _mm512_add_epi16(_mm512_add_epi16(p[0], p[1]), _mm512_add_epi16(p[2], p[3]));
+    }
+    template <int BITS, int T>
+    static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+        const Q ones = _mm512_set1_epi16(1);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            Q p[PV][4];
+            pairs<BITS>(p, w, a[t]);
+#pragma GCC unroll 2
+            for (int v = 0; v < PV; v++) {
+                if constexpr (BITS <= 5) {  // 4 * 2 * 31 * 127 < 2^15
+                    sum[t][v] = _mm512_add_epi32(sum[t][v], _mm512_madd_epi16(four(p[v]), ones));
+                } else if constexpr (BITS == 6) {  // 2 * 2 * 63 * 127 < 2^15
+                    const Q x = _mm512_madd_epi16(_mm512_add_epi16(p[v][0], p[v][1]), ones);
+                    const Q y = _mm512_madd_epi16(_mm512_add_epi16(p[v][2], p[v][3]), ones);
+                    sum[t][v] = _mm512_add_epi32(sum[t][v], _mm512_add_epi32(x, y));
+                } else {
+#pragma GCC unroll 4
+                    for (int g = 0; g < 4; g++)
+                        sum[t][v] = _mm512_add_epi32(sum[t][v], _mm512_madd_epi16(p[v][g], ones));
+                }
+            }
+        }
+    }
+    // Half H of a block whose 8 * 2 * 15 * 127 < 2^15 fit 16 bits.
+    template <int H, int T>
+    static INLINE void join_dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            Q p[PV][4];
+            pairs<4>(p, w, a[t]);
+#pragma GCC unroll 2
+            for (int v = 0; v < PV; v++)
+                sum[t][v] = H == 0 ? four(p[v])
+                                   : _mm512_madd_epi16(_mm512_add_epi16(sum[t][v], four(p[v])), _mm512_set1_epi16(1));
+        }
+    }
+    static INLINE I plus(I a, I b) { return _mm512_add_epi32(a, b); }
+#endif
     template <int MULTIPLE>
     static INLINE F to_float(I x) {
         return _mm512_cvtepi32_ps(x);
@@ -159,26 +234,35 @@ struct Avx512 : NoBlock {
 
     template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
-        const __m512i x = bytes(p), c = _mm512_set1_epi32(centre - OFFSET), low = _mm512_set1_epi32(255);
+        const __m512i x = bytes(p), c = _mm512_set1_epi32(centre - OFFSET);
         const auto put = [&](int n, __m512i column) INLINE_LAMBDA {
-            store(out + n * stride, fma(d, _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_and_si512(column, low), c)), m));
+#if defined(__AVX512VNNI__)  // offset codes have up to 8 bits
+            const __m512i q = _mm512_srli_epi32(column, 24);
+#else  // sign extension: offset codes are below 64
+            const __m512i q = _mm512_srai_epi32(column, 24);
+#endif
+            store(out + n * stride, fma(d, _mm512_cvtepi32_ps(_mm512_add_epi32(q, c)), m));
         };
-        put(0, x);
-        put(1, _mm512_srli_epi32(x, 8));
-        put(2, _mm512_srli_epi32(x, 16));
-        put(3, _mm512_srli_epi32(x, 24));
+        put(0, _mm512_slli_epi32(x, 24));
+        put(1, _mm512_slli_epi32(x, 16));
+        put(2, _mm512_slli_epi32(x, 8));
+        put(3, x);
     }
 
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const __m512i q = bytes(w), act = _mm512_loadu_si512(a);
+#if defined(__AVX512VNNI__)
 #define DOT(n) "vpdpbusd %1, %0, %%zmm" #n "\n"
+#else  // the cheapest sequence of this instruction set: multiply, add in 16 bits
+#define DOT(n) "vpmaddubsw %1, %0, %%zmm15\nvpaddw %%zmm15, %%zmm" #n ", %%zmm" #n "\n"
+#endif
 #define DOTS \
     DOT(16)  \
     DOT(17)  \
     DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
         for (int64_t n = 0; n < iterations; n++)
             asm volatile(DOTS DOTS DOTS DOTS ::"x"(q), "x"(act)
-                         : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
+                         : "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
                            "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
 #undef DOT
 #undef DOTS

@@ -23,6 +23,13 @@ float e8m0_half(uint8_t e) {
     return __builtin_bit_cast(float, e > 228 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23);
 }
 
+float ue4m3_half(uint8_t e) {
+    const int exponent = e >> 3 & 15, mantissa = e & 7;
+    if (e == 0x7f) return 0;
+    return exponent == 0 ? float(mantissa) * 0x1p-10f
+                         : __builtin_bit_cast(float, uint32_t(exponent + 119) << 23 | uint32_t(mantissa) << 20);
+}
+
 namespace {
 
 uint16_t u16(const uint8_t* p) {
@@ -112,6 +119,31 @@ void mxfp4(const uint8_t* row, int64_t b, Block32& o) {
     const uint8_t* p = row + b * 17;
     scale(o, e8m0_half(p[0]));
     nibbles(p + 1, o.q, [](int, int q) { return mxfp4_values[q]; });
+}
+
+// NVFP4: 4 e4m3 d, one per 16, 32 bytes of e2m1 nibbles: 8 bytes per 16, low nibbles first
+void nvfp4(const uint8_t* row, int64_t b, Block32& o) {
+    const uint8_t* p = row + b / 2 * 36;
+    for (int h = 0; h < 2; h++) {
+        const int s = int(b % 2) * 2 + h;
+        o.d[h] = ue4m3_half(p[s]);
+        o.m[h] = 0;
+        for (int i = 0; i < 16; i++) o.q[16 * h + i] = mxfp4_values[p[4 + 8 * s + i % 8] >> (i / 8 * 4) & 15];
+    }
+}
+
+// Q1_0: f16 d, 128 bits. w = d, or -d where the bit is not set
+void q1_0(const uint8_t* row, int64_t b, Block32& o) {
+    const uint8_t* p = row + b / 4 * 18;
+    scale(o, f16(p));
+    for (int i = 0; i < 32; i++) o.q[i] = int8_t((p[2 + 4 * (b % 4) + i / 8] >> i % 8 & 1) * 2 - 1);
+}
+
+// Q2_0: f16 d, 16 bytes of four neighbours each. w = d (q - 1)
+void q2_0(const uint8_t* row, int64_t b, Block32& o) {
+    const uint8_t* p = row + b / 2 * 18;
+    scale(o, f16(p));
+    for (int i = 0; i < 32; i++) o.q[i] = int8_t((p[2 + 8 * (b % 2) + i / 4] >> (2 * (i % 4)) & 3) - 1);
 }
 
 // Q2_K: 16 (scale | min << 4), 64 bytes of 2-bit, f16 d, f16 dmin. w = d sc q - dmin mn, sc and mn per 16
@@ -242,6 +274,9 @@ const TypeInfo types[] = {
     {Type::IQ4_NL, "IQ4_NL", 32, 18, iq4_nl},
     {Type::IQ4_XS, "IQ4_XS", 256, 136, iq4_xs},
     {Type::MXFP4, "MXFP4", 32, 17, mxfp4},
+    {Type::NVFP4, "NVFP4", 64, 36, nvfp4},
+    {Type::Q1_0, "Q1_0", 128, 18, q1_0},
+    {Type::Q2_0, "Q2_0", 64, 18, q2_0},
     {Type::TQ1_0, "TQ1_0", 256, 54, tq1_0},
     {Type::TQ2_0, "TQ2_0", 256, 66, tq2_0},
     {Type::IQ2_XXS, "IQ2_XXS", 256, 66, iq2_xxs},

@@ -32,6 +32,8 @@ inline float bf16_to_f32(uint16_t h) { return __builtin_bit_cast(float, uint32_t
 // operations.
 inline uint16_t finite_or_nan(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }
 float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table; NaN from 2^101 on
+// An unsigned e4m3, halved: NVFP4's scale for the same table; 0x7f, their NaN, is 0 as in ggml, and bit 7 is ignored.
+float ue4m3_half(uint8_t e);
 
 // Code books of types with up to 16 different integers.
 extern const int8_t iq4_values[16];

@@ -6,17 +6,8 @@
 #include <stdexcept>
 
 #include "blocks.h"
+#include "features.h"
 #include "isa.h"
-
-#if defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#endif
 
 namespace assay::kernels {
 namespace {
@@ -27,71 +18,29 @@ struct Candidate {
     bool (*runs_here)();
 };
 
-bool always() { return true; }
-
-bool has_dotprod() {
-#if defined(__aarch64__) && defined(__linux__)
-    constexpr unsigned long fphp = 1ul << 9, asimddp = 1ul << 20;
-    return (getauxval(AT_HWCAP) & (fphp | asimddp)) == (fphp | asimddp);
-#elif defined(__aarch64__) && defined(__APPLE__)
-    return true;  // every Apple arm64 Mac
-#else
-    return false;
-#endif
-}
-
-constexpr unsigned bit(int n) { return 1u << n; }
-
-// Whether the processor has these bits of CPUID leaves 1 (ecx) and 7 (ebx, ecx), and the system saves these registers
-// of a thread (XCR0). __builtin_cpu_supports does the same, but needs a library that Windows does not have.
-bool x86_has([[maybe_unused]] unsigned ecx1, [[maybe_unused]] unsigned ebx7, [[maybe_unused]] unsigned ecx7,
-             [[maybe_unused]] unsigned kept) {
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-    ecx1 |= bit(27);  // XGETBV is available
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & ecx1) != ecx1) return false;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & ebx7) != ebx7 || (c & ecx7) != ecx7) return false;
-    asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-    return (a & kept) == kept;
-#else
-    return false;
-#endif
-}
-
-constexpr unsigned kFma = bit(12), kF16c = bit(29), kAvx2 = bit(5);
-constexpr unsigned kAvx512 = bit(16) | bit(17) | bit(30) | bit(31), kVnni = bit(11);  // F, DQ, BW, VL
-
-bool has_avx2() { return x86_has(kFma | kF16c, kAvx2, 0, 0x06); }
-
-bool has_avx512vnni() { return x86_has(kFma | kF16c, kAvx2 | kAvx512, kVnni, 0xe6); }
-
-bool has_i8mm() {
-#if defined(__aarch64__) && defined(__linux__)
-    constexpr unsigned long i8mm = 1ul << 13;
-    return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);
-#else
-    return false;
-#endif
-}
-
-// A process must request permission for AMX tiles, because they add 8 KB of state to every context switch.
-bool has_amx() {
-#if defined(__x86_64__) && defined(__linux__)
-    unsigned a, b, c, d;
-    if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned amx_tile = bit(24), amx_int8 = bit(25);
-    constexpr int ask = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
-    return (d & (amx_tile | amx_int8)) == (amx_tile | amx_int8) && syscall(SYS_arch_prctl, ask, tile_data) == 0;
-#else
-    return false;
-#endif
-}
-
 constexpr Candidate candidates[] = {
-    // best first
-    {"amx", isa_amx, has_amx},       {"avx512vnni", isa_avx512vnni, has_avx512vnni},
-    {"avx2", isa_avx2, has_avx2},    {"i8mm", isa_i8mm, has_i8mm},
-    {"neon", isa_neon, has_dotprod}, {"portable", isa_portable, always},
+// those of this build, best first
+#if defined(ASSAY_AMX)
+    {"amx", isa_amx, has_amx},
+#endif
+#if defined(ASSAY_AVX512VNNI)
+    {"avx512vnni", isa_avx512vnni, has_avx512vnni},
+#endif
+#if defined(ASSAY_AVX512)
+    {"avx512", isa_avx512, has_avx512},
+#endif
+#if defined(ASSAY_AVX2)
+    {"avx2", isa_avx2, has_avx2},
+#endif
+#if defined(ASSAY_I8MM)
+    {"i8mm", isa_i8mm, has_i8mm},
+#endif
+#if defined(ASSAY_NEON)
+    {"neon", isa_neon, has_dotprod},
+#endif
+#if defined(ASSAY_PLAIN)
+    {"portable", isa_portable, always},
+#endif
 };
 
 }  // namespace
@@ -110,13 +59,16 @@ const std::vector<const Isa*>& isas() {
 const Isa& find_isa(const std::string& name) {
     const char* asked = std::getenv("ASSAY_ISA");
     const std::string wanted = name.empty() && asked ? asked : name;
+    if (isas().empty())
+        throw std::invalid_argument("instruction set: this build has none of this machine's (found only " +
+                                    std::string(candidates[0].name) + "); build again with ASSAY_ISAS=all");
     if (wanted.empty()) return *isas().front();
     std::string known;
     for (const Isa* isa : isas()) {
         if (wanted == isa->name) return *isa;
         known += (known.empty() ? "" : ", ") + std::string(isa->name);
     }
-    throw std::invalid_argument("instruction set: not on this machine (found " + wanted + ", expected " + known + ")");
+    throw std::invalid_argument("instruction set: not on this machine, or not in this build (found " + wanted + ", expected " + known + ")");
 }
 
 bool supported(Type type) { return type_info(type) != nullptr; }

@@ -19,8 +19,6 @@ struct Ahead {  // packed weights that are expanded next, to prefetch
     int64_t bytes = 0;
 };
 
-constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
 // A panel's result goes directly to `out` if all its rows are wanted, and through a small buffer at the edges of a
 // range.
 struct Rows {
@@ -35,10 +33,10 @@ void each_panel(int64_t begin, int64_t end, Function f) {
     for (int64_t first = begin / R * R; first < end; first += R) f(Rows{first, begin, end});
 }
 
-// `kernel` writes T tokens, of which `tokens` are wanted.
-template <int T, class Kernel>
-INLINE void at_edge(const Rows& rows, int tokens, bool carry, float* out, int64_t ldo, Kernel kernel) {
-    if (rows.whole() && tokens == T) return kernel(out + rows.first, ldo);
+// `kernel` writes `tokens` tokens, at most T.
+template <int T, class Product>
+INLINE void at_edge(const Rows& rows, int tokens, bool carry, float* out, int64_t ldo, Product kernel) {
+    if (rows.whole()) return kernel(out + rows.first, ldo);
     alignas(64) float buffer[T * R] = {};
     for (int t = 0; carry && t < tokens; t++)
         for (int r = rows.from(); r < rows.to(); r++) buffer[t * R + r] = out[t * ldo + rows.first + r];
@@ -82,63 +80,70 @@ void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are
     }
 }
 
-// The same from rows of the file, for any quantised type. Codes of Centre types are centred here, too.
-template <bool SUB16, bool MIN>
-using RowsTile = Tile<SUB16, MIN, V::template bits<N8>, tile_offset<N8>, V::template multiple<N8>>;
-using AnyTile = RowsTile<true, true>;
+// The largest tile: scratch memory has room for a chunk of it.
+using AnyTile = Tile<true, true, 8, 0, 1>;
 
-template <class T>
-void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_block, int64_t blocks, uint8_t* tile) {
-    const TypeInfo& info = *type_info(w.type);
-    const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
-    if (first_row + R > w.n) __builtin_memset(tile, 0, size_t(blocks * T::unit_bytes));
-    for (int r = 0; r < R && first_row + r < w.n; r++) {
-        const uint8_t* row = w.data + size_t(first_row + r) * stride;
-        for (int64_t b = 0; b < blocks; b++) {
-            uint8_t* unit = tile + b * T::unit_bytes;
-            Block32 block;
-            info.unpack(row, first_block + b, block);
-            for (int h = 0; h < (T::sub16 ? 2 : 1); h++) {
-                put(unit + T::scale_at(h) + 4 * r, block.d[h]);
-                if constexpr (V::tile_bias)
-                    if (h == 0) put(unit + T::bias_at + 4 * r, block.d[0] * V::template bias<T::multiple>);
-                if (T::min) put(unit + T::min_at(h) + 4 * r, __builtin_fmaf(float(centre), block.d[h], block.m[h]));
-            }
-            if (centre != T::offset)
-                for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
-            for (int i = 0; i < 8; i++) __builtin_memcpy(unit + T::quants_at + tile_at(r, i), block.q + 4 * i, 4);
-        }
-    }
-}
-
-// Expand w, packed or not, `chunk` blocks of a panel at a time. Calls product(tile type, first block, blocks, rows,
-// next weights to prefetch) for each.
+// Expand a packed w, `chunk` blocks of a panel at a time. Calls product(tile type, first block, blocks, rows, next weights
+// to prefetch) for each.
 template <class Product>
 void expand_panels(const Matrix& w, int64_t begin, int64_t end, int64_t chunk, uint8_t* room, Product product) {
     const int64_t all = w.k / 32;
-    const auto each = [&](auto tile, auto fill) {
+    with_layout(w.type, [&](auto layout) {
+        using F = typename Packed<decltype(layout)>::Same;
         for (int64_t b = 0; b < all; b += chunk) {
             const int64_t blocks = all - b < chunk ? all - b : chunk;
             each_panel(begin, end, [&](const Rows& rows) {
-                const Ahead next = fill(rows.first, b, blocks);
-                product(tile, b, blocks, rows, next);
-            });
-        }
-    };
-    with_layout(w.type, [&](auto layout) {
-        using F = decltype(layout);
-        using T = RowsTile<F::sub16, F::min>;
-        if (w.packed)
-            each(TileOf<F>{}, [&](int64_t first, int64_t b, int64_t blocks) {
-                const uint8_t* from = w.data + (first / R * all + b) / F::unit_blocks * F::unit_bytes;
+                const uint8_t* from = w.data + (rows.first / R * all + b) / F::unit_blocks * F::unit_bytes;
                 const int64_t bytes = blocks / F::unit_blocks * F::unit_bytes;
                 expand<F>(from, blocks, room);
-                return Ahead{from + bytes, bytes};
+                product(TileOf<F>{}, b, blocks, rows, Ahead{from + bytes, bytes});
             });
-        else
-            each(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
-                expand_rows<T>(w, F::centre, first, b, blocks, room);
-                return Ahead{};
-            });
+        }
+    });
+}
+
+// ---- rows of the file ----------------------------------------------------------------------------------------------
+
+// A thread's memory for one packed panel.
+struct PanelRoom {
+    uint8_t* memory = nullptr;
+    size_t bytes = 0;
+    uint8_t* take(size_t wanted) {
+        if (bytes < wanted) {
+            ::operator delete(std::exchange(memory, nullptr));
+            bytes = 0;
+            memory = static_cast<uint8_t*>(::operator new(wanted + 64));
+            bytes = wanted;
+        }
+        return memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64);
+    }
+    ~PanelRoom() { ::operator delete(memory); }
+};
+thread_local PanelRoom panel_room;
+
+// Whether rows [begin, end) of the file have a packed form: not Q8_K, nor halves that are not finite.
+inline bool packs(const Matrix& w, int64_t begin, int64_t end) {
+    if (w.type != Type::F16) return packable(w.type);
+    return finite_halves(w.data + 2 * begin * w.k, size_t((end < w.n ? end : w.n) - begin) * size_t(w.k));
+}
+
+// Call product(w, begin, end) with packed weights: with all of them, or with each panel of rows of the file, which is
+// packed first. A panel is small enough to stay in the cache, so this costs the packing alone: the first step after
+// loading need not wait until a packed copy of every matrix exists. Rows that have no packed form are handed
+// over as they are.
+template <class Product>
+INLINE void with_packed(const Packer& packer, const Matrix& w, int64_t begin, int64_t end, Product product) {
+    if (w.packed) return product(w, begin, end);
+    const size_t bytes = packer.packed_bytes(w.type, R, w.k);
+    uint8_t* const room = panel_room.take(bytes);
+    each_panel(begin, end, [&](const Rows& rows) {
+        const int64_t from = rows.first + rows.from(), to = rows.first + rows.to();
+        if (!packs(w, rows.first, rows.first + R)) return product(w, from, to);
+        Matrix panel = w;
+        panel.packed = true;
+        panel.data = room - size_t(rows.first / R) * bytes;
+        packer.pack(w.type, w.data, w.n, w.k, rows.first, rows.first + R < w.n ? rows.first + R : w.n,
+                    const_cast<uint8_t*>(panel.data));
+        product(panel, from, to);
     });
 }

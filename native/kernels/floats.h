@@ -6,8 +6,6 @@
 #pragma once
 #include "token_groups.h"
 
-constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
-
 constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves once beats widening them for every group
 
 // A vector of a column, as floats.
@@ -147,7 +145,7 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
     float* const floats = room.floats;
     if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
     const bool quantised = with_layout(w.type, [&](auto layout) {
-        using F = decltype(layout);
+        using F = typename Packed<decltype(layout)>::Same;
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
         expand<F, true>(panel + first / 32 / F::unit_blocks * F::unit_bytes, columns / 32, room.tile);
         tile_floats<TileOf<F>>(room.tile, columns / 32, F::centre * F::multiple, floats);
@@ -217,49 +215,6 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
                 });
             });
         });
-    }
-}
-
-// Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
-INLINE void transpose(const uint8_t* from, int64_t stride, uint8_t* to, int64_t step) {
-    typedef uint16_t Halves __attribute__((vector_size(16)));
-    Halves x[8], y[8];
-    for (int r = 0; r < 8; r++) __builtin_memcpy(&x[r], from + r * stride, 16);
-#ifdef __clang__
-#define ASSAY_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else  // gcc has __builtin_shufflevector only since 12
-#define ASSAY_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Halves{__VA_ARGS__})
-#endif
-    const auto zip = [](const Halves(&a)[8], Halves(&b)[8]) INLINE_LAMBDA {  // three times: rows to columns
-        for (int i = 0; i < 4; i++) {
-            b[2 * i] = ASSAY_SHUFFLE(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            b[2 * i + 1] = ASSAY_SHUFFLE(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-        }
-    };
-#undef ASSAY_SHUFFLE
-    zip(x, y);
-    zip(y, x);
-    zip(x, y);
-    for (int c = 0; c < 8; c++) __builtin_memcpy(to + c * step, &y[c], 16);
-}
-
-// One panel: column i of rows [first, first + R), zeros beyond n and k.
-void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
-    const int size = info.block_bytes;
-    const int64_t columns = float_columns(k), stride = k * size;
-    uint8_t* panel = dst + first * columns * size;
-    const bool whole = size == 2 && n - first >= R;
-    const int64_t done = whole ? k / 8 * 8 : 0;
-    for (int64_t i = 0; i < done; i += 8)
-        for (int r = 0; r < R; r += 8)
-            transpose(src + (first + r) * stride + 2 * i, stride, panel + (i * R + r) * 2, 2 * R);
-    __builtin_memset(panel + done * R * size, 0, size_t((columns - done) * R * size));
-    for (int r = 0; r < R && first + r < n; r++) {
-        const uint8_t* row = src + (first + r) * stride;
-        if (size == 4)
-            for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 4, row + i * 4, 4);
-        else
-            for (int64_t i = done; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 2, row + i * 2, 2);
     }
 }
 

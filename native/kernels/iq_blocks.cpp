@@ -9,43 +9,52 @@
 namespace assay::kernels {
 namespace {
 
-// A code book with its entries expanded, N int8 each.
-template <int N, size_t Count>
-struct Book {
-    std::array<std::array<int8_t, N>, Count> entry{};
-    constexpr Book(const uint16_t (&codes)[Count], const std::array<int, 8>& values) {
-        constexpr int bits = 16 / N;
-        for (size_t e = 0; e < Count; e++)
-            for (int i = 0; i < N; i++)
-                entry[e][size_t(i)] = int8_t(values[codes[e] >> (bits * i) & ((1 << bits) - 1)]);
-    }
-};
+// Books are constants of the program: made when it is compiled.
+template <int N, int Count>
+constexpr Book<N, Count> expanded(const uint16_t (&codes)[Count], const std::array<int, 8>& values) {
+    Book<N, Count> book{};
+    constexpr int bits = 16 / N;
+    for (int e = 0; e < Count; e++)
+        for (int i = 0; i < N; i++) book.entry[e][i] = int8_t(values[codes[e] >> (bits * i) & ((1 << bits) - 1)]);
+    return book;
+}
 
-constexpr std::array<int, 8> eights{8, 25, 43};
-constexpr Book<8, 256> book2_xxs(iq2_xxs_codes, eights);
-constexpr Book<8, 512> book2_xs(iq2_xs_codes, eights);
-constexpr Book<8, 1024> book2_s(iq2_s_codes, eights);
-constexpr Book<8, 2048> book1_plus(iq1_codes, {-7, 1, 9}), book1_minus(iq1_codes, {-9, -1, 7});  // 8 trit +- 1
-constexpr Book<4, 256> book3_xxs(iq3_xxs_codes, {4, 12, 20, 28, 36, 44, 52, 62});
-constexpr Book<4, 512> book3_s(iq3_s_codes, {1, 3, 5, 7, 9, 11, 13, 15});
-
-// Masks of 8 bytes, 0xff where the sign bit is set. Seven stored signs imply the eighth: their number is even.
-template <unsigned Bits>
-struct Signs {
-    std::array<uint64_t, 1u << Bits> mask{};
-    constexpr Signs() {
-        for (unsigned s = 0; s < mask.size(); s++) {
-            unsigned odd = 0;
-            for (unsigned i = 0; i < 8; i++) {
-                const unsigned bit = i < Bits ? s >> i & 1 : odd;
-                odd ^= bit;
-                if (bit) mask[s] |= uint64_t(0xff) << (8 * i);
-            }
+template <int Bits>
+constexpr Signs<Bits> masks() {
+    Signs<Bits> signs{};
+    for (unsigned s = 0; s < 1u << Bits; s++) {
+        unsigned odd = 0;
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned bit = i < Bits ? s >> i & 1 : odd;
+            odd ^= bit;
+            if (bit) signs.mask[s] |= uint64_t(0xff) << (8 * i);
         }
     }
-};
-constexpr Signs<7> even;
-constexpr Signs<8> plain;
+    return signs;
+}
+
+constexpr std::array<int, 8> eights{8, 25, 43};
+constexpr Book<8, 256> made2_xxs = expanded<8>(iq2_xxs_codes, eights);
+constexpr Book<8, 512> made2_xs = expanded<8>(iq2_xs_codes, eights);
+constexpr Book<8, 1024> made2_s = expanded<8>(iq2_s_codes, eights);
+constexpr Book<8, 2048> made1_plus = expanded<8>(iq1_codes, {-7, 1, 9}), made1_minus = expanded<8>(iq1_codes, {-9, -1, 7});
+constexpr Book<4, 256> made3_xxs = expanded<4>(iq3_xxs_codes, {4, 12, 20, 28, 36, 44, 52, 62});
+constexpr Book<4, 512> made3_s = expanded<4>(iq3_s_codes, {1, 3, 5, 7, 9, 11, 13, 15});
+constexpr Signs<7> made_even = masks<7>();
+constexpr Signs<8> made_plain = masks<8>();
+
+}  // namespace
+
+const Book<8, 256> book2_xxs = made2_xxs;
+const Book<8, 512> book2_xs = made2_xs;
+const Book<8, 1024> book2_s = made2_s;
+const Book<8, 2048> book1[2] = {made1_plus, made1_minus};
+const Book<4, 256> book3_xxs = made3_xxs;
+const Book<4, 512> book3_s = made3_s;
+const Signs<7> even_signs = made_even;
+const Signs<8> plain_signs = made_plain;
+
+namespace {
 
 // Eight weights: magnitudes with the signs applied. Two's complement bytewise: (x ^ s) - s, s in {0, -1}; the
 // magnitudes are positive and below 128, so adding 1 to an inverted byte never carries out.
@@ -90,7 +99,7 @@ void iq2_xxs(const uint8_t* row, int64_t b, Block32& o) {
     const uint32_t tail = u32(qs + 4);
     const float d = f16(p) * (0.5f + float(tail >> 28)) * 0.25f;
     scale(o, d, d);
-    for (int i = 0; i < 4; i++) store(book2_xxs.entry[qs[i]].data(), even.mask[tail >> (7 * i) & 127], o.q + 8 * i);
+    for (int i = 0; i < 4; i++) store(book2_xxs.entry[qs[i]], even_signs.mask[tail >> (7 * i) & 127], o.q + 8 * i);
 }
 
 // IQ2_XS: f16 d; 32 x (9-bit entry, 7 signs); eight bytes of two 4-bit scales, one per 16
@@ -102,7 +111,7 @@ void iq2_xs(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d * (0.5f + float(sc & 15)) * 0.25f, d * (0.5f + float(sc >> 4)) * 0.25f);
     for (int i = 0; i < 4; i++) {
         const unsigned code = u16(p + 2 + 2 * (4 * j + i));
-        store(book2_xs.entry[code & 511].data(), even.mask[code >> 9], o.q + 8 * i);
+        store(book2_xs.entry[code & 511], even_signs.mask[code >> 9], o.q + 8 * i);
     }
 }
 
@@ -115,7 +124,7 @@ void iq2_s(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d * (0.5f + float(sc & 15)) * 0.25f, d * (0.5f + float(sc >> 4)) * 0.25f);
     for (int i = 0; i < 4; i++) {
         const unsigned code = p[2 + 4 * j + i] | unsigned(p[66 + j] >> (2 * i) & 3) << 8;
-        store(book2_s.entry[code].data(), plain.mask[p[34 + 4 * j + i]], o.q + 8 * i);
+        store(book2_s.entry[code], plain_signs.mask[p[34 + 4 * j + i]], o.q + 8 * i);
     }
 }
 
@@ -128,8 +137,8 @@ void iq3_xxs(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d, d);
     const uint8_t* qs = p + 2 + 8 * j;
     for (int i = 0; i < 4; i++)
-        store44(book3_xxs.entry[qs[2 * i]].data(), book3_xxs.entry[qs[2 * i + 1]].data(),
-                even.mask[tail >> (7 * i) & 127], o.q + 8 * i);
+        store44(book3_xxs.entry[qs[2 * i]], book3_xxs.entry[qs[2 * i + 1]],
+                even_signs.mask[tail >> (7 * i) & 127], o.q + 8 * i);
 }
 
 // IQ3_S: f16 d; 64 low bytes of entries; 8 bytes of ninth bits; 32 bytes of signs; 4 bytes of two scales per 32
@@ -140,8 +149,8 @@ void iq3_s(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d, d);
     const uint8_t* qs = p + 2 + 8 * j;
     const unsigned high = p[66 + j];
-    const auto entry = [&](int i) { return book3_s.entry[qs[i] | (high >> i & 1) << 8].data(); };
-    for (int i = 0; i < 4; i++) store44(entry(2 * i), entry(2 * i + 1), plain.mask[p[74 + 4 * j + i]], o.q + 8 * i);
+    const auto entry = [&](int i) { return book3_s.entry[qs[i] | (high >> i & 1) << 8]; };
+    for (int i = 0; i < 4; i++) store44(entry(2 * i), entry(2 * i + 1), plain_signs.mask[p[74 + 4 * j + i]], o.q + 8 * i);
 }
 
 // IQ1_S: f16 d; 32 low bytes of entries; per 32 a u16: 4 x 3 high entry bits, 3-bit scale, sign of the shift.
@@ -152,9 +161,9 @@ void iq1_s(const uint8_t* row, int64_t b, Block32& o) {
     const unsigned high = u16(p + 34 + 2 * j);
     const float d = f16(p) * float(2 * (high >> 12 & 7) + 1) * 0.125f;
     scale(o, d, d);
-    const auto& book = high & 0x8000 ? book1_minus : book1_plus;
+    const auto& book = book1[high >> 15];
     for (int i = 0; i < 4; i++)
-        std::memcpy(o.q + 8 * i, book.entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8].data(), 8);
+        std::memcpy(o.q + 8 * i, book.entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8], 8);
 }
 
 // IQ1_M: 32 low bytes of entries; 16 bytes of (3 high entry bits, sign of the shift) per 8; four u16 of 3-bit scales
@@ -169,8 +178,8 @@ void iq1_m(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d * float(2 * (sc & 7) + 1) * 0.125f, d * float(2 * (sc >> 3 & 7) + 1) * 0.125f);
     for (int i = 0; i < 4; i++) {
         const unsigned high = p[32 + 2 * j + i / 2] >> (4 * (i % 2));
-        const auto& book = high & 8 ? book1_minus : book1_plus;
-        std::memcpy(o.q + 8 * i, book.entry[p[4 * j + i] | (high & 7) << 8].data(), 8);
+        const auto& book = book1[high >> 3 & 1];
+        std::memcpy(o.q + 8 * i, book.entry[p[4 * j + i] | (high & 7) << 8], 8);
     }
 }
 

@@ -22,6 +22,20 @@ constexpr const int8_t* kind_book(Kind k) {
                       : iq1_values;
 }
 
+// For instruction sets whose pairs of products are 16 bits wide: bits of a code as it is multiplied, 8 if it is signed,
+// and the offset that makes it unsigned.
+constexpr int narrow_bits(Kind k) {
+    return k == N4O || k == N3T ? 5 : has_book(k) ? 8 : kind_bits(k) < 4 ? 4 : kind_bits(k);
+}
+constexpr int narrow_offset(Kind k) {
+    return k == N4S                          ? 8
+           : k == N5 || k == N4O || k == N3T ? 16
+           : k == N6                         ? 32
+           : k == N3                         ? 4
+           : k == N2T                        ? 1
+                                             : 0;
+}
+
 // Position of a sub-scale in its byte.
 enum Field { BYTE, LOW4, HIGH4 };
 
@@ -39,6 +53,15 @@ struct NoBlock {
     static void sums(Arguments&&...) {}
     template <class F, class... Arguments>
     static void apart(Arguments&&...) {}  // split `paired` sums into floats
+    // the pair sums of a whole block of such codes fit 16 bits: `join_dots` adds half 0, then half 1, and widens
+    template <int BITS>
+    static constexpr bool joins = false;
+    template <int H, class... Arguments>
+    static void join_dots(Arguments&&...) {}
+    template <class I>
+    static I plus(I a, I) {
+        return a;
+    }
     // one token: integer sums of two blocks before the floats of the first
     static constexpr bool two_in_flight = false;
     static constexpr Order order = HALVES;
@@ -78,10 +101,17 @@ struct NoBlock {
     };
 };
 
+// packing.cpp of an instruction set: the members of an Isa with these names.
+struct Packer {
+    size_t (*packed_bytes)(Type type, int64_t n, int64_t k);
+    void (*pack)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
+};
+
 // nullptr if the translation unit was compiled for another architecture.
 const Isa* isa_portable();
 const Isa* isa_neon();
 const Isa* isa_avx2();
+const Isa* isa_avx512();
 const Isa* isa_avx512vnni();
 // The two above, with products for many tokens on a matrix unit.
 const Isa* isa_i8mm();
@@ -89,13 +119,15 @@ const Isa* isa_amx();
 
 }  // namespace assay::kernels
 
-// rowops.cpp, compiled for each instruction set.
-#define ASSAY_ROWS(ns)           \
-    namespace assay::ns {        \
-    extern const RowOps kRowOps; \
+// rowops.cpp and packing.cpp, compiled for each instruction set.
+#define ASSAY_ROWS(ns)                    \
+    namespace assay::ns {                 \
+    extern const RowOps kRowOps;          \
+    extern const kernels::Packer kPacker; \
     }
 ASSAY_ROWS(portable)
 ASSAY_ROWS(neon)
 ASSAY_ROWS(avx2)
+ASSAY_ROWS(avx512)
 ASSAY_ROWS(avx512vnni)
 #undef ASSAY_ROWS

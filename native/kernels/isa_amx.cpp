@@ -213,6 +213,7 @@ void Amx::dot_loop(int64_t iterations) {
 #undef DOTS
 }
 
+constexpr const Packer& packer = avx512vnni::kPacker;
 #include "matrix.h"
 
 }  // namespace

@@ -21,13 +21,13 @@ namespace {
 using V = Avx512;
 
 #include "expand.h"
-#include "packing.h"
+constexpr const Packer& packer = avx512vnni::kPacker;
 #include "isa_table.h"
 
 }  // namespace
 
 const Isa* isa_avx512vnni() {
-    static constexpr Isa table = make_isa("avx512vnni", &avx512vnni::kRowOps);
+    static const Isa table = make_isa("avx512vnni", &avx512vnni::kRowOps);
     return &table;
 }
 

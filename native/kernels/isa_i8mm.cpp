@@ -143,6 +143,7 @@ void I8mm::dot_loop(int64_t iterations) {
 #undef DOTS
 }
 
+constexpr const Packer& packer = neon::kPacker;
 #include "matrix.h"
 
 }  // namespace

@@ -18,13 +18,13 @@ namespace {
 using V = Neon;
 
 #include "expand.h"
-#include "packing.h"
+constexpr const Packer& packer = neon::kPacker;
 #include "isa_table.h"
 
 }  // namespace
 
 const Isa* isa_neon() {
-    static constexpr Isa table = make_isa("neon", &neon::kRowOps);
+    static const Isa table = make_isa("neon", &neon::kRowOps);
     return &table;
 }
 

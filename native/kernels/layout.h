@@ -26,6 +26,9 @@ void put(uint8_t* at, T value) {
     __builtin_memcpy(at, &value, sizeof value);
 }
 
+constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }  // of a panel of F32, F16 or BF16
+
 enum ScaleKind { SF16, SBF16 };
 
 constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;  // rows a vector, vectors and rows a panel, vector bytes
@@ -51,11 +54,17 @@ struct Layout {
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
     static constexpr int multiple = V::template multiple<KIND>;  // unpacked: multiple * q + offset
-    static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUBS;
+    static constexpr bool apart = TYPE == Type::NVFP4;  // each half block has an f16 scale of its own
+    static constexpr bool pairs = TYPE == Type::NVFP4 || TYPE == Type::Q1_0 || TYPE == Type::Q2_0;
+    static constexpr int unit_blocks = pairs ? 2 : SUPER ? 8 : 1;
+    static constexpr int subs = SUBS;
     static constexpr bool packed_min = TYPE == Type::Q2_K;  // scale and minimum share a byte
     static constexpr int d_at = 0, dmin_at = 2 * R, sc_at = MIN ? 4 * R : 2 * R;
     static constexpr int mn_at = sc_at + subs * R;
-    static constexpr int quants_at = !SUPER ? sc_at : MIN && !packed_min ? mn_at + subs * R : mn_at;
+    static constexpr int quants_at = apart                ? 4 * unit_blocks * R
+                                     : !SUPER             ? sc_at
+                                     : MIN && !packed_min ? mn_at + subs * R
+                                                          : mn_at;
     static constexpr int unit_bytes = quants_at + unit_blocks * kind_block_bytes(KIND);
 
     static INLINE const uint8_t* block_quants(const uint8_t* unit, int j) {
@@ -92,7 +101,10 @@ struct Layout {
         else if constexpr (SUPER)
             V::template times<packed_min ? LOW4 : BYTE>(head.d, unit + sc_at + sub(j, h) * R, d);
         else
-            for (int v = 0; v < PV; v++) d[v] = SCALE == SBF16 ? V::bf16(unit + 2 * L * v) : V::f16(unit + 2 * L * v);
+            for (int v = 0; v < PV; v++) {
+                const uint8_t* at = unit + (apart ? (2 * j + h) * 2 * R : 0) + 2 * L * v;
+                d[v] = SCALE == SBF16 ? V::bf16(at) : V::f16(at);
+            }
     }
     // Minima of the centred codes; raw: of the codes of the file.
     static INLINE void minima(const Head& head, const uint8_t* unit, int j, int h, const V::F (&d)[PV], V::F (&m)[PV],
@@ -175,8 +187,29 @@ using IQ2_XS = Layout<Type::IQ2_XS, N3P, true, true, false, SF16, 0, 16, 1>;
 using IQ2_S = Layout<Type::IQ2_S, N3P, true, true, false, SF16, 0, 16, 1>;
 using IQ1_S = Layout<Type::IQ1_S, N3T, true, true, false, SF16, 0, 8, 1>;
 using IQ1_M = Layout<Type::IQ1_M, N3T, true, true, false, SF16, 0, 16, 1>;
+using NVFP4 = Layout<Type::NVFP4, N4M, false, true, false>;
+using Q1_0 = Layout<Type::Q1_0, N2T, true, false, false, SF16, 0, 0>;
+using Q2_0 = Layout<Type::Q2_0, N2T, true, false, false, SF16, 0, 0>;
 using TQ1_0 = Layout<Type::TQ1_0, N2T, true, false, false, SF16, 0, 0>;
 using TQ2_0 = Layout<Type::TQ2_0, N2T, true, false, false, SF16, 0, 0>;
+
+// Two types may differ in the file alone: the layout of whichever comes first stands for both where nothing is packed.
+template <class F>
+struct Packed {
+    using Same = F;
+};
+template <>
+struct Packed<IQ2_S> {
+    using Same = IQ2_XS;
+};
+template <>
+struct Packed<TQ1_0> {
+    using Same = TQ2_0;
+};
+template <>
+struct Packed<Q1_0> {
+    using Same = Q2_0;
+};
 
 // Call f with a value of the layout of this type. False for types without a layout: floats, and Q8_K.
 template <class Function>
@@ -203,6 +236,9 @@ bool with_layout(Type type, Function f) {
         case Type::IQ2_S: f(IQ2_S{}); return true;
         case Type::IQ1_S: f(IQ1_S{}); return true;
         case Type::IQ1_M: f(IQ1_M{}); return true;
+        case Type::NVFP4: f(NVFP4{}); return true;
+        case Type::Q1_0: f(Q1_0{}); return true;
+        case Type::Q2_0: f(Q2_0{}); return true;
         case Type::TQ1_0: f(TQ1_0{}); return true;
         case Type::TQ2_0: f(TQ2_0{}); return true;
         default: return false;

@@ -42,8 +42,8 @@ void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* 
     uint8_t* const room = scratch.tile;
     float(*const total)[R] = scratch.total;
     typename V::Session session;
-    const auto panel = [&](const Rows& rows, int64_t t0, int64_t tokens) {
-        expand_panels(w, rows.first, rows.first + 1, V::chunk, room,
+    const auto panel = [&](const Matrix& panels, const Rows& rows, int64_t t0, int64_t tokens) {
+        expand_panels(panels, rows.first, rows.first + 1, V::chunk, room,
                       [&](auto tile, int64_t b, int64_t blocks, const Rows&, Ahead next) {
                           const int64_t stride = w.k / 32;
                           const Block* a = static_cast<const Block*>(acts) + t0 / Block::tokens * stride + b;
@@ -54,8 +54,10 @@ void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* 
             __builtin_memcpy(out + (t0 + t) * ldo + rows.first + rows.from(), total[t] + rows.from(),
                              size_t(rows.to() - rows.from()) * sizeof(float));
     };
-    for (int64_t t = 0; t < m; t += BATCH)
-        each_panel(begin, end, [&](const Rows& rows) { panel(rows, t, m - t < BATCH ? m - t : BATCH); });
+    with_packed(packer, w, begin, end, [&](const Matrix& panels, int64_t from, int64_t to) {
+        for (int64_t t = 0; t < m; t += BATCH)
+            each_panel(from, to, [&](const Rows& rows) { panel(panels, rows, t, m - t < BATCH ? m - t : BATCH); });
+    });
 }
 
 Isa matrix_isa(const char* name) {

@@ -29,23 +29,32 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
 }
 
 // Add half h of a block, 16 columns, to every sum.
-template <class F, int H, int T>
+template <class F, int H, int T, bool JOINED = false>
 INLINE void add_half(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
     typename V::A x[T];
     typename V::Q w[PV][4];
     unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * H); });
     unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<H>(unit, j, v, w[v]); });
-    V::template dots<F::bits>(sum, w, x);
+    if constexpr (JOINED)
+        V::template join_dots<H>(sum, w, x);
+    else
+        V::template dots<F::bits>(sum, w, x);
 }
 
 // The exact sums of block j of a unit, for the R rows of a panel and T tokens of one group; one scale per 32.
 template <class F, int T>
 INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
     if constexpr (V::template has_sums<F, T>) return V::template sums<F, T>(sum, F::block_quants(unit, j), a);
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
-    });
-    unroll<2>([&](auto h) INLINE_LAMBDA { add_half<F, h>(sum, unit, j, a); });
+    constexpr bool joined = V::template joins<F::bits>;
+    const auto each = [&](auto f) INLINE_LAMBDA {
+        unroll<T>([&](auto t) INLINE_LAMBDA {
+            unroll<PV>([&](auto v) INLINE_LAMBDA { f(sum[t][v], V::template start<F::offset, F::multiple>(a->neg + t)); });
+        });
+    };
+    using I = V::I;
+    if constexpr (!joined) each([](I& s, I start) INLINE_LAMBDA { s = start; });
+    unroll<2>([&](auto h) INLINE_LAMBDA { add_half<F, h, T, joined>(sum, unit, j, a); });
+    if constexpr (joined && F::offset != 0) each([](I& s, I start) INLINE_LAMBDA { s = V::plus(s, start); });
 }
 // acc += the sums, scaled, and the minima.
 template <class F, int T>
@@ -155,39 +164,59 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
     });
 }
 
+// What the product of a type of weights is made of: `panel` for 1..4 tokens on a packed panel and on one expanded to a
+// tile, and the expansion. A table of functions, because the loops around them are the same for all types and would be
+// compiled for each of them otherwise.
+using PanelProduct = void (*)(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out,
+                              int64_t ldo);
+struct Kernel {
+    PanelProduct packed[TOKENS], tile[TOKENS];
+    void (*expand)(const uint8_t* unit, int64_t blocks, uint8_t* tile);
+    int unit_blocks, unit_bytes;
+    int expand_from;  // tokens from which a panel is expanded first
+};
+template <class F, class T = TileOf<F>>
+constexpr Kernel kernel_of = {
+    {panel<F, 1>, panel<F, 2>, panel<F, 3>, panel<F, 4>},
+    {panel<T, 1>, panel<T, 2>, panel<T, 3>, panel<T, 4>},
+    expand<F>,
+    F::unit_blocks,
+    F::unit_bytes,
+    V::template expand_from<F>,
+};
+
 // All tokens on blocks [first, first + blocks) of a panel; acts: [ceil(m / 4), stride] groups.
-template <class F>
-void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const Group* acts, int64_t stride, int64_t m,
-                  float* out, int64_t ldo, const Rows& rows) {
+void panel_tokens(const PanelProduct (&products)[TOKENS], const uint8_t* weights, int64_t first, int64_t blocks,
+                  const Group* acts, int64_t stride, int64_t m, float* out, int64_t ldo, const Rows& rows) {
     const bool carry = first > 0;
     for (int64_t t = 0; t < m; t += TOKENS) {
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
         const Group* a = acts + t / TOKENS * stride + first;
-        by_tokens(tokens, [&](auto T) {
-            at_edge<T>(rows, tokens, carry, out + t * ldo, ldo,
-                       [&](float* to, int64_t ld) { panel<F, T>(weights, blocks, a, carry, to, ld); });
+        at_edge<TOKENS>(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) INLINE_LAMBDA {
+            products[tokens - 1](weights, blocks, a, carry, to, ld);
         });
     }
 }
 
 void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    const Kernel* kernel = nullptr;
+    with_layout(w.type, [&](auto layout) { kernel = &kernel_of<typename Packed<decltype(layout)>::Same>; });
     const int64_t all = w.k / 32;
-    bool direct = false;
-    if (w.packed)
-        with_layout(w.type, [&](auto layout) {
-            using F = decltype(layout);
-            direct = m < V::template expand_from<F>;
-            if (!direct) return;
-            each_panel(begin, end, [&](const Rows& rows) {
-                const uint8_t* panel = w.data + rows.first / R * (all / F::unit_blocks) * F::unit_bytes;
-                panel_tokens<F>(panel, 0, all, acts, all, m, out, ldo, rows);
-            });
+    const auto unit = [&](int64_t first, int64_t b) {
+        return w.data + (first / R * all + b) / kernel->unit_blocks * kernel->unit_bytes;
+    };
+    if (m < kernel->expand_from)
+        return each_panel(begin, end, [&](const Rows& rows) {
+            panel_tokens(kernel->packed, unit(rows.first, 0), 0, all, acts, all, m, out, ldo, rows);
         });
-    if (direct) return;
     uint8_t* const room = scratch.tile;  // looked up once: thread-local access is a function call in a shared library
     for (int64_t t = 0; t < m; t += BATCH)  // as many tokens as keep their activations in L2
-        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows, Ahead) {
-            panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
-                                         out + t * ldo, ldo, rows);
-        });
+        for (int64_t b = 0; b < all; b += CHUNK) {
+            const int64_t blocks = all - b < CHUNK ? all - b : CHUNK;
+            each_panel(begin, end, [&](const Rows& rows) {
+                kernel->expand(unit(rows.first, b), blocks, room);
+                panel_tokens(kernel->tile, room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
+                             out + t * ldo, ldo, rows);
+            });
+        }
 }

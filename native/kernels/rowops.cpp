@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "elementary.h"
 
@@ -131,6 +132,12 @@ void glu(Act act, const float* gates, const float* up, float* y, size_t n) {
         case Act::relu:
             return map(
                 y, n, [](V g, V u) { return select(g < V{}, V{}, g) * u; }, gates, up);
+        case Act::relu_sqr:
+            return map(
+                y, n, [](V g, V u) { const V r = select(g < V{}, V{}, g); return r * r * u; }, gates, up);
+        case Act::tanh:
+            return map(
+                y, n, [](V g, V u) __attribute__((always_inline)) { return tanh(g) * u; }, gates, up);
     }
 }
 
@@ -556,10 +563,13 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
     for (size_t i = 0; i < n; ++i) acc[i] = acc[i] * a + acc2[i] * b;
 }
 
+#include "recurrent.h"
+
 }  // namespace
 
 extern const RowOps kRowOps;
 const RowOps kRowOps = {rms_norm, layer_norm, add,  scale,      glu,        softcap,   softmax, exps,
-                        chain,    axpy,       rope, rope_table, page_write, page_read, attend,  attn_merge};
+                        chain,    axpy,       rope, rope_table, page_write, page_read, attend,  attn_merge,
+                        dot,      l2_norm,    softplus, xielu,   sparse_gate, causal_conv, delta_rule, ssm_scan, wkv6, wkv7};
 
 }  // namespace assay::ASSAY_NS

@@ -12,7 +12,7 @@ namespace assay {
 constexpr int kPage = 32;          // positions per page
 constexpr int kBlock = 8 * kPage;  // keys of one softmax block; blocks begin at multiples of this
 
-enum class Act : int { silu, gelu_tanh, gelu_erf, relu };
+enum class Act : int { silu, gelu_tanh, gelu_erf, relu, relu_sqr, tanh };
 enum class KvType : int { f32, f16, bf16, q8_0 };
 
 // One head of one page. Keys are transposed, [dim][32 positions]. Values are [32][stride], with the stride rounded up
@@ -62,6 +62,50 @@ inline size_t attn_scratch(int rows, const PageShape& k, const PageShape& v) {
            size_t(kPage) * v.stride();
 }
 
+// xielu: a x^2 + beta x above 0, else (e^min(x, eps) - 1 - x) b + beta x.
+struct Xielu {
+    float above, below, beta, eps;  // a, b, beta, eps
+};
+
+constexpr int kMaxTaps = 16;
+
+// Some channels of a convolution, for the tokens of one sequence.
+struct ConvBlock {
+    int tokens, channels, taps;
+    const float* x;  // [tokens], x_step floats apart
+    size_t x_step;
+    const float* w;  // [taps], w_step floats apart: the kernel's transpose
+    size_t w_step;
+    const float* from;  // the window [channels][taps - 1] before, oldest first; null: zeros
+    float* to;          // and after; may be `from`
+    float* y;
+    size_t y_step;
+};
+
+// An operand of a scan: a row for each token, `step` floats apart.
+struct TokenRows {
+    float* data = nullptr;
+    size_t step = 0;
+    float* at(int token) const { return data + token * step; }
+};
+
+// Some rows of a state, for the tokens of one sequence. The operands are those of the graph's operation, in its order;
+// an operand of a head begins at that head.
+struct ScanBlock {
+    int tokens, width;     // width: key channels, the length of a row
+    int first, rows;       // ssm_scan: first row of all heads; rows of this block
+    int head_rows = 1;     // ssm_scan: rows of a head
+    bool per_channel = false;  // a decay for each channel of a row
+    float scale = 1;
+    TokenRows in[6], out;
+    const float* weight = nullptr;  // A or u
+    const float* from;              // rows before, null: zeros
+    float* to;                      // and after; may be `from`
+    float* scratch;                 // scan_scratch floats
+};
+
+inline size_t scan_scratch(int rows, int width) { return size_t(rows + 8) * ((width + 63) / 64 * 64) + 16 * width; }
+
 struct RowOps {
     void (*rms_norm)(const float* x, const float* w, float* y, size_t n, float eps);  // w / sqrt(mean x^2 + eps) * x
     // (x - mean x) / sqrt(var x + eps) * w + b; b may be null
@@ -85,6 +129,16 @@ struct RowOps {
     void (*attend)(const AttnBlock& block);
     // (m, l, acc) := merge of (m, l, acc) and (m2, l2, acc2); blocks are merged in ascending order.
     void (*attn_merge)(float* m, float* l, float* acc, float m2, float l2, const float* acc2, size_t n);
+    float (*dot)(const float* a, const float* b, size_t n);  // 64 chains and their tree
+    void (*l2_norm)(const float* x, float* y, size_t n, float eps, bool floor);
+    void (*softplus)(const float* x, float* y, size_t n);
+    void (*xielu)(const float* x, const Xielu& f, float* y, size_t n);
+    void (*sparse_gate)(const float* x, float factor, float* y, size_t n);  // relu(x - mean - factor std)
+    void (*causal_conv)(const ConvBlock& block);
+    void (*delta_rule)(const ScanBlock& block);
+    void (*ssm_scan)(const ScanBlock& block);
+    void (*wkv6)(const ScanBlock& block);
+    void (*wkv7)(const ScanBlock& block);
 };
 
 }  // namespace assay

@@ -91,8 +91,9 @@ public:
     uint8_t* data() const { return data_; }
     size_t size() const { return bytes_; }
 
-private:
     static constexpr size_t kHuge = size_t(2) << 20;
+
+private:
     uint8_t* data_ = nullptr;
     size_t bytes_ = 0;
 };
@@ -120,11 +121,22 @@ private:
     size_t used_ = 0;
 };
 
+// Whether most of a mapped file range is in the page cache, judged by a few of its pages.
+inline bool resident_mapped(const void* data, size_t bytes) {
+    const uintptr_t page = machine::page_size(), begin = reinterpret_cast<uintptr_t>(data) / page;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes - 1) / page;
+    constexpr uintptr_t samples = 8;
+    uintptr_t found = 0;
+    for (uintptr_t i = 0; i < samples; ++i)
+        found += machine::resident(reinterpret_cast<void*>((begin + (last - begin) * i / samples) * page));
+    return 2 * found > samples;
+}
+
 // Tell the system that a mapped file range, and the part behind it, will be read now: it is read from disk while the
 // range before is packed.
 inline void expect_mapped(const void* data, size_t bytes) {
-    const uintptr_t page = sysconf(_SC_PAGESIZE), begin = reinterpret_cast<uintptr_t>(data) / page * page;
-    madvise(reinterpret_cast<void*>(begin), bytes + kReadAhead, MADV_WILLNEED);
+    const uintptr_t page = machine::page_size(), begin = reinterpret_cast<uintptr_t>(data) / page * page;
+    machine::expect(reinterpret_cast<void*>(begin), bytes + kReadAhead);
 }
 
 // Tell the system that a mapped file range will not be read again soon; the file stays readable.

@@ -13,11 +13,11 @@ namespace {
 
 // Rows of a unit. With few tokens, rows of about this many bytes of weights. With many tokens, few enough rows that a
 // single tile of tokens gives every thread a unit.
-constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64, kTileRows = 32;
+constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64, kRowsOfTokens = 32;
 
 int64_t unit_rows(const kernels::Matrix& w, int64_t tokens, int64_t panel) {
     const int64_t bytes = std::max<int64_t>(1, kernels::row_bytes(w.type, w.k));
-    const int64_t rows = tokens <= kFewTokens ? kUnitBytes / bytes : tokens <= kTile ? kTileRows : kManyRows;
+    const int64_t rows = tokens <= kFewTokens ? kUnitBytes / bytes : tokens <= kTile ? kRowsOfTokens : kManyRows;
     return std::max<int64_t>(1, rows / panel) * panel;
 }
 
@@ -267,7 +267,7 @@ private:
 kernels::Acts common_format(const Program& program, int acts, const std::vector<const Weight*>& weights) {
     if (!program.is_acts(acts)) throw std::invalid_argument("product: the input must be prepared");
     for (const Weight* w : weights)
-        if (kernels::acts_format(w->matrix().type, program.exact()) != program.format(acts) || w->count() != 1)
+        if (kernels::acts_format(w->type(), program.exact()) != program.format(acts) || w->count() != 1)
             throw std::invalid_argument("product: the input is prepared for another type of weights");
     return program.format(acts);
 }
@@ -286,6 +286,7 @@ void Program::products(int acts, std::vector<Product> products) {
     }
     if (weights.empty()) throw std::invalid_argument("product: no matrix given");
     const kernels::Acts format = common_format(*this, acts, weights);
+    for (const Product& p : products) uses(p.weight);
     add(std::make_unique<Products>(*this, acts, std::move(products), format));
 }
 
@@ -298,6 +299,8 @@ void Program::glu_products(int acts, std::shared_ptr<const Weight> gate, std::sh
         if (v >= 0 && (width(v) != width(out) || domain(v) != domain(out)))
             throw std::invalid_argument("gated product: kept values do not fit");
     const kernels::Acts format = common_format(*this, acts, {gate.get(), up.get()});
+    uses(gate);
+    uses(up);
     add(std::make_unique<GluProducts>(*this, acts, format, std::move(gate), std::move(up), gate_out, up_out, out, act));
 }
 
@@ -306,7 +309,8 @@ void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weigh
     if ((width(x) != weight->columns() && width(x) != k * weight->columns()) || width(out) != k * weight->rows() ||
         domain(out) != domain(x) || is_acts(x) || (idx >= 0 && (domain(x) != domain(idx) || is_acts(idx))))
         throw std::invalid_argument("expert product: operands do not fit together");
-    const kernels::Acts format = kernels::acts_format(weight->matrix().type, exact_);
+    const kernels::Acts format = kernels::acts_format(weight->type(), exact_);
+    uses(weight);
     // Gate and up of the same experts read the same rows. These are gathered and prepared once, and multiplied in the
     // step of the first. No step between the two writes an input of the second.
     std::shared_ptr<void>& known = gathered_[{x, idx, int64_t(format), weight->count()}];

@@ -40,9 +40,14 @@ private:
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows,
-               int64_t columns, bool pack)
-    : type_(static_cast<kernels::Type>(type)), count_(count), rows_(rows), columns_(columns), mapped_(data) {
+Weight::Weight(std::shared_ptr<Loader> loader, const uint8_t* data, uint32_t type, int64_t count, int64_t rows,
+               int64_t columns, bool pack, bool mapped)
+    : loader_(std::move(loader)),
+      type_(static_cast<kernels::Type>(type)),
+      count_(count),
+      rows_(rows),
+      columns_(columns),
+      mapped_(data) {
     if (!kernels::supported(type_)) throw fault("ggml type " + std::to_string(type) + " has no kernel");
     const int64_t block = kernels::block_size(type_);
     if (count < 1 || rows < 1 || columns < 1 || columns % block)
@@ -50,30 +55,55 @@ Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int
                     " does not divide into blocks of " + std::to_string(block));
     stride_ = kernels::row_bytes(type_, columns) * rows;
     if (!pack || !kernels::packable(type_)) return;
+    packed_stride_ = (loader_->pool().isa().packed_bytes(type_, rows, columns) + 63) / 64 * 64;
+    own_ = loader_->take(packed_stride_ * count);
+    state_ = kLoading;
+    const bool cold = mapped && !resident_mapped(data, stride_ * count);
+    if (cold) expect_mapped(data, stride_ * count);
+    task_ = loader_->add([this, mapped] { this->pack(mapped); });
+    // The disk decides how long this takes. Wait, so that a caller can report how much has been read.
+    if (cold) ready();
+}
+
+Weight::~Weight() {
+    if (task_) loader_->drop(task_);
+}
+
+void Weight::pack(bool mapped) {
+    Pool& pool = loader_->pool();
     const kernels::Isa& isa = pool.isa();
-    const size_t each = (isa.packed_bytes(type_, rows, columns) + 63) / 64 * 64;
-    own_ = arena.take(each * count, "weights");
     const int64_t panel = isa.panel_rows;
-    const uint32_t panels = static_cast<uint32_t>((rows + panel - 1) / panel);
+    const uint32_t panels = static_cast<uint32_t>((rows_ + panel - 1) / panel);
     const uint32_t least =
-        static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
+        static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns_))));
     std::atomic<bool> odd{false};
-    for (int64_t i = 0; i < count; ++i)
+    for (int64_t i = 0; i < count_ && !odd; ++i) {
+        uint8_t* to = own_.get() + i * packed_stride_;
+        loader_->provide(to, packed_stride_);
         parallel_for(pool, panels, least, [&](uint32_t first, uint32_t last) {
-            const int64_t begin = first * panel, end = std::min(rows, last * panel);
-            const uint8_t* from = data + i * stride_;
-            if (type_ == kernels::Type::F16 && !kernels::finite_halves(from + 2 * begin * columns, (end - begin) * columns))
+            const int64_t begin = first * panel, end = std::min(rows_, last * panel);
+            const uint8_t* from = mapped_ + i * stride_;
+            if (type_ == kernels::Type::F16 &&
+                !kernels::finite_halves(from + 2 * begin * columns_, (end - begin) * columns_))
                 odd = true;
-            isa.pack(type_, from, rows, columns, begin, end, own_.get() + i * each);
+            isa.pack(type_, from, rows_, columns_, begin, end, to);
         });
-    if (odd)
-        own_.reset();  // a weight is NaN or infinite: read it in place, value by value
-    else
-        stride_ = each;
+    }
+    if (odd) {  // a weight is NaN or infinite: read it in place, value by value
+        state_.store(kMapped, std::memory_order_release);
+        return own_.reset();
+    }
+    if (mapped) forget_mapped(mapped_, stride_ * count_);
+    state_.store(kPacked, std::memory_order_release);
 }
 
 kernels::Matrix Weight::matrix(int64_t i) const {
-    return {type_, packed(), rows_, columns_, (packed() ? own_.get() : mapped_) + i * stride_};
+    if (packed()) return {type_, true, rows_, columns_, own_.get() + i * packed_stride_};
+    return {type_, false, rows_, columns_, mapped_ + i * stride_};
+}
+
+size_t Weight::bytes() const {
+    return state_.load(std::memory_order_acquire) == kMapped ? 0 : packed_stride_ * size_t(count_);
 }
 
 // ---- cache ----------------------------------------------------------------------------------------------------------
@@ -108,6 +138,27 @@ void Cache::copy_page(int32_t source, int32_t to, int group) {
     if (source == to) return;
     std::lock_guard turn(busy);
     std::memcpy(g.pages.data() + to * g.page_bytes, g.pages.data() + source * g.page_bytes, g.page_bytes);
+}
+
+void Cache::add_states(int slots, int64_t floats) {
+    if (slots < 1 || floats < 1) throw fault("cache: a state needs slots and values");
+    states_ = Pages(size_t(slots) * floats * sizeof(float), "state of " + std::to_string(slots) + " sequences");
+    state_slots_ = slots;
+    state_floats_ = floats;
+}
+
+float* Cache::state(int32_t slot) const {
+    if (slot < 0 || slot >= state_slots_)
+        throw fault("cache: no state slot " + std::to_string(slot) + " of " + std::to_string(state_slots_));
+    return reinterpret_cast<float*>(states_.data()) + slot * state_floats_;
+}
+
+void Cache::copy_state(int32_t source, int32_t to) {
+    const float* from = state(source);
+    float* at = state(to);
+    if (source == to) return;
+    std::lock_guard turn(busy);
+    std::memcpy(at, from, state_floats_ * sizeof(float));
 }
 
 // ---- building -------------------------------------------------------------------------------------------------------
@@ -218,6 +269,9 @@ void Program::check(Batch& batch) const {
     }
     if (row != batch.n_tokens) throw fault("batch: chunks do not cover the tokens");
     batch.n_keys = static_cast<int32_t>(keys);
+    if (cache_->state_slots())
+        for (const Chunk& c : batch.chunks)
+            if (!c.state_to) throw fault("batch: a chunk has no state slot");
     if (static_cast<int>(batch.externals.size()) != n_externals_)
         throw fault("batch: " + std::to_string(n_externals_) + " result arrays expected, " +
                     std::to_string(batch.externals.size()) + " given");
@@ -249,6 +303,16 @@ void place_positions(Batch& batch, const Cache& cache) {
             batch.output_rows[c.first_output + i] = c.first + c.n_tokens - c.n_outputs + i;
     }
 }
+
+}  // namespace
+
+namespace {
+
+struct FirstStep {
+    explicit FirstStep(Loader& loader) : loader(loader) {}
+    ~FirstStep() { loader.end_first_step(); }
+    Loader& loader;
+};
 
 }  // namespace
 
@@ -308,6 +372,12 @@ bool Program::run(Batch& batch, const std::function<bool()>& poll) {
     place_positions(batch, *cache_);
     check_windows(batch);
     Run run(*this, batch);
+    if (!loading_.empty() && loading_[0]->loader().begin_first_step()) {
+        const FirstStep first(loading_[0]->loader());
+        return pool_->run(run, poll);
+    }
+    for (const auto& weight : loading_) weight->ready();
+    loading_.clear();
     return pool_->run(run, poll);
 }
 

@@ -19,6 +19,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/rowops.h"
+#include "loader.h"
 #include "memory.h"
 #include "pool.h"
 
@@ -34,22 +35,38 @@ inline void fits(bool ok, const char* op) {
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-// `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or mapped from the file.
+// `count` matrices of one shape (experts; 1 otherwise), mapped from the file until a task of the loader has interleaved
+// them into own memory.
 class Weight {
 public:
-    Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns,
-           bool pack);
+    // pack: interleave. mapped: data is a mapped file, whose pages are released after packing
+    Weight(std::shared_ptr<Loader> loader, const uint8_t* data, uint32_t type, int64_t count, int64_t rows,
+           int64_t columns, bool pack, bool mapped);
+    ~Weight();
+    Weight(const Weight&) = delete;
+    Weight& operator=(const Weight&) = delete;
+    Loader& loader() const { return *loader_; }
+    void ready() const {  // wait until it is packed, if it will be
+        if (task_) loader_->wait(*task_);
+    }
     kernels::Matrix matrix(int64_t i = 0) const;
+    kernels::Type type() const { return type_; }
     int64_t count() const { return count_; }
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
-    bool packed() const { return own_ != nullptr; }
-    size_t bytes() const { return packed() ? stride_ * size_t(count_) : 0; }
+    bool packed() const { return state_.load(std::memory_order_acquire) == kPacked; }
+    size_t bytes() const;  // of own memory, also while it is being filled
 
 private:
+    enum State { kMapped, kLoading, kPacked };
+    void pack(bool mapped);
+
+    std::shared_ptr<Loader> loader_;
+    std::shared_ptr<Loader::Task> task_;
+    std::atomic<State> state_{kMapped};
     kernels::Type type_;
     int64_t count_, rows_, columns_;
-    size_t stride_;  // bytes from one matrix to the next
+    size_t stride_, packed_stride_ = 0;  // bytes from one matrix to the next
     const uint8_t* mapped_;
     std::shared_ptr<uint8_t> own_;
 };
@@ -66,8 +83,17 @@ struct Chunk {
     int32_t first_key = 0;
     int64_t first_score = 0;  // sum over earlier chunks of n_tokens * n_keys
     bool regular = true;  // every key's position is its slot, so the mask is a range
+    const float* state_from = nullptr;  // its state before this step; null at the start of a sequence, which is zero
+    float* state_to = nullptr;          // and after; may be the same memory
+    int32_t first_stop = 0, n_stops = 1;  // its entries in Batch::stops
     int32_t n_keys() const { return start + n_tokens; }
     const int32_t* table(int group) const { return pages + int64_t(group) * n_table; }
+};
+
+// A place where the state of a chunk is kept: after `n_tokens` more of its tokens.
+struct StateStop {
+    int32_t n_tokens;
+    float* to;
 };
 
 struct Batch {
@@ -75,6 +101,7 @@ struct Batch {
     const int32_t* tokens = nullptr;
     const int32_t* positions = nullptr;
     std::vector<Chunk> chunks;
+    std::vector<StateStop> stops;       // of all chunks, where the graph keeps state; the last of a chunk is its state_to
     std::vector<float*> externals;      // in the order of Program::external
     std::vector<int64_t> capacity;      // floats in each
     int32_t n_outputs = 0, n_keys = 0;  // filled in by Program::run
@@ -112,6 +139,12 @@ public:
         return reinterpret_cast<int32_t*>(groups_[0].pages.data() + (page + 1) * groups_[0].page_bytes) - kPage;
     }
     void copy_page(int32_t source, int32_t to, int group);
+    // State slots: `floats` float32 values for each sequence, whatever its length. Untouched slots cost no memory.
+    void add_states(int slots, int64_t floats);
+    int state_slots() const { return state_slots_; }
+    int64_t state_floats() const { return state_floats_; }
+    float* state(int32_t slot) const;  // throws if there is no such slot
+    void copy_state(int32_t source, int32_t to);
     std::mutex busy;  // held by the program that runs
 
 private:
@@ -119,6 +152,9 @@ private:
     std::vector<PageShape> shapes_;
     std::vector<int> group_of_;    // of each pool
     std::vector<size_t> offsets_;  // of each pool in a page of its group
+    Pages states_;
+    int state_slots_ = 0;
+    int64_t state_floats_ = 0;
 };
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
@@ -202,6 +238,12 @@ struct Attention {
     int kq = -1, capped = -1, soft_max = -1;  // external values for a trace, or -1
 };
 
+// A recurrence over tokens: `heads` states of [rows][channels]; `groups` heads of keys.
+struct Scan {
+    int64_t heads, groups, channels, state;  // state: where it begins in a state slot, in floats
+    float scale = 1;
+};
+
 class Program {
 public:
     Program(std::shared_ptr<Pool> pool, std::shared_ptr<Cache> cache, bool exact);
@@ -246,6 +288,12 @@ public:
     void kq(int q, int k, int heads, int kv_heads, int out);
     void attn_softmax(int x, const Mask& mask, int out);
     void kqv(int p, int v, int kv_heads, int out);
+    // Layers that remember (recurrent.cpp). `state` is where a state begins in a state slot, in floats.
+    void causal_conv(int x, Floats w, int64_t state, int out);
+    void shift(int x, int64_t state, int out);
+    void scan(const std::string& op, std::vector<int> in, Floats weight, const Scan& scan, int out);
+    void show_state(const std::vector<std::pair<int64_t, int64_t>>& parts, bool is_after, int out);
+    void rows_of_many(const std::string& op, std::vector<int> in, Floats w, std::vector<double> numbers, int out);
     // Products and attention.
     void row(RowOp op);
     void products(int acts, std::vector<Product> products);
@@ -255,6 +303,8 @@ public:
     // idx -1: each of the weight's matrices takes its own part of a row.
     void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);
     void add(std::unique_ptr<Instruction> instruction);
+    // A step reads this weight: every run but the loader's first step waits until it is packed.
+    void uses(std::shared_ptr<const Weight> weight) { loading_.push_back(std::move(weight)); }
 
     const kernels::Isa& isa() const { return pool_->isa(); }
     const RowOps& ops() const { return ops_; }
@@ -283,6 +333,7 @@ private:
     void check(Batch& batch) const;
     void check_pages(const Chunk& chunk, int group, int32_t first) const;
     void check_windows(const Batch& batch) const;
+    void check_state(int64_t offset, int64_t floats, const char* op) const;
     void plan(const Batch& batch);
 
     std::shared_ptr<Pool> pool_;
@@ -294,6 +345,7 @@ private:
     std::vector<std::unique_ptr<Instruction>> code_;
     std::map<std::array<int64_t, 4>, std::shared_ptr<void>> gathered_;  // by input, choice, format and experts
     std::vector<RowOp> pending_;  // row steps not yet joined into a step
+    std::vector<std::shared_ptr<const Weight>> loading_;  // weights that may not be packed yet
     int64_t planned_[kDomains] = {-1, -1, -1, -1, -1};
     Pages arena_;
     std::vector<std::vector<float>> scratch_;  // one a thread

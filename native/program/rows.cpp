@@ -13,6 +13,7 @@ void Program::embed(std::shared_ptr<const Weight> table, bool by_position, int o
     fits(table->columns() == width(out) && domain(out) == Domain::tokens && table->count() == 1, "embed");
     int64_t& limit = by_position ? n_positions : n_vocab;
     limit = std::min(limit, table->rows());
+    uses(table);
     row({Domain::tokens, width(out), {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              const int32_t* at = by_position ? run.batch.positions : run.batch.tokens;
              for (int64_t i = first; i < last; ++i)
@@ -143,6 +144,20 @@ void Program::unary(const std::string& op, int x, float argument, int out) {
             ops.exps(y, 0.0f, y, n);
             for (int64_t j = 0; j < n; ++j) y[j] = 1.0f / (1.0f + y[j]);
         };
+    } else if (op == "softplus") {
+        body = [=](const RowOps& ops, const float* p, float* y) { ops.softplus(p, y, n); };
+    } else if (op == "exp") {
+        body = [=](const RowOps& ops, const float* p, float* y) { ops.exps(p, 0.0f, y, n); };
+    } else if (op == "add_scalar") {
+        body = [=](const RowOps&, const float* p, float* y) {
+            for (int64_t j = 0; j < n; ++j) y[j] = p[j] + argument;
+        };
+    } else if (op == "length") {
+        wanted = 1;
+        body = [=](const RowOps& ops, const float* p, float* y) { *y = std::sqrt(ops.dot(p, p, n)); };
+    } else if (op == "sparse_gate") {
+        fits(n > 1, "sparse_gate");
+        body = [=](const RowOps& ops, const float* p, float* y) { ops.sparse_gate(p, argument, y, n); };
     } else if (op == "clamp_min") {
         body = [=](const RowOps&, const float* p, float* y) {
             for (int64_t j = 0; j < n; ++j) y[j] = p[j] < argument ? argument : p[j];

@@ -34,6 +34,8 @@ inline void* take(size_t bytes) { return VirtualAlloc(nullptr, bytes, MEM_RESERV
 inline void give_back(void* data, size_t) { VirtualFree(data, 0, MEM_RELEASE); }
 // VirtualUnlock on pages that are not locked removes them from the working set
 inline void forget(void* data, size_t bytes) { VirtualUnlock(data, bytes); }
+inline void expect(void*, size_t) {}
+inline bool resident(void*) { return true; }
 #else
 constexpr bool kTrims = true;
 
@@ -49,6 +51,17 @@ inline void* take(size_t bytes) {
 }
 inline void give_back(void* data, size_t bytes) { munmap(data, bytes); }
 inline void forget(void* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); }
+// The range will be read soon.
+inline void expect(void* data, size_t bytes) { madvise(data, bytes, MADV_WILLNEED); }
+// Whether a page can be read without waiting for a disk; true if the system does not tell.
+inline bool resident(void* page) {
+#if defined(__linux__)
+    unsigned char known = 1;
+#else
+    char known = 1;
+#endif
+    return mincore(page, page_size(), &known) || (known & 1);
+}
 #endif
 
 }  // namespace assay::machine

@@ -21,6 +21,8 @@ TYPE_CHECKING = False  # true for type checkers; importing `typing` would take l
 
 if TYPE_CHECKING:
     from assay.errors import AssayError as AssayError
+    from assay.library.auditing import Audit as Audit
+    from assay.library.auditing import audit as audit
     from assay.library.file_pair import TwoFiles as TwoFiles
     from assay.library.judgement import Judgement as Judgement
     from assay.library.language_model import LanguageModel as LanguageModel
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AssayError": "assay.errors",
+    "Audit": "assay.library.auditing",
     "Dump": "assay.verify.dumps.observation",
     "Event": "assay.runtime.generate",
     "Finding": "assay.library.verdicts",
@@ -49,6 +52,7 @@ _HOMES = {
     "SamplerParams": "assay.runtime.params",
     "Trace": "assay.library.trace_view",
     "TwoFiles": "assay.library.file_pair",
+    "audit": "assay.library.auditing",
     "check": "assay.library.verdicts",
     "diagnose": "assay.library.verdicts",
     "diff": "assay.library.verdicts",
@@ -69,4 +73,5 @@ if not TYPE_CHECKING:  # type checkers use the imports above and report unknown 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    """The public names only, so that completion in an editor or a notebook shows no imports."""
+    return sorted(__all__)

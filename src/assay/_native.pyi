@@ -62,19 +62,19 @@ class Guard:
     @property
     def lost(self) -> bool: ...
 
-class Arena:
-    """Memory that packed weights share, so that huge pages can hold them."""
+class Loader:
+    """Packs weights on the pool in the background, after the first step or a second of rest, into huge pages."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, pool: Pool) -> None: ...
 
 class Weight:
-    """Matrices [count, rows, columns] of a ggml type. With `pack` they are interleaved into the arena, else read in
-    place. `mapped`: raw is a memory-mapped file, whose pages are released after packing."""
+    """Matrices [count, rows, columns] of a ggml type. With `pack` the loader interleaves them, else they are read in
+    place. `mapped`: raw is a memory-mapped file, whose pages are released after packing. The first step that reads
+    them does not wait for that; later ones do, and `packed` does."""
 
     def __init__(
         self,
-        arena: Arena,
-        pool: Pool,
+        loader: Loader,
         raw: NDArray[np.uint8],
         type: int,
         shape: tuple[int, int, int],
@@ -99,6 +99,10 @@ class Cache:
     @property
     def page_bytes(self) -> list[int]: ...
     def copy_page(self, source: int, to: int, group: int) -> None: ...
+    def add_states(self, slots: int, floats: int) -> None:
+        """Give each sequence `floats` values of state. Slots that are never used cost no memory."""
+
+    def copy_state(self, source: int, to: int) -> None: ...
 
 class Mask:
     """Which keys a query sees (window, chunk, causal), the scale of scores, attention sinks and ALiBi slopes."""
@@ -143,6 +147,30 @@ class Program:
     def kq(self, q: int, k: int, heads: int, kv_heads: int, out: int) -> None: ...
     def attn_softmax(self, x: int, mask: Mask, out: int) -> None: ...
     def kqv(self, p: int, v: int, kv_heads: int, out: int) -> None: ...
+    def causal_conv(self, x: int, w: Vector, state: int, out: int) -> None: ...
+    def shift(self, x: int, state: int, out: int) -> None: ...
+    def scan(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        weight: Vector | None,
+        heads: int,
+        groups: int,
+        channels: int,
+        scale: float,
+        state: int,
+        out: int,
+    ) -> None:
+        """delta_rule, ssm_scan, wkv6 or wkv7. `state`: where its state begins in a state slot, in floats."""
+
+    def show_state(self, parts: Sequence[tuple[int, int]], after: bool, out: int) -> None:
+        """Copy parts of each sequence's state, given as (begin, size), as it is before or after the step."""
+
+    def rows_of_many(
+        self, op: str, inputs: Sequence[int], w: Vector | None, numbers: Sequence[float], out: int
+    ) -> None:
+        """Row operations of recurrent layers; native/program/recurrent.cpp has the order of their `numbers`."""
+
     def products(self, acts: int, products: Sequence[tuple[Weight, int, Vector | None, int]]) -> None: ...
     def glu_products(
         self, acts: int, gate: Weight, up: Weight, gate_out: int, up_out: int, out: int, act: str
@@ -173,8 +201,14 @@ class Program:
         positions: NDArray[np.int32],
         chunks: NDArray[np.int32],
         pages: NDArray[np.int32],
+        states: NDArray[np.int32],
         externals: Sequence[NDArray[np.float32]],
         interruptible: bool,
     ) -> None:
-        """Execute all operations for a batch. A row of `chunks` is (n_tokens, start, index in `pages` of its first page
-        table, pages of a table, n_outputs). `externals` receive the values that were declared external."""
+        """Execute all operations for a batch.
+
+        A row of `chunks` is (n_tokens, start, index in `pages` of its first page table, pages of a table, n_outputs).
+        A row of `states` is (tokens, state slot before, state slot after, 1 where the sequence begins). A chunk has
+        several rows where its state is kept at several tokens; the slot before is read from the first. There are no
+        rows where no layer keeps a state. `externals` receive the values that were declared external.
+        """

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from assay.cli.conversations import read_history, write_history
 from tests import tiny
 from tests.cli.conftest import Assay, environment
 
@@ -91,7 +92,7 @@ def test_settings_while_it_goes_on(here: Assay, model: Path) -> None:
     done = here("chat", model, *ARGS, stdin="/set temp hot\n/set zork 1\n/set top_p 3\n/set\n/set stats on\nhi\n")
     assert "temp: expected a number (found 'hot')" in done.stderr
     assert "zork: no such setting" in done.stderr
-    assert "top_p: must be between" in done.stderr
+    assert "top_p: expected a number from 0 to 1 (found 3)" in done.stderr
     assert "repeat_penalty" in done.stderr
     assert "ended by" in done.stderr
     assert "ended by" not in here("chat", model, *ARGS, stdin="hi\n").stderr
@@ -141,6 +142,7 @@ class Terminal:
                 self.seen += os.read(self.main, 4096).decode(errors="replace")
             except OSError:
                 raise AssertionError(f"the process ended before {pattern!r}: {self.seen!r}") from None
+        self.before = self.seen[: found.end()]
         self.seen = self.seen[found.end() :]
 
     def type(self, text: str) -> None:
@@ -191,3 +193,46 @@ def test_run_without_a_prompt_converses_and_remembers_what_was_typed(model: Path
         terminal.type("/bye\n")
         assert terminal.process.wait(timeout=20) == 0
     assert (tmp_path / "chat_history").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_paste_of_several_lines_is_one_turn_and_is_recalled_whole(model: Path, tmp_path: Path) -> None:
+    readline = pytest.importorskip("readline")
+    if "libedit" in (readline.__doc__ or ""):
+        pytest.skip("libedit has no bracketed paste")
+    paste = "\x1b[200~first line\rsecond line\x1b[201~\r"
+    for key in (paste, "\x1b[A\x1b[A\x1b[A\r"):  # later: cursor up, over /bye and /history
+        terminal = Terminal(model, *ARGS, ASSAY_HOME=str(tmp_path), TERM="xterm")
+        terminal.wait_for("lists the commands")
+        terminal.wait_for("> ")
+        terminal.type(key)
+        terminal.wait_for("second line")
+        terminal.wait_for("> ")
+        terminal.type("/history\r")
+        terminal.wait_for(r"user: first line\r?\nsecond line\r?\nassistant: ")
+        terminal.wait_for("> ")
+        terminal.type("/bye\r")
+        assert terminal.process.wait(timeout=20) == 0
+    kept = read_history(tmp_path / "chat_history")
+    assert kept == ["first line\nsecond line", "/history", "/bye", "first line\nsecond line", "/history", "/bye"]
+
+
+def test_the_history_file_takes_any_text(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    entries = ["plain", "two\nlines", '"quoted"', '"not json', "[1]", "日本語\n🙂", "\\n is no line end"]
+    write_history(path, entries)
+    assert read_history(path) == entries
+    path.write_bytes(b'ok\n"broken\n\xff\xfe\n\n[[[[\n"\\ud800"\n')
+    assert read_history(path)[:2] == ["ok", '"broken']
+    assert read_history(tmp_path / "missing") == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_an_answer_breaks_at_words_on_a_terminal(model: Path, tmp_path: Path) -> None:
+    grammar = 'root ::= "word words hello world the a in on er hello world the a word words"'
+    for more, broken in ((["--no-wrap"], False), ([], True)):
+        terminal = Terminal(model, "-p", "x", "--grammar", grammar, *more, verb="run", TERM="xterm", COLUMNS="30")
+        terminal.wait_for("words\r\n")
+        lines = terminal.before.removesuffix("\r\n").split("\r\n")
+        assert (len(lines) > 1) == broken
+        terminal.process.wait(timeout=20)

@@ -103,7 +103,9 @@ def test_the_table_is_the_design() -> None:
     [
         (["zork"], "zork: no such verb; there are run"),
         (["sreve"], "sreve: no such verb; did you mean `assay serve`?"),
-        (["ls"], "ls: no such verb; did you mean `assay list`?"),
+        (["models"], "models: no such verb; did you mean `assay list`?"),
+        (["stop", "smollm2"], "stop: no such verb; a model runs only while a command runs"),
+        (["help", "zork"], "zork: no such verb"),
         (["model.gguf"], "did you mean `assay run` before it?"),
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
         (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
@@ -111,8 +113,11 @@ def test_the_table_is_the_design() -> None:
         (["quantize", "a.gguf", "b.gguf"], "give either a TYPE such as Q4_K_M"),
         (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
         (["tokenize", "-m", "smollm2"], "no text after the model"),
-        (["run", "smolm2", "x"], "smolm2: no such file; did you mean smollm2?"),
+        (["run", "smolm2", "x"], "smolm2: no such model; did you mean smollm2, smollm3 or"),
         (["run", "owner/repo:Q4_0", "x"], "did you mean hf:owner/repo:Q4_0?"),
+        (["run", "https://example.org/m.gguf", "x"], "only addresses of the hub are downloaded"),
+        (["run", "Qwen/Qwen3-8B", "x"], "did you mean hf:Qwen/Qwen3-8B or qwen3?"),
+        (["search", "zork"], "zork: no known model has that in its name or description; near: "),
         (["run", "a", "-m", "b", "-p", "c"], "a: a second prompt"),
         (["inspect", "a", "-m", "b"], "the model is given twice"),
         (["rm", "zork"], "zork: is not here"),
@@ -127,7 +132,7 @@ def test_the_table_is_the_design() -> None:
         (["run", "nope.gguf", "-p", "x"], "nope.gguf: no such file"),
         (["run", "hf:nope", "-p", "x"], "expected hf:owner/repo"),
         (["run", "ollama:../x", "-p", "x"], "not a model name"),
-        (["pull", "nope"], "nope: no such file; a model is a path, a name (smollm2, tinyllama)"),
+        (["pull", "nope"], "nope: no such model; did you mean "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -240,7 +245,7 @@ def test_a_damaged_hyper_parameter(assay: Assay, tmp_path: Path) -> None:
 def test_a_prompt_over_the_context(assay: Assay, model: Path) -> None:
     line = fault(assay("run", model, "-p", "x" * 1000))
     assert "do not fit the context of 256" in line
-    assert "--ctx-size: too large" in fault(assay("run", model, "-p", "x", "-c", str(10**15)))
+    assert "--ctx-size: expected 0 to 67108864" in fault(assay("run", model, "-p", "x", "-c", str(10**15)))
     assert "do not fit the context of 64" in fault(assay("run", model, "-p", "x" * 100, "-c", "64"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.cli import verbs
+from assay.models.catalogue import ARCHITECTURES
 from tests.cli.conftest import Assay
 
 
@@ -78,6 +79,47 @@ def test_show_is_one_screen(here: Assay, model: Path, base_model: Path) -> None:
     assert "none: use --raw" in here("show", base_model).stdout
 
 
+def test_show_of_a_model_that_is_not_here_downloads_nothing(here: Assay, stores: Path) -> None:
+    text = here("show", "qwen3:4b").stdout
+    assert "hf:Qwen/Qwen3-4B-GGUF:Qwen3-4B-Q4_K_M.gguf" in text
+    assert "no; `assay pull qwen3:4b` downloads it" in text
+    assert json.loads(here("show", "qwen3:4b", "--json").stdout)["here"] is False
+    assert "not on this machine" in here("show", "qwen3", "--template").stderr
+
+
+def test_search_lists_names_with_sizes_and_what_is_here(here: Assay, stores: Path) -> None:
+    file = stores.parents[2] / "Qwen" / "Qwen3-0.6B-GGUF" / "Qwen3-0.6B-Q8_0.gguf"
+    file.parent.mkdir(parents=True)
+    shutil.copy(stores, file)
+    lines = here("search", "qwen3", "0.6b").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "SIZE", "PARAMETERS", "HERE", "ABOUT"]
+    assert lines[1].split()[:5] == ["qwen3:0.6b", "640.0", "MB", "0.6B", "here"]
+    assert json.loads(here("search", "qwen3", "0.6b", "--json").stdout)["models"][0]["here"] is True
+    assert here("run", "qwen3:0.6b", "hi", "--raw", "-n", "1", "--temp", "0").returncode == 0
+    assert "qwen3:0.6b" in here("list").stdout
+    assert here("rm", "qwen3:0.6b").stdout.startswith("deleted qwen3:0.6b; ")
+    assert not file.exists()
+
+
+def test_an_architecture_without_a_builder_is_said(here: Assay, stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ARCHITECTURES, "gpt-oss")
+    assert {m["supported"] for m in json.loads(here("search", "gpt-oss", "--json").stdout)["models"]} == {False}
+    assert "architecture gpt-oss: not supported" in here("search", "gpt-oss").stdout
+    assert "its architecture is not supported yet" in here("show", "gpt-oss").stdout
+    done = here("run", "gpt-oss", "hi")
+    assert done.returncode == 2
+    assert "gpt-oss: its architecture gpt-oss is not supported yet; models of a similar kind: " in done.stderr
+
+
+def test_a_model_larger_than_the_memory_is_said(here: Assay, stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.system.machine.memory", lambda: 6 * 10**9)
+    done = here("run", "llama3.3", "hi")
+    assert done.returncode == 2  # offline
+    first = done.stderr.splitlines()[0]
+    assert "llama3.3: 43 GB of weights, and the memory of this machine has 6 GB: it will be slow or fail" in first
+    assert "smaller: llama2, llama3.2, llama3.2:1b" in first
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_its_shell_takes(here: Assay, shell: str, tmp_path: Path) -> None:
     script = here("completion", shell).stdout
@@ -102,4 +144,4 @@ def test_bash_completes_verbs_options_and_models(here: Assay, tmp_path: Path) ->
 
     assert complete("assay", "qu") == ["quantize"]
     assert complete("assay", "run", "--top-") == ["--top-k", "--top-p", "--top-n-sigma", "--top-nsigma"]
-    assert complete("assay", "run", "smo") == ["smollm2"]
+    assert complete("assay", "run", "smo") == ["smollm2", "smollm3"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from assay.runtime.registry_models import CATALOGUE
+from assay.runtime.model_names import named_models
 from tests.cli.conftest import Assay
 
 
 def test_the_list(assay: Assay, tmp_path: Path) -> None:
     done = assay("pull", "--list", "--json", ASSAY_HOME=str(tmp_path))
     models = json.loads(done.stdout)["models"]
-    assert [m["name"] for m in models] == list(CATALOGUE)
+    assert [m["name"] for m in models] == [model.name for model in named_models()]
     assert not any(m["here"] for m in models)
     assert "smollm2" in assay("pull", "--list", ASSAY_HOME=str(tmp_path)).stdout
 

@@ -184,6 +184,7 @@ def test_jobs_and_updates_cross_the_wire() -> None:
         "answered",
         "deadline",
         "constraint",
+        "receipt",  # made where the request came in
     }
     head, arrays = jobs.from_job(job, 1 << 63)
     sent = unpack(pack(head, arrays))

@@ -22,14 +22,16 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer
-from tests.convert import folders, witness
+from tests.convert import folders, inverted, witness
 
 RECORD: dict[str, Any] = json.loads(witness.RECORD.read_text())
 
 
 def test_every_architecture_is_tried() -> None:
-    tried = {name for name, *_ in folders.MODELS.values()}
-    assert set(ARCHITECTURES) - tried == {"Qwen2MoeForCausalLM", "Gemma3ForConditionalGeneration"}
+    tried = {name for name, *_ in folders.MODELS.values()} | {name for name, _ in inverted.FAMILIES.values()}
+    twins = {"LFM2ForCausalLM", "Rwkv7ForCausalLM", "FalconMambaForCausalLM", "Mistral3ForConditionalGeneration",
+             "Gemma3nForCausalLM", "ModernBertModel", "ModernBertForSequenceClassification"}  # fmt: skip
+    assert set(ARCHITECTURES) - tried == {"Qwen2MoeForCausalLM", "Gemma3ForConditionalGeneration", *twins}
 
 
 @pytest.mark.parametrize("title", folders.MODELS)
@@ -72,6 +74,32 @@ def test_logits_are_transformers(title: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = net.eval()(torch.tensor([TOKENS])).logits[0].numpy()
     np.testing.assert_allclose(logits(tmp_path / "out.gguf"), expected, rtol=1e-3, atol=2e-4 * np.abs(expected).max())
+
+
+CASED = (  # as the tokenizer.json of Mistral's and OpenAI's vocabularies have it
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+END|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*END|DIGITS|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "tekken": CASED.replace("END", "").replace("DIGITS", r"\p{N}"),
+    "gpt-4o": CASED.replace("END", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", r"\p{N}{1,3}"),
+    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "bailingmoe2": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+",
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits_of_the_newer_families_are_known(name: str, tmp_path: Path) -> None:
+    source = folders.make(tmp_path / "model", "qwen2")
+    folders.byte_level(source, SPLITS[name])
+    convert(source, tmp_path / "out.gguf")
+    with open_file(tmp_path / "out.gguf") as file:
+        assert file.get_str("tokenizer.ggml.pre") == name
+        tokenizer = Tokenizer.from_gguf(file)
+        assert tokenizer.decode(tokenizer.encode("Hello worlD 12's\n\n", add_special=False)) == "Hello worlD 12's\n\n"
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])

@@ -31,6 +31,7 @@ from assay.graph import Graph, Node
 from assay.models import Model, load
 from assay.models.catalogue import ARCHITECTURES, VARIANTS, metadata, tensor_shapes
 from tests import tiny
+from tests.models import others
 
 RECORDED = Path(__file__).parents[1] / "data" / "bits.json"
 IDS = np.random.default_rng(3).integers(3, 300, 600).astype(np.int32)
@@ -40,8 +41,9 @@ SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q8_1": (0,), "Q2_K": (80, 82),
     "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,),
     "TQ2_0": (64,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ1_S": (0,),
+    "Q1_0": (0,), "Q2_0": (0,),
 }  # fmt: skip
-TYPES = (*SCALES, "IQ1_M", "MXFP4", "Q8_K", "F32", "F16", "BF16")
+TYPES = (*SCALES, "IQ1_M", "MXFP4", "NVFP4", "Q8_K", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ CASES = {
     **{f"cache {kv} exact": Case({"type": "F32", **HEADS}, {"kv_type": kv, "precision": "exact"}) for kv in KV_TYPES},
     # What an architecture has of its own: norms, gates, masks, sinks, slopes, routing, heads. Long where blocks of keys
     # are merged.
-    **{f"arch {name}": Case(arch=name, tokens=300 if name in LONG else 40) for name in (*ARCHITECTURES, *VARIANTS)},
+    **{f"arch {name}": Case(arch=name, tokens=300 if name in LONG else 40) for name in (*ARCHITECTURES, *VARIANTS)
+       if others.on_cpu(name)},
 }  # fmt: skip
 
 
@@ -137,6 +140,8 @@ def blocks(kind: GGMLType, n: int, size: float, rng: np.random.Generator) -> np.
                 raw[:, 49 + 2 * i] = raw[:, 49 + 2 * i] & 15 | (halves >> (4 * i) & 15).astype(np.uint8) << 4
         if kind.name == "MXFP4":
             raw[:, 0] = 128 + power - rng.integers(0, 2, n)
+        if kind.name == "NVFP4":
+            raw[:, :4] = np.clip(60 + 8 * power + rng.integers(0, 8, (n, 4)), 1, 126)
         if kind.name == "Q8_K":
             raw[:, :4] = (2.0**power * (1 + rng.integers(0, 7, n) / 8)).astype("<f4")[:, None].view(np.uint8)
         return raw
@@ -150,6 +155,8 @@ def tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Gen
     kind = by_name(type_name if len(shape) > 1 else "F32")
     if name.startswith("rope_f"):
         return Tensor(name, shape, kind, np.linspace(1, 8, shape[0]).astype(np.float32))
+    if name.endswith("ssm_a"):  # the logarithm of a decay
+        return Tensor(name, shape, kind, -np.abs(_uniform(shape, rng)))
     if "norm" in name:
         return Tensor(name, shape, kind, 1 + np.float32(0.25) * _uniform(shape, rng))
     size = 1.0 if "embd" in name else 0.3 if name.endswith("bias") else 1.7 / math.sqrt(shape[-1])

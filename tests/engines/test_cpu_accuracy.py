@@ -28,7 +28,7 @@ QUANTISED = 1e-4  # measured 6.4e-5 on NEON
 LIMITS = {
     "F32": 1e-12, "F16": 1e-12, "BF16": 1e-12,
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), QUANTISED),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), QUANTISED),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q1_0", "Q2_0"), QUANTISED),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"), QUANTISED),
 }  # fmt: skip
 N, K, TOKENS = 64, 1024, 40

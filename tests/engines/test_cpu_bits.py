@@ -32,8 +32,10 @@ def test_recorded_bits(name: str, tmp_path: Path) -> None:
     model = bits.make(case, path)
     assert bits.digest(path.read_bytes()) == recorded["file"], "the model's file itself is another one"
     runs = [{"threads": 1}, {"threads": 2, "piece": 7}, {"threads": 3, "piece": 32}, {"threads": 2, "pack": False}]
+    names = [node.name for node in model.graph]
+    kept = "l_out-0" if "l_out-0" in names else names[len(names) // 2]
     if case.tokens <= 40:
-        runs += [{"threads": 3, "piece": 1}, {"threads": 2, "keep": ("l_out-0",)}]
+        runs += [{"threads": 3, "piece": 1}, {"threads": 2, "keep": (kept,)}]
     if model.graph.whole:
         runs = [{**run, "piece": 0} for run in runs]
     for isa in _native.isas():
@@ -43,15 +45,17 @@ def test_recorded_bits(name: str, tmp_path: Path) -> None:
 
 def test_an_instruction_set_that_is_not_there(tmp_path: Path) -> None:
     model = bits.make(bits.CASES["F32 fast"], tmp_path / "model.gguf")
-    with pytest.raises(AssayError, match=r"found sse9, expected .*portable"):
+    last = _native.isas()[-1]  # portable, unless this build has the fastest set alone
+    with pytest.raises(AssayError, match=rf"found sse9, expected .*{last}"):
         CpuEngine(model, isa="sse9")
-    assert CpuEngine(model, isa="portable").isa == "portable"
+    assert CpuEngine(model, isa=last).isa == last
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = bits.make(bits.CASES["F32 fast"], tmp_path / "model.gguf")
-    monkeypatch.setenv("ASSAY_ISA", "portable")
-    assert CpuEngine(model).isa == "portable"
+    last = _native.isas()[-1]
+    monkeypatch.setenv("ASSAY_ISA", last)
+    assert CpuEngine(model).isa == last
     monkeypatch.setenv("ASSAY_ISA", "mmx")
     with pytest.raises(AssayError, match="found mmx"):
         CpuEngine(model)

@@ -18,12 +18,19 @@ POISONS = {
     "nan": np.float32(np.nan), "inf": np.float32(np.inf), "-inf": np.float32(-np.inf), "huge": np.float32(3e38),
     "tiny": np.float32(1e-45),
 }  # fmt: skip
+KINDS = ("F32", "F16", "Q8_0", "Q4_K")
 HALF = {"Q4_0": 0, "Q8_0": 0, "Q5_1": 0, "Q4_K": 0, "Q6_K": 208, "F16": 0}  # where a block's scale lies
 
 
-def poisoned(path: Path, kind: str, value: np.float32, stem: str) -> Path:
-    """A model with one block, or one number, of a matrix replaced."""
-    source = tiny.make(path.with_suffix(".plain"), type=kind, n_embd=256, n_ff=256, tied=False)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The models before they are poisoned, by type."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {kind: tiny.make(folder / kind, type=kind, n_embd=256, n_ff=256, tied=False) for kind in KINDS}
+
+
+def poisoned(source: Path, path: Path, value: np.float32, stem: str) -> Path:
+    """The model with one block, or one number, of a matrix replaced."""
     with open_file(source) as file:
         tensors = []
         for name, info in file.tensors.items():
@@ -42,11 +49,11 @@ def poisoned(path: Path, kind: str, value: np.float32, stem: str) -> Path:
     "stem", ["attn_q.weight", "ffn_down.weight", "output.weight", "token_embd.weight", "norm.weight"]
 )
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_poisoned_weights_are_computed_with(
-    kind: str, poison: str, stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: dict[str, Path], kind: str, poison: str, stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(open_file(poisoned(tmp_path / "a.gguf", kind, POISONS[poison], stem)))
+    model = load(open_file(poisoned(plain[kind], tmp_path / "a.gguf", POISONS[poison], stem)))
     bits = []
     for isa in _native.isas():
         monkeypatch.setenv("ASSAY_ISA", isa)

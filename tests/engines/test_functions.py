@@ -31,6 +31,8 @@ class Random(Weights):
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         self.dtype = np.dtype(np.float64)
         self.made = {name: np.random.default_rng(1).standard_normal(shape) for name, shape in shapes.items()}
+        for name in (name for name in shapes if name.endswith("ssm_a")):  # the logarithm of a decay
+            self.made[name] = -np.abs(self.made[name])
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.made[name]

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from assay.errors import AssayError
 from assay.gguf import TYPES, GGMLType, by_name, codecs
 from assay.gguf.codecs import codec, legacy
+from tests.gguf import ggml_small
 
 DATA = Path(__file__).parents[1] / "data"
 PEER = [
-    t for t in TYPES.values() if t.block_size > 1 and getattr(gguf.GGMLQuantizationType, t.name) in quants._type_traits
+    t
+    for t in TYPES.values()
+    if t.block_size > 1 and getattr(gguf.GGMLQuantizationType, t.name, None) in quants._type_traits
 ]
 HALVES = np.array(
     # zeros, smallest and largest subnormal, smallest normal, one, largest, infinities, NaNs quiet and signalling
@@ -119,6 +122,22 @@ def test_q8_k_by_definition() -> None:
 def test_q1_0_by_definition() -> None:
     block = np.array([[0x00, 0x40, 0b00000101, *[0xFF] * 15]], np.uint8)  # d = 2
     assert codecs.decode("Q1_0", block)[0].tolist() == [2, -2, 2, -2, -2, -2, -2, -2] + [2] * 120
+
+
+def test_q2_0_by_definition() -> None:
+    block = np.array([[0x00, 0x40, 0b11100100, *[0b01010101] * 15]], np.uint8)  # d = 2
+    assert codecs.decode("Q2_0", block)[0].tolist() == [-2, 0, 2, 4] + [0] * 60
+
+
+@pytest.mark.parametrize("name", ggml_small.NAMES)
+def test_small_types_as_ggml(name: str) -> None:
+    """Any bytes, against a decoder written apart; the values of a NaN or infinite scale are compared as such."""
+    kind = by_name(name)
+    raw = np.concatenate([random_blocks(kind, 200), adversarial_blocks(kind)])
+    expected = np.array([ggml_small.decode(name, block.tobytes()) for block in raw], np.float32)
+    found = codecs.decode(name, raw)
+    assert np.array_equal(found, expected, equal_nan=True)
+    assert kind.id == {"NVFP4": 40, "Q1_0": 41, "Q2_0": 42}[name]
 
 
 def test_every_bfloat16_and_half() -> None:

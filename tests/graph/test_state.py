@@ -11,15 +11,22 @@ import pytest
 
 from assay.engines.contract import PAGE, Array, Chunk
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan import state_layout
 from assay.engines.plan.batching import in_turns
-from assay.engines.plan.state_layout import STATE_SLOTS, cache_pools, page_bytes
+from assay.engines.plan.state_layout import (
+    LEAST_SLOTS,
+    STATE_SLOTS,
+    cache_pools,
+    page_bytes,
+    state_memory,
+    state_slots,
+)
 from assay.engines.reference import ReferenceEngine, functions
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.graph import KINDS, OPS, Graph, Kind, Node, Op, Trait, register
 from assay.graph.state import POSITION, SEQUENCE, GraphState
 from assay.models import Model, load
-from assay.runtime.draft_model import DraftModel
 from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
 from assay.runtime.scheduler import Scheduler
@@ -158,7 +165,7 @@ def test_a_new_kind_is_allocated_and_resumed(toy: Model) -> None:
 
     alone = [generate(scheduler(), prompt)[0][0] for prompt in (PROMPT, shorter)]
     together = scheduler(chunk=PAGE)
-    assert together.speculator is None, "its tail cannot be cut: a wrong guess could not be taken back"
+    assert together.speculator is None, "the reference engine drafts only where a drafter is asked for"
     assert together.pages.states and not together.pages.copies
     assert generate(together, PROMPT, shorter)[0] == alone
     again, cached = generate(together, PROMPT, shorter)
@@ -170,15 +177,18 @@ def test_a_new_kind_is_counted_in_estimates_of_memory(model: Model, toy: Model) 
     opened = Opened(model.file, OpenOptions(engine="reference"))
     before = opened.cache_bytes
     opened.model = toy
-    assert opened.cache_bytes == before + STATE_SLOTS * 32 * 4
+    assert opened.cache_bytes == before + 2 * STATE_SLOTS * 32 * 4
     assert toy.graph.state.by_node["cache_t_l0"].layer == 0
 
 
 def test_what_needs_a_cut_is_refused(toy: Model) -> None:
     engine = ReferenceEngine(toy, n_pages=8)
-    with pytest.raises(AssayError, match="tokens cannot be taken back"):
-        DraftModel(engine)
     chunk = Chunk(np.array(PROMPT[:5], np.int32), 0, np.arange(1, dtype=np.int32))
+    engine.forward([chunk])
+    with pytest.raises(AssayError, match="no state after 4 tokens is kept"):
+        engine.cut_state(0, 4)
+    engine.forward([replace(chunk, drafted=2)])
+    engine.cut_state(0, 4)
     keep = [node.name for node in toy.graph]
     assert list(in_turns(toy.graph, keep, [chunk] * 1000)) == [keep], "a trace runs the step once"
     other = replace(chunk, pages=np.array([1], np.int32))
@@ -189,9 +199,28 @@ def test_what_needs_a_cut_is_refused(toy: Model) -> None:
 
 
 def test_an_engine_without_state_slots_says_so(toy: Model) -> None:
-    engine = CpuEngine(toy, threads=1, n_pages=4)
-    with pytest.raises(AssayError, match="engine cpu: it keeps no toy state; use --engine reference"):
-        engine.forward([Chunk(np.array(PROMPT[:5], np.int32), 0, np.arange(1, dtype=np.int32))])
+    """And one that has slots, but no kernel that would use them, names the operation."""
+    chunk = Chunk(np.array(PROMPT[:5], np.int32), 0, np.arange(1, dtype=np.int32))
+    engine = ReferenceEngine(toy, n_pages=4)
+    engine.state_slots = 0
+    with pytest.raises(AssayError, match="engine reference: it keeps no toy state"):
+        engine.forward([chunk])
+    with pytest.raises(AssayError, match="does not know the operation running_sum"):
+        CpuEngine(toy, threads=1, n_pages=4).forward([chunk])
+
+
+def test_state_slots_are_bounded(toy: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By memory, by what is asked for, and never fewer than a few."""
+    each = toy.graph.state.bytes_per_sequence("f16")
+    assert state_slots(toy.graph) == STATE_SLOTS and state_slots(toy.graph, 5) == 5
+    monkeypatch.setattr(state_layout, "STATE_BYTES", 20 * each)
+    assert state_slots(toy.graph) == 20 and state_memory(toy.graph).bytes == 2 * 20 * each
+    monkeypatch.setattr(state_layout, "STATE_BYTES", each)
+    assert state_slots(toy.graph) == LEAST_SLOTS
+    assert ReferenceEngine(toy, n_pages=4, state_slots=3).state_slots == 3
+    engine = Opened(toy.file, OpenOptions(engine="reference", state_slots=7))
+    engine.model = toy
+    assert engine.engine().state_slots == 7
 
 
 def test_state_starts_at_zero_and_survives_a_failed_step(toy: Model) -> None:

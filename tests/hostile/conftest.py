@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,24 +20,29 @@ Bounded = Callable[..., subprocess.CompletedProcess[str]]
 ESCAPES = "\x1b\x07\x9b"
 
 
+def bounded_memory(memory: int = 1 << 30) -> None:
+    """Limit this process to so much memory beyond what starting takes."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory + (3 << 29), memory + (3 << 29)))
+
+
+def bounded_environment() -> dict[str, str]:
+    """Variables for a process that imports this checkout and computes with one thread."""
+    paths = os.pathsep.join([str(SRC), str(SRC.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
 def bounded(
     *args: str | Path, memory: int = 1 << 30, seconds: float = 60, stdin: bytes = b"", **env: str
 ) -> subprocess.CompletedProcess[str]:
     """`python *args` in so much memory beyond what starting takes, and so much time; 124 is too late."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory + (3 << 29), memory + (3 << 29)))
-
-    paths = os.pathsep.join([str(SRC), str(SRC.parent), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
             [sys.executable, *["-S"] * sys.flags.no_site, *map(str, args)],
             input=stdin,
             capture_output=True,
-            env={**variables, "OPENBLAS_NUM_THREADS": "1", **env},
+            env={**bounded_environment(), **env},
             timeout=seconds,
-            preexec_fn=limit,
+            preexec_fn=partial(bounded_memory, memory),
         )
     except subprocess.TimeoutExpired as late:
         return subprocess.CompletedProcess(late.cmd, 124, "", "took too long")

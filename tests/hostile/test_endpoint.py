@@ -16,7 +16,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer
-from assay.verify.endpoint import blackbox
+from assay.verify.endpoint import alternatives
 from assay.verify.endpoint import client as module
 from assay.verify.endpoint.blackbox import diagnose_endpoint
 from assay.verify.endpoint.client import Client
@@ -141,7 +141,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
 @pytest.fixture(autouse=True)
 def no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested is the reading of answers, not the search for a cause that comes after."""
-    monkeypatch.setattr(blackbox, "FAULTS", {})
+    monkeypatch.setattr(alternatives, "FAULTS", {})
 
 
 def judged(parts: tuple[Any, Tokenizer], url: str) -> str:
@@ -157,7 +157,7 @@ def judged(parts: tuple[Any, Tokenizer], url: str) -> str:
 @pytest.mark.parametrize("case", BODIES)
 def test_any_answer_is_checked(parts: tuple[Any, Tokenizer], case: str) -> None:
     with server(lambda connection: connection.sendall(http(BODIES[case]))) as url:
-        assert judged(parts, url) in ("refused", "fault", "unexplained")
+        assert judged(parts, url) in ("refused", "fault", "unexplained", "undecided")
 
 
 @pytest.mark.parametrize("case", WIRES)

@@ -75,6 +75,32 @@ def test_a_schema_whose_compilation_never_ends(server: Server) -> None:
     assert with_schema(server, {"type": "object", "properties": {"a": {"type": "integer"}}}).status_code == 200
 
 
+def test_slow_schemas_do_not_starve_json_mode(server: Server) -> None:
+    """Twelve slow schemas of one client: JSON mode and new schemas of all clients are answered before they are."""
+    with_schema(server, {"type": "integer"})
+    slow = [
+        threading.Thread(target=with_schema, args=(server, {"type": "integer", "multipleOf": 98_000_000 + i}, 120))
+        for i in range(12)
+    ]
+    for thread in slow:
+        thread.start()
+    time.sleep(0.5)
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+    forms = [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x", "y"]}}},
+    ]
+    for address in ("127.0.0.2", "127.0.0.1"):  # another client, then the same one
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=60) as client:
+            for form in forms:
+                found = client.post(f"{server.url}/v1/chat/completions", json=body | {"response_format": form})
+                assert found.status_code == 200, found.text
+        waiting = sum(thread.is_alive() for thread in slow)
+        assert waiting >= 6, f"{12 - waiting} of 12 slow ones were answered before"
+    for thread in slow:
+        thread.join()
+
+
 @pytest.mark.parametrize(
     "schema",
     [

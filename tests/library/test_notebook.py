@@ -68,3 +68,48 @@ def test_ids_as_numpy(files: tuple[Path, Path]) -> None:
         settings = {"max_new_tokens": 4, "do_sample": False, "repetition_penalty": 1.1, "top_k": 40, "top_p": 0.9}
         assert model.generate(ids, **settings).ids == model.generate(ids.tolist(), **settings).ids
         assert model.logits(ids).shape == (len(ids), model.model.hparams.n_vocab)
+
+
+CELL = """
+import time
+from assay.library import notebook
+from assay.system.stages import each
+notebook._DELAY_S = notebook._PACE_S = -1
+with notebook.watched(None):
+    for _ in each(range(3), "comparing <b>", "nodes"):
+        time.sleep(0.06)
+"""
+
+
+def test_a_kernel_shows_a_bar_and_removes_it() -> None:
+    """A real kernel runs the cell; the bar is one display that is updated, and empty in the end."""
+    inprocess = pytest.importorskip("ipykernel.inprocess", reason="ipykernel is not installed")
+    manager = inprocess.InProcessKernelManager()
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.execute(CELL)
+    shown = []
+    while True:
+        message = client.get_iopub_msg(timeout=20)
+        if message["msg_type"] == "error":
+            raise AssertionError(message["content"])
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            content = message["content"]
+            shown.append((message["msg_type"], content["transient"]["display_id"], content["data"]["text/html"]))
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            break
+    assert shown[0][0] == "display_data" and {kind for kind, _, _ in shown[1:]} == {"update_display_data"}
+    assert len({display for _, display, _ in shown}) == 1
+    assert "comparing &lt;b&gt;" in shown[0][2] and "of 3 nodes" in shown[1][2]
+    assert shown[-1][2] == ""
+
+
+def test_progress_goes_to_the_callback_or_nowhere(files: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[tuple[str, int, int]] = []
+    with assay.load(files[0], "reference", progress=lambda *step: told.append(step)) as model:
+        trace = model.trace("hello world")
+        assert assay.diff(model, trace, progress=lambda *step: told.append(step))
+        assert assay.diff(model, trace)
+    assert ("comparing with the definition", len(model.model.graph), len(model.model.graph)) in told
+    assert capfd.readouterr() == ("", ""), "a script gets no bar that it did not ask for"

@@ -108,10 +108,14 @@ def test_files_that_differ_more_than_their_types(
 
 def test_a_diagnosis(model: assay.LanguageModel, right: dict[str, Any]) -> None:
     assert assay.diagnose(model, right)
-    said: list[str] = []
+    told: list[tuple[str, int, int]] = []
     planted = right | {"Qcur-0": right["Qcur_proj-0"].reshape(right["Qcur-0"].shape)}  # no rotation in layer 0
-    found = assay.diagnose(model, planted, progress=said.append)
+    found = assay.diagnose(model, planted, progress=lambda *step: told.append(step))
     assert not found
+    stages = {label: (done, total) for label, done, total in told if total}
+    assert stages["comparing with the definition"] == (len(model.model.graph),) * 2
+    assert "Qcur-0: trying known mistakes" in stages and all(0 <= done <= total for done, total in stages.values())
+    assert any("wrong on" in label for label, _, total in told if not total), "notes have no total"
     assert found.first_wrong == "Qcur-0"
     assert found.result.causes[0].fix
     assert "Qcur-0" in repr(found)
@@ -132,7 +136,22 @@ def test_a_dump_prints(model: assay.LanguageModel, right: dict[str, Any]) -> Non
 def test_an_engine_is_checked(path: Path) -> None:
     found = assay.check(path, "cpu", lengths=[1, 5])
     assert (bool(found), found.verdict) == (True, "right")
-    assert repr(found).endswith("5 of 5 checks passed")
-    assert len(found.to_dict()["checks"]) == 5
+    assert repr(found).endswith("7 of 7 checks passed")
+    assert len(found.to_dict()["checks"]) == 7
     with pytest.raises(assay.AssayError, match="--lengths: must be 1 to"):
         assay.check(path, lengths=[0])
+
+
+def test_a_log_without_ids_is_judged_with_the_text_of_its_prompt(tmp_path: Path) -> None:
+    """People have the prompt of a run, not its ids."""
+    path = tiny.make(tmp_path / "tiny.gguf")
+    with assay.load(path, "reference") as model:
+        truth = model.trace("hello world")
+    theirs = dict(truth)
+    theirs["Qcur-0"] = theirs["Qcur_proj-0"].reshape(theirs["Qcur-0"].shape)  # the rotation is missing
+    with pytest.raises(assay.AssayError, match="which tokens were fed; give them with --tokens, or their text"):
+        assay.diagnose(path, theirs)
+    said: list[str] = []
+    found = assay.diagnose(path, theirs, prompt="hello world", progress=lambda what, done, total: said.append(what))
+    assert found.first_wrong == "Qcur-0"
+    assert any("has no token ids; those of the prompt are taken: " in line for line in said)

@@ -35,10 +35,18 @@ INSIDE = {
 
 def path(name: str) -> Path:
     shared = Path(os.environ.get("ASSAY_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-    for folder in (HERE, shared / "data" / "arch"):
+    for folder in (HERE, shared / "data" / "arch", shared / "data" / "recurrent"):
         if (folder / f"{name}.gguf").exists():
             return folder / f"{name}.gguf"
     pytest.skip(f"no golden model {name}; set ASSAY_SHARED to the reference data")
+
+
+def nmse(found: np.ndarray, golden: np.ndarray) -> float:
+    """NMSE against a recorded value; infinite where other elements are masked."""
+    finite = np.isfinite(golden)
+    if not np.array_equal(np.isfinite(found), finite):
+        return float("inf")
+    return float(np.sum((found[finite] - golden[finite]) ** 2) / max(np.sum(golden[finite] ** 2), 1e-300))
 
 
 class Golden:
@@ -83,10 +91,7 @@ class Golden:
         golden = self.values[node]
         if golden.dtype.kind == "i":
             return float(np.count_nonzero(found != golden))
-        finite = np.isfinite(golden)
-        if not np.array_equal(np.isfinite(found), finite):
-            return float("inf")
-        return float(np.sum((found[finite] - golden[finite]) ** 2) / np.sum(golden[finite] ** 2))
+        return nmse(found, golden)
 
     def recorded_inputs(self, node: str) -> bool:
         """Whether the node's inputs were recorded or rearrange recorded values. The long models lack some layers."""

@@ -24,7 +24,7 @@ from assay.gguf import open_file
 from assay.gguf.mixes import MIXES
 from assay.gguf.requantize import quantize
 from assay.models import load
-from tests.models import golden, others
+from tests.models import golden, others, recurrent
 
 RECORD = Path(__file__).parents[1] / "data" / "models.json"
 
@@ -40,6 +40,15 @@ def of_golden(name: str) -> dict[str, int]:
     nodes = [node for node in g.values if g.recorded_inputs(node)]
     worst = max(g.error(node, g.on_own_inputs(node)) for node in nodes)
     return {"nodes": len(nodes), "node": decade(worst), "logits": decade(g.result())}
+
+
+def of_calls(name: str) -> dict[str, int]:
+    """The same for a golden model of several calls; its nodes, too, are computed from the tokens alone."""
+    calls = recurrent.calls(name)
+    errors = calls.errors()
+    ends = [name for name in errors if name.startswith(("result_output", "result_embd_pooled"))]
+    worst = max([errors[end] for end in ends] + ([calls.long_error()] if "long_rows" in calls.recorded.files else []))
+    return {"nodes": len(errors), "node": decade(max(errors.values())), "logits": decade(worst)}
 
 
 def of_file(path: Path, folder: Path) -> tuple[str, int, int]:
@@ -62,9 +71,11 @@ def main(files: list[str]) -> None:
     }
     for name in golden.NAMES:
         found[golden.golden(name).model.hparams.arch]["golden"][name] = of_golden(name)
+    for name in recurrent.NAMES:
+        found[recurrent.calls(name).model.hparams.arch]["golden"][name] = of_calls(name)
     recorded = np.load(others.GOLDEN)
     with tempfile.TemporaryDirectory() as folder:
-        for name in others.CASES:
+        for name in others.WITNESSED:
             case = others.make(name, Path(folder) / "model.gguf")
             error = others.nmse(others.ours(Path(folder) / "model.gguf", case), recorded[name])
             found[case.row.name]["others"][name] = decade(error)

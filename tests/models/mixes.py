@@ -37,7 +37,7 @@ def make(row: Arch, path: Path) -> GGUFFile:
     """The row's tensors over nine layers or more, 256 wide or a multiple."""
     z = row.sizes
     layers = max(9, z.n_layer)
-    keys = dict(row.keys)
+    keys = {k: (v * layers)[:layers] if isinstance(v, list) and "sections" not in k else v for k, v in row.keys.items()}
     if "attention.sliding_window_pattern" in keys:
         keys["attention.sliding_window_pattern"] = [True] * layers
     sizes = replace(z, n_layer=layers, n_embd=256, n_embd_head=64, n_embd_head_v=64, n_ff=512, n_ff_exp=256,

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import ARCHITECTURES, VARIANTS, Arch, Sizes, metadata, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, VARIANTS, Arch, Sizes, example, metadata, tensor_shapes
 
 GOLDEN = Path(__file__).parents[1] / "data" / "arch_others.npz"
 N_VOCAB = 96
@@ -61,6 +62,15 @@ def _of(name: str, sizes: Mapping[str, Any] | None = None, keys: Mapping[str, An
     return replace(row, sizes=replace(_sizes(row), **(sizes or {})), keys=found)
 
 
+def _ssm(taps: int, inner: int, state: int, heads: int, groups: int = 0) -> dict[str, int]:
+    """The keys of a state."""
+    keys = {"conv_kernel": taps, "inner_size": inner, "state_size": state, "time_step_rank": heads}
+    return {f"ssm.{key}": value for key, value in (keys | ({"group_count": groups} if groups else {})).items()}
+
+
+EPS = "attention.layer_norm_rms_epsilon"
+_SCALE_KEYS = ("residual_scale", "embedding_scale", "attention.scale", "logit_scale")
+KV = "attention.head_count_kv"
 WIDE = {"n_embd_head": 20, "n_embd_head_v": 20}
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
@@ -73,6 +83,41 @@ _OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"n_head_kv": 1, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
         {"attention.key_length_mla": 28, "attention.value_length_mla": 20},
     ),
+    "lfm2": ({"n_layer": 4}, {KV: [0, 3, 0, 2], "shortconv.l_cache": 5}),
+    "lfm2moe": ({"n_layer": 4}, {KV: [2, 0, 0, 6], "shortconv.l_cache": 2}),
+    "qwen35": ({"n_layer": 4, "n_rot": 8}, {**_ssm(3, 72, 12, 6, 3), "full_attention_interval": 3}),
+    "qwen35moe": ({"n_layer": 3}, {**_ssm(5, 96, 16, 6, 1), "attention.recurrent_layers": [False, True, True]}),
+    "qwen3next": ({"n_layer": 3}, _ssm(4, 96, 16, 6, 2)),
+    "mamba2": ({}, _ssm(3, 144, 32, 9, 3)),
+    "granitehybrid": ({}, _ssm(5, 144, 16, 12, 4)),
+    "nemotron_h": ({"n_layer": 4}, {**_ssm(4, 80, 32, 10, 5), KV: [3, 0, 0, 0], "feed_forward_length": [0, 0, 56, 40]}),
+    "nemotron_h_moe": ({}, {**_ssm(2, 96, 16, 4, 1), "moe_latent_size": 40}),
+    "falcon-h1": ({"n_embd_head": 20, "n_embd_head_v": 20}, _ssm(4, 112, 32, 7, 1)),
+    "kimi-linear": (
+        {"n_layer": 4, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
+        {
+            KV: [0, 1, 0, 1],
+            "ssm.conv_kernel": 3,
+            "kda.head_dim": 24,
+            "attention.key_length_mla": 28,
+            "attention.value_length_mla": 20,
+        },
+    ),
+    "mamba": ({}, _ssm(3, 144, 16, 5)),
+    "jamba": ({"n_ff_exp": 56}, {**_ssm(5, 144, 16, 6), KV: [0, 6, 0]}),
+    "rwkv7": ({"n_embd": 128}, {"wkv.head_size": 64}),
+    "rwkv6": ({"n_layer": 3}, {"wkv.head_size": 24}),
+    "minimax-m2": ({"n_ff_exp": 56}, {}),
+    "ernie4_5-moe": ({"n_layer": 3}, {}),
+    "hunyuan-moe": ({"n_ff_exp": 56}, {}),
+    "bailingmoe2": ({}, {"expert_weights_norm": False}),
+    "dots1": ({"n_head_kv": 6}, {}),
+    "mistral4": (
+        {"n_head_kv": 1, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
+        {"attention.key_length_mla": 28, "attention.value_length_mla": 20},
+    ),
+    "gemma3n": ({"n_layer": 12}, {}),
+    "nomic-bert-moe": ({"n_layer": 4, "n_ff_exp": 56}, {}),
     "gemma4": (
         {"n_layer": 5, "n_embd_head": 16, "n_embd_head_v": 16},
         {"attention.shared_kv_layers": 2, PATTERN: [True, True, False, True, False]},
@@ -179,11 +224,49 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield case("falcon, two norms", _of("falcon with two norms", {"n_head_kv": 2}))
     row = replace(_of("mpt"), blocks="attn_norm+b ffn_norm+b attn_qkv+b attn_output+b MLP+b")
     yield case("mpt, biases", replace(row, top="token_embd output_norm+b"))
+    row = _of("lfm2", *_OWN["lfm2"])
+    yield case("lfm2, untied, window", replace(row, top=f"{row.top} output", keys={**row.keys, WINDOW: 7}))
+    keys = {**_ssm(4, 48, 12, 4, 4), "rope.dimension_sections": [3, 0, 1, 0], "full_attention_interval": 2}
+    yield case("qwen35, still pairs, equal heads", _of("qwen35", {"n_rot": 12}, keys))
+    row = _of("qwen35 with a draft head", {}, _ssm(4, 96, 16, 6, 3))
+    yield case("qwen35, draft head", row)
+    row = _of("qwen3next with one matrix for q, k, v, z", {"n_layer": 3}, _ssm(3, 128, 16, 8, 4))
+    yield case("qwen3next, one matrix for q, k, v, z", row)
+    keys = {**_ssm(4, 144, 16, 6, 2), **dict.fromkeys(_SCALE_KEYS), SCALING + "finetuned": None}
+    yield case("granitehybrid, rotated, no scales", _of("granitehybrid", {}, keys))
+    row = _of("granitehybrid", {"n_expert": 12, "n_expert_used": 3, "n_ff_exp": 56}, _OWN["granitehybrid"][1])
+    yield case("granitehybrid, experts", replace(row, blocks="PRE ssm:MAMBA2 att:QKV moe:EXPERTS moe:SH"))
+    keys = {**_OWN["nemotron_h_moe"][1], "moe_latent_size": 0, "expert_weights_norm": False, EPS: None}
+    row = _of("nemotron_h_moe", {}, keys)
+    blocks = "attn_norm ssm:MAMBA2 att:QKV ffn:ffn_gate_inp ffn:exp_probs_b+only ffn:ffn_up_exps ffn:ffn_down_exps "
+    yield case("nemotron_h_moe, not latent", replace(row, blocks=blocks + "ffn:ffn_up_shexp ffn:ffn_down_shexp"))
+    row = _of("falcon-h1", {"n_layer": 1}, _ssm(3, 96, 16, 6, 6))
+    yield case("falcon-h1, no norm", row, without=("ssm_norm.weight",))
+    yield case("mamba, norms", _of("mamba", {}, {**_ssm(4, 144, 8, 9), "ssm.dt_b_c_rms": True}))
+    yield case("mamba, one tap kept", _of("mamba", {}, _ssm(2, 144, 4, 1)))
+    yield case("jamba, attention first", _of("jamba", {"n_ff_exp": 56}, {**_ssm(3, 144, 8, 3), KV: [2, 0, 0]}))
+    yield case(
+        "ernie4_5-moe, every second layer", _of("ernie4_5-moe", {"n_layer": 5}, {"interleave_moe_layer_step": 2})
+    )
+    yield case("modern-bert, first", _of("modern-bert", {"n_layer": 5}, {"pooling_type": 2, WINDOW: 5}))
+    yield case(
+        "nomic-bert-moe, every third", _of("nomic-bert-moe", {"n_layer": 5, "n_ff_exp": 56}, {"moe_every_n_layers": 3})
+    )
     yield case("bert, first", _of("bert", {}, {"pooling_type": 2}))
     yield case("bert, last", _of("bert", {}, {"pooling_type": 3}))
 
 
 CASES: dict[str, Case] = dict(_cases())
+WITNESSED = tuple(name for name in CASES if name in np.load(GOLDEN).files)  # llama.cpp's results are recorded
+
+
+@cache
+def on_cpu(name: str) -> bool:
+    """Whether the cpu engine has a kernel for every operation of a case or an architecture."""
+    from assay.engines.cpu.compile import _STEPS
+
+    row = CASES[name].row if name in CASES else VARIANTS[name]
+    return {node.op for node in example(row)[1]} <= {*_STEPS, "linear"}
 
 
 def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -193,7 +276,9 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.n
         return np.geomspace(1, 6, shape[0]) if "long" in name or "freqs" in name else np.geomspace(1, 1.5, shape[0])
     if "norm" in name or name.endswith((".scale", "output_scale.weight")):
         return 1 + 0.2 * x if name.endswith(("weight", "scale")) else 0.2 * x
-    if name.endswith("bias") or "sinks" in name:
+    if name.endswith("ssm_a"):  # a decay: negative
+        return -np.exp(x)
+    if name.endswith(("bias", "0.weight", "ssm_d", "decay.weight")) or "sinks" in name or "lerp" in name:
         return 0.3 * x
     return x if "embd" in name else x * 1.7 / np.sqrt(shape[-1])
 

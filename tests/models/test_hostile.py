@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,27 @@ def test_a_new_architecture_needs_no_more(tmp_path: Path, monkeypatch: pytest.Mo
     out = ReferenceEngine(model).forward([Chunk(np.arange(5, dtype=np.int32), 0, np.zeros(1, np.int32), "all")])
     assert out[0].logits.shape == (5, 256)
     assert describe(model.file)["memory"]["kv_cache"] == 2 * 2048 * 2 * 2 * (2 * 16)
+
+
+RECURRENT = ("lfm2moe", "qwen35", "qwen3next", "nemotron_h_moe", "kimi-linear", "jamba", "rwkv7", "rwkv6", "gemma3n")
+VALUES = (0, -1, 3, 2**31 - 1, 1.5, "x", True, [], [0], [1, 2, 3], np.array(["a"]), np.array([1e30]), math.nan)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_keys_and_shapes_that_make_no_state(name: str) -> None:
+    """Every key with every kind of value, and every tensor missing or of another shape: refused with one line."""
+    row = ARCHITECTURES[name]
+    keys, shapes = metadata(row), tensor_shapes(row)
+    more = ("rope.dimension_sections", "attention.recurrent_layers", "nextn_predict_layers", "moe_latent_size")
+    files = [({**keys, key: value}, shapes) for key in keys for value in VALUES if key != "general.architecture"]
+    files += [({**keys, f"{name}.{key}": value}, shapes) for key in more for value in VALUES]
+    files += [(keys, {**shapes, tensor: shape}) for tensor in shapes for shape in ((3,), (2, 3), (1, 1, 1, 1))]
+    files += [(keys, {t: s for t, s in shapes.items() if t != tensor}) for tensor in shapes]
+    refused = 0
+    for meta, tensors in files:
+        try:
+            row.build(Builder(ArchKeys(meta, name), tensors)).check()
+        except AssayError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > len(files) // 3

@@ -60,9 +60,9 @@ def test_sliding_window_forgets(tmp_path: Path) -> None:
     ("changes", "drop", "message"),
     [
         (
-            {"general.architecture": "mamba"},
+            {"general.architecture": "lama"},
             (),
-            "unknown architecture 'mamba'; the nearest known is llama; known are llama, ",
+            "unknown architecture 'lama'; the nearest known is llama; known are llama, ",
         ),
         ({"general.architecture": 7}, (), "general.architecture"),
         ({"llama.block_count": 3}, (), "found 3, expected 2, the blocks whose tensors are present"),

@@ -14,7 +14,7 @@ from assay import _native
 
 F32, Q8_0 = 0, 8
 POOL = _native.Pool(2)
-ARENA = _native.Arena()
+LOADER = _native.Loader(POOL)
 
 
 def cache(n_pages: int = 4, *windows: tuple[int, int]) -> _native.Cache:
@@ -24,7 +24,7 @@ def cache(n_pages: int = 4, *windows: tuple[int, int]) -> _native.Cache:
 
 def weight(rows: int = 8, columns: int = 32) -> _native.Weight:
     raw = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32).view(np.uint8)
-    return _native.Weight(ARENA, POOL, raw, F32, (1, rows, columns), True, False)
+    return _native.Weight(LOADER, raw, F32, (1, rows, columns), True, False)
 
 
 def program() -> _native.Program:
@@ -43,6 +43,7 @@ def batch(**changes: Any) -> tuple[Any, ...]:
         "positions": np.array([0, 1], np.int32),
         "chunks": np.array([[2, 0, 0, 1, 1]], np.int32),
         "pages": np.array([3], np.int32),
+        "states": np.empty((0, 3), np.int32),
         "externals": [np.zeros(16, np.float32)],
         "interruptible": False,
     }
@@ -52,7 +53,7 @@ def batch(**changes: Any) -> tuple[Any, ...]:
 def test_a_right_call() -> None:
     arguments = batch()
     program().run(*arguments)
-    assert np.abs(arguments[4][0]).sum() > 0
+    assert np.abs(arguments[5][0]).sum() > 0
 
 
 @pytest.mark.parametrize("pages", [(-1, 0), (0, 4), (4, 0), (0, -1)])
@@ -84,6 +85,7 @@ def test_pages_that_do_not_exist_are_not_copied(pages: tuple[int, int]) -> None:
         ({"chunks": np.zeros((0, 5), np.int32)}, ValueError),
         ({"pages": np.array([4], np.int32)}, ValueError),
         ({"pages": np.array([-1], np.int32)}, ValueError),
+        ({"states": np.zeros((1, 3), np.int32)}, ValueError),
         ({"externals": []}, ValueError),
         ({"externals": [np.zeros(15, np.float32)]}, ValueError),
         ({"externals": [np.zeros(32, np.float32)[::2]]}, TypeError),
@@ -99,7 +101,7 @@ def test_wrong_batches(changes: dict[str, Any], error: type[Exception]) -> None:
 @pytest.mark.parametrize("kind", [F32, Q8_0, 4, 99, 2**32 - 1])
 def test_wrong_weights(shape: tuple[int, int, int], kind: int) -> None:
     with pytest.raises(ValueError):
-        _native.Weight(ARENA, POOL, np.zeros(8 * 32 * 4, np.uint8), kind, shape, True, False)
+        _native.Weight(LOADER, np.zeros(8 * 32 * 4, np.uint8), kind, shape, True, False)
 
 
 def test_wrong_caches() -> None:

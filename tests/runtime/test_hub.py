@@ -423,7 +423,7 @@ def test_offline_the_hub_cache_is_used(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert hub.resolve("hf:owner/repo:Q8_0") == snapshot / "m-Q8_0.gguf"
     assert hub.resolve("hf:owner/repo") == snapshot / "m-Q8_0.gguf"
-    with pytest.raises(AssayError, match="not in the local cache, and offline mode is on"):
+    with pytest.raises(AssayError, match=r"not on this machine, and offline mode is on \(HF_HUB_OFFLINE\); unset it"):
         hub.resolve("hf:owner/other")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from assay.errors import AssayError
-from assay.runtime.cache_slots import StateSlots
+from assay.runtime.cache_slots import StateSlots, StateUse
 from assay.runtime.pages import Lease, OutOfPages, Pages
 from assay.runtime.prefix_keys import PrefixFeed, feed_keys, page_names
 
@@ -429,3 +429,59 @@ class StateHistories(Histories):
 
 StateHistories.TestCase.settings = _SETTINGS
 TestStateHistories = StateHistories.TestCase
+
+
+def converse(slots: int, conversations: int, turns: int = 6) -> tuple[Pages, list[int]]:
+    """Conversations with a common start take turns; the tokens of each turn that had to be computed, after the first.
+
+    A turn asks 5 tokens, and its answer has 3. The pages are many, so only snapshots can be short.
+    """
+    pages = Pages(1000, page_size=4, states=StateSlots(slots, lambda source, to: None))
+    computed = []
+    for turn in range(turns):
+        for who in range(conversations):
+            text = [1, 2, 3, 4, *(100 * (who + 1) + i for i in range(8 * turn + 8))]
+            lease = pages.open(text[:-3])
+            if turn:
+                computed.append(len(text) - 3 - lease.length)
+            while lease.length < len(text):
+                end = len(text) - 3 if lease.length < len(text) - 3 else lease.length + 1
+                end = pages.next_place(lease, end)
+                pages.reserve(lease, end - lease.length)
+                pages.commit(lease, text[lease.length : end])
+            pages.close(lease)
+            pages.check()
+    return pages, computed
+
+
+def test_snapshots_of_earlier_turns_are_evicted_first() -> None:
+    """Room for two snapshots of each conversation is enough for every turn to go on where the last one ended."""
+    pages, computed = converse(slots=2 * 5 + 2, conversations=5)
+    assert pages.states and set(computed) == {5}
+    use = pages.states.use
+    assert use.evicted and use.running == 0 and use.snapshots <= use.slots
+    assert use.reused >= len(computed)
+
+
+def test_a_snapshot_where_prompts_part_is_kept() -> None:
+    """After many turns of five conversations, a new one still goes on from the end of their common start."""
+    pages, _ = converse(slots=2 * 5 + 2, conversations=5, turns=9)
+    lease = pages.open([1, 2, 3, 4, 7, 8, 9])
+    assert lease.length == 4
+    pages.close(lease)
+
+
+def test_a_used_snapshot_is_superseded_once_and_a_shared_one_is_not() -> None:
+    states = StateSlots(5, lambda source, to: None)
+    slot = states.start()
+    for page in (1, 2, 3):
+        states.save(page, slot)
+    states.free(states.start(2))
+    states.free(states.start(2))  # two sequences went on from 2
+    states.supersede([1, 2])
+    states.save(4, slot)  # takes the last free slot
+    states.save(5, slot)  # and this one the slot of 1
+    assert [states.has_snapshot(page) for page in (1, 2, 3, 4, 5)] == [False, True, True, True, True]
+    states.save(6, slot)  # no superseded one is left: the least recently used one goes
+    assert [states.has_snapshot(page) for page in (2, 3, 4, 5, 6)] == [True, False, True, True, True]
+    assert states.use == StateUse(slots=5, running=1, snapshots=4, taken=6, reused=2, evicted=2)

@@ -38,7 +38,8 @@ from assay.serve.limits import ServerLimits
 from assay.serve.server import Config, run
 given = json.loads(sys.argv[1])
 config = Config(
-    models=[(name, Path(path)) for name, path in given["models"]], port=0, key=given["key"], memory=given["memory"],
+    models=[(name, Path(path)) for name, path in given["models"]], host=given.get("host", "127.0.0.1"), port=0,
+    key=given["key"], memory=given["memory"],
     options=OpenOptions(**given["options"]), limits=ServerLimits(**given["limits"]),
 )
 try:
@@ -86,6 +87,7 @@ def start_server(
     memory: int | None = None,
     options: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
+    host: str = "127.0.0.1",
 ) -> Server:
     given = {
         "models": [(name, str(path)) for name, path in models],
@@ -93,6 +95,7 @@ def start_server(
         "memory": memory,
         "options": options or {},
         "limits": limits or {},
+        "host": host,
     }
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(given)], stdout=subprocess.PIPE, text=True, env=os.environ

@@ -343,7 +343,7 @@ def test_assay_ps(server: Server) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == [
-        "MODEL", "STATE", "MEMORY", "RUNNING", "WAITING", "CACHE", "TOKENS/S",
+        "MODEL", "STATE", "MEMORY", "RUNNING", "WAITING", "CACHE", "STATES", "TOKENS/S",
     ]  # fmt: skip
     assert done.stdout.splitlines()[1].split()[:2] == ["tiny", "loaded"]
 

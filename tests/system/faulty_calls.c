@@ -5,7 +5,8 @@
  *
  *   JUMP=86400              the wall clock leaps so many seconds ahead and back again, call by call
  *
- * and `arm(n)`, called by the program itself: from there on allocations of n bytes and more give nothing.
+ * and what the program itself calls: `fault(text)` begins to count anew, with another FAULT; after `arm(n)` allocations of n
+ * bytes and more give nothing.
  *
  * Only calls on files that are being made count: descriptors above 2 and open for writing on a regular file. */
 #define _GNU_SOURCE
@@ -25,18 +26,22 @@ static char kind_[16];
 static long at = -1, seen = 0;
 static int code = 0, cut = 0;
 
-__attribute__((constructor)) static void read_fault(void) {
-    const char *text = getenv("FAULT");
-    if (!text) return;
+void fault(const char *text) {
+    seen = 0;
     const char *colon = strchr(text, ':');
     if (!colon || colon - text > 15) return;
     memcpy(kind_, text, colon - text);
+    kind_[colon - text] = 0;
     kind = kind_;
     at = strtol(colon + 1, NULL, 10);
     colon = strchr(colon + 1, ':');
     if (!colon) return;
     cut = !strcmp(colon + 1, "SHORT");
     code = !strcmp(colon + 1, "ENOSPC") ? ENOSPC : !strcmp(colon + 1, "EIO") ? EIO : EINTR;
+}
+
+__attribute__((constructor)) static void read_fault(void) {
+    if (getenv("FAULT")) fault(getenv("FAULT"));
 }
 
 static int regular(int fd) {

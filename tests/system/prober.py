@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import subprocess
+import time
 from typing import Any
 
 
@@ -27,9 +28,24 @@ def _grow(step: int) -> str:
         text += text
 
 
-def _spin() -> None:
+def _spin(_: Any = None) -> None:
     while True:
         pass
+
+
+def _nap(seconds: float, _: Any = None) -> str:
+    time.sleep(seconds)
+    return "awake"
+
+
+_counted: list[int] = []
+
+
+def _count_after(seconds: float) -> int:
+    """How often this was asked of the process."""
+    time.sleep(seconds)
+    _counted.append(1)
+    return len(_counted)
 
 
 def _open_descriptors() -> list[int]:
@@ -63,6 +79,8 @@ TRIALS: dict[str, Any] = {
     "pair": lambda: [s.fileno() for s in socket.socketpair()],
     "grow": _grow,
     "spin": _spin,
+    "nap": _nap,
+    "count_after": _count_after,
     "die": lambda: os._exit(3),
     "flood": lambda n: "x" * n,
 }

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from assay.system import box as module
 from assay.system.box import LIMITS, Box
+from assay.system.fair_queue import CLIENT
 
 PROBER = Path(__file__).with_name("prober.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
@@ -90,7 +94,7 @@ def test_a_flood_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_waits_for_a_busy_box_does_not_wait_for_ever() -> None:
-    impatient = Box("template", PROBER)
+    impatient = Box("archive", PROBER)  # one process
     impatient.limits = replace(impatient.limits, wait=0.5)
     spinning = threading.Thread(target=impatient.ask, args=({"try": "spin"}, 3.0))
     impatient.ask({"try": "echo", "with": [0]})
@@ -102,6 +106,64 @@ def test_who_waits_for_a_busy_box_does_not_wait_for_ever() -> None:
     spinning.join()
     assert impatient.ask({"try": "echo", "with": [1]}) == {"value": 1}
     impatient.stop()
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    monkeypatch.setitem(LIMITS, "template", replace(LIMITS["template"], processes=1, quick=0.3, line=4, wait=60))
+    made = Box("template", PROBER)
+    yield made
+    made.stop()
+
+
+def in_thread(client: str, ask: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+    """The answer to `ask`, asked for a client in a thread of its own."""
+    found: Future[dict[str, Any]] = Future()
+
+    def work() -> None:
+        CLIENT.set(client)
+        found.set_result(ask())
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True).start()
+    return found
+
+
+def test_slow_requests_do_not_hold_up_quick_ones(lanes: Box) -> None:
+    """Three spin for four seconds each: another client's request is answered before the first of them ends."""
+    lanes.ask({"try": "echo", "with": [0]})
+    slow = [in_thread("a", lambda i=i: lanes.ask({"try": "spin", "with": [i]}, 4.0)) for i in range(3)]  # type: ignore[misc]
+    time.sleep(0.1)
+    quick = in_thread("b", lambda: lanes.ask({"try": "echo", "with": [1]}))
+    assert quick.result(60) == {"value": 1}
+    assert not any(found.done() for found in slow), "they must still run for this to mean anything"
+    lanes.stop()
+
+
+def test_a_slow_request_is_answered_in_the_slow_lane(lanes: Box) -> None:
+    assert lanes.ask({"try": "nap", "with": [0.6]}, 5.0) == {"value": "awake"}
+
+
+def test_starting_is_not_time_of_the_request(lanes: Box) -> None:
+    """The process needs longer to start than the quick lane allows; it is not killed for that."""
+    assert lanes.ask({"try": "echo", "with": [1]}, 0.3) == {"value": 1}
+
+
+def test_equal_requests_at_once_are_computed_once(lanes: Box) -> None:
+    first = in_thread("a", lambda: lanes.ask({"try": "count_after", "with": [0.2]}))
+    second = in_thread("b", lambda: lanes.ask({"try": "count_after", "with": [0.2]}))
+    assert first.result(60) == second.result(60) == {"value": 1}
+    assert lanes.ask({"try": "count_after", "with": [0.2]}) == {"value": 2}
+
+
+def test_a_flood_loses_its_own_places(lanes: Box) -> None:
+    """Four may wait. Who floods is refused first; another client finds a place."""
+    lanes.ask({"try": "echo", "with": [0]})
+    flood = [in_thread("a", lambda i=i: lanes.ask({"try": "nap", "with": [0.2, i]})) for i in range(12)]  # type: ignore[misc]
+    time.sleep(0.1)
+    other = in_thread("b", lambda: lanes.ask({"try": "echo", "with": [1]}))
+    assert other.result(60) == {"value": 1}
+    answers = [found.result(60) for found in flood]
+    assert answers.count({"fault": "busy"}) >= 7 and {"value": "awake"} in answers
 
 
 def test_every_box_has_its_limits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from assay.errors import AssayError
 from assay.system import files
 from assay.system.files import NewFile, new_folder, recall, remember, write
 from tests import tiny
-from tests.hostile.conftest import bounded, one_line
+from tests.hostile.conftest import bounded, bounded_environment, bounded_memory, one_line
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux's calls")
 
@@ -179,7 +181,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 WORK = """
-import sys
+import ctypes, json, os, sys
 from pathlib import Path
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -189,20 +191,74 @@ from assay.models import load
 from assay.engines.reference import ReferenceEngine
 from assay.verify.dumps.tracing import write_trace
 from assay.system.files import write, new_folder
-what, model, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-file = open_file(model)
-try:
-    if what == "trace":
-        write_trace(out, ReferenceEngine(load(file)), [1, 2, 3], decode=1)
-    elif what == "quantize":
-        quantize(file, out, mix_by_name("Q8_0"))
-    else:
-        with new_folder(out) as folder:
-            write(folder / "a", "x" * 5000)
-except AssayError as error:
-    print(f"assay: {error}", file=sys.stderr)
-    sys.exit(2)
+
+def work(what, model, out):
+    file = open_file(model)
+    try:
+        if what == "trace":
+            write_trace(out, ReferenceEngine(load(file)), [1, 2, 3], decode=1)
+        elif what == "quantize":
+            quantize(file, out, mix_by_name("Q8_0"))
+        else:
+            with new_folder(out) as folder:
+                write(folder / "a", "x" * 5000)
+    except AssayError as error:
+        print(f"assay: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+# A line of the input is one try, made by a child: importing everything takes far longer than the work.
+for line in sys.stdin:
+    fault, what, model, out, errors = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        code = 1
+        try:
+            if fault:
+                ctypes.CDLL(os.environ["LD_PRELOAD"]).fault(fault.encode())
+            code = work(what, model, Path(out))
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
 """
+
+
+class Worker:
+    """A process that makes files, each time in a child of its own, with a fault in the way of its calls."""
+
+    def __init__(self, shim: str, folder: Path) -> None:
+        self.errors = folder / "errors"
+        self.process = subprocess.Popen(
+            [sys.executable, *["-S"] * sys.flags.no_site, "-c", WORK],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**bounded_environment(), "LD_PRELOAD": shim},
+            preexec_fn=bounded_memory,
+        )
+
+    def __call__(self, what: str, model: Path, out: Path, fault: str = "") -> subprocess.CompletedProcess[str]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps([fault, what, str(model), str(out), str(self.errors)]) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        return subprocess.CompletedProcess([what, fault], code, "", self.errors.read_text())
+
+    def close(self) -> None:
+        self.process.communicate()
+        assert self.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def worker(shim: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    made = Worker(shim, tmp_path_factory.mktemp("worker"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -218,13 +274,13 @@ FAULTS = ["write:{}:ENOSPC", "pwrite:{}:ENOSPC", "pwrite:{}:EIO", "fsync:{}:EIO"
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("what", ["trace", "quantize", "folder"])
 def test_a_fault_at_every_call_leaves_one_line_and_nothing_else(
-    what: str, fault: str, shim: str, small: Path, tmp_path: Path
+    what: str, fault: str, worker: Worker, small: Path, tmp_path: Path
 ) -> None:
     """The first call of the kind fails, then the second, and so on, until the work gets through untouched."""
     out = tmp_path / "out"
     step = 1
     while step < 400:
-        done = bounded("-c", WORK, what, small, out, LD_PRELOAD=shim, FAULT=fault.format(step))
+        done = worker(what, small, out, fault.format(step))
         if done.returncode == 0:
             break
         one_line(done)
@@ -237,9 +293,9 @@ def test_a_fault_at_every_call_leaves_one_line_and_nothing_else(
 
 @pytest.mark.parametrize("kind", ["write", "pwrite"])
 @pytest.mark.parametrize("what", ["trace", "quantize"])
-def test_short_writes_are_gone_on_with(what: str, kind: str, shim: str, small: Path, tmp_path: Path) -> None:
-    assert bounded("-c", WORK, what, small, tmp_path / "whole").returncode == 0
-    done = bounded("-c", WORK, what, small, tmp_path / "short", LD_PRELOAD=shim, FAULT=f"{kind}:2:SHORT")
+def test_short_writes_are_gone_on_with(what: str, kind: str, worker: Worker, small: Path, tmp_path: Path) -> None:
+    assert worker(what, small, tmp_path / "whole").returncode == 0
+    done = worker(what, small, tmp_path / "short", f"{kind}:2:SHORT")
     assert done.returncode == 0, done.stderr[-500:]
     assert (tmp_path / "short").read_bytes() == (tmp_path / "whole").read_bytes()
 

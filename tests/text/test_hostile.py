@@ -22,7 +22,7 @@ BPE = bpe(["a b"])
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (SPM | {"tokenizer.ggml.model": None}, "no vocabulary"),
     "no vocabulary": (SPM | {"tokenizer.ggml.model": "no_vocab"}, "no vocabulary"),
-    "model of another kind": (SPM | {"tokenizer.ggml.model": "rwkv"}, "unsupported tokenizer"),
+    "model of another kind": (SPM | {"tokenizer.ggml.model": "plamo2"}, "unsupported tokenizer"),
     "model is a number": (SPM | {"tokenizer.ggml.model": 1}, "tokenizer.ggml.model"),
     "no tokens": (SPM | {"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
     "tokens empty": (SPM | {"tokenizer.ggml.tokens": np.zeros(0, np.int32)}, "tokenizer.ggml.tokens"),

@@ -96,7 +96,7 @@ def test_the_next_template_is_served_after_a_killed_one() -> None:
 
 
 def test_a_process_that_died_idle_is_replaced() -> None:
-    module._box._all[0].start().kill()
+    module._box._quick._all[0].start().kill()
     assert render("a") == "a"
 
 

@@ -23,9 +23,10 @@ NODES = "^(?!cache_)"  # the nodes that engines dump: no caches
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise and hashes are cached for the session, not in the user's home."""
-    monkeypatch.setenv("ASSAY_HOME", str(tmp_path_factory.getbasetemp() / "assay-home"))
+def own_cache(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and hashes are cached for the run and all its workers, not in the user's home. An entry's name has the
+    model's digest and the tokens in it, so tests of the same model compute its noise once."""
+    monkeypatch.setenv("ASSAY_HOME", str(run_folder / "assay-home"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
-`VERBS` lists the verbs. Each verb is a module of its name (`assay list` is `listing.py`) with `HELP` (one line),
+`VERBS` lists the verbs. Each verb is a module of its name (or of `_OTHER_NAMES`) with `HELP` (one line),
 `EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`. With `COMMAND = True`, `args.command` holds the words after
 `--`. Only the module of the given verb is imported, and it imports heavy packages only when it runs.
 
@@ -12,6 +12,7 @@ The other modules are helpers of verbs:
     conversations    history and settings of `chat`
     style, progress  colours, tables and progress bars on a terminal
     foreign          options and verbs of other programs, translated
+    word_order       options before, between and after the positional words
 
 Exit codes: 0 done; 1 a mismatch was found (a result, not an error); 2 an error of the user (one line on stderr);
 130 interrupted. Any other exception is a bug and keeps its traceback.
@@ -31,24 +32,42 @@ from types import ModuleType
 from typing import NoReturn
 
 from assay.cli import foreign
+from assay.cli.progress import on_stderr
 from assay.cli.style import paint
+from assay.cli.word_order import options_first
 from assay.errors import AssayError
+from assay.system.stages import shown_by
 from assay.system.terminal import printable
 from assay.version import __version__
 
 # A new verb is one module and one name here, in the order of the help page.
-VERBS = (
-    "run", "chat", "serve", "ps",
-    "list", "pull", "show", "rm",
-    "inspect", "tokenize", "embed",
-    "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
-    "bench", "eval", "imatrix", "quantize", "convert",
-    "completion",
-)  # fmt: skip
+GROUPS = {
+    "talk to a model": ("run", "chat", "serve", "ps"),
+    "find and keep models": ("search", "pull", "list", "show", "rm"),
+    "find the fault in an engine": (
+        "diagnose",
+        "audit",
+        "diff",
+        "watch",
+        "bisect",
+        "tokenize",
+        "trace",
+        "check",
+        "kit",
+        "verify",
+    ),
+    "measure and make": ("bench", "eval", "quantize", "imatrix", "convert", "embed", "inspect"),
+    "this machine": ("doctor", "completion"),
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 
+_OTHER_NAMES = {"list": "listing", "audit": "audit_verb", "verify": "verify_receipt"}  # names of others
 _LONGEST = 4000  # characters of an error
 
-EXAMPLE = 'assay run -p "The capital of France is" -n 16'
+EXAMPLES = """\
+  assay run smollm2 "Why is the sky blue?"      # downloads 98 MB once; without a prompt it converses
+  assay serve smollm2                           # a page and an OpenAI-compatible API at http://127.0.0.1:8080
+  assay diagnose smollm2 my-engine.log          # which operation of my engine is wrong, and why"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +84,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            message = message.replace(" -- ", " ")  # `options_first` put it there
         wrong = re.match(r"unrecognized arguments: (-[\w-]+)", message)
         near = difflib.get_close_matches(wrong[1], self._option_string_actions, 1, 0.7) if wrong else []
         hint = f"did you mean {near[0]}? " if near else ""
@@ -77,8 +98,8 @@ def verbs() -> list[str]:
 
 
 def _module(verb: str) -> str:
-    """The module of a verb. That of `list` is called `listing`, so that it does not shadow the built-in type."""
-    return f"assay.cli.{'listing' if verb == 'list' else verb}"
+    """The module of a verb, which is called otherwise where another thing has that name."""
+    return f"assay.cli.{_OTHER_NAMES.get(verb, verb)}"
 
 
 def load(verb: str) -> ModuleType:
@@ -101,33 +122,46 @@ def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
         at = list(rest).index("--")
         rest, command = rest[:at], rest[at + 1 :]
     parser = verb_parser(verb)
-    return parser.parse_args(
-        foreign.translated(parser, rest, lambda line: print(f"assay: {line}", file=sys.stderr)),
-        argparse.Namespace(command=list(command)),
-    )
+    own = foreign.translated(parser, rest, lambda line: print(f"assay: {line}", file=sys.stderr))
+    return parser.parse_args(options_first(parser, own), argparse.Namespace(command=list(command)))
 
 
 def overview() -> str:
     """The text of `assay --help`."""
-    lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
+    there = verbs()
+    groups = "\n\n".join(
+        "\n".join([paint(f"{title}:", "bold"), *(f"  {verb:<11}{load(verb).HELP}" for verb in some if verb in there)])
+        for title, some in GROUPS.items()
+    )
     return (
         f"{paint('usage:', 'bold')} assay VERB [MODEL] [options]\n\n"
         "Runs GGUF language models and proves every number.\n\n"
-        f"{paint('verbs:', 'bold')}\n{lines}\n\n"
-        "MODEL is a path, a name such as smollm2 (the default, downloaded once), hf:owner/repo[:file-or-quant]\n"
-        "or ollama:name[:tag]. `assay VERB --help` lists options; `assay --version` prints the version.\n\n"
-        f"{paint('example:', 'bold')}\n  {EXAMPLE}"
+        f"{groups}\n\n"
+        "MODEL is a path, a name (smollm2, the default; qwen3; llama3.2:1b; `assay search` lists them),\n"
+        "hf:owner/repo[:file-or-quant] or ollama:name[:tag].\n"
+        "`assay VERB --help` lists options; `assay --version` prints the version.\n\n"
+        f"{paint('examples:', 'bold')}\n{EXAMPLES}"
     )
 
 
 def no_such_verb(verb: str) -> str:
     """The error for an unknown verb, with a suggestion: the same verb of another tool, the nearest one, or the list."""
+    if verb in foreign.VERB_HINTS:
+        return f"{verb}: no such verb; {foreign.VERB_HINTS[verb]}"
     meant = foreign.VERBS.get(verb) or next(iter(difflib.get_close_matches(verb, verbs(), 1)), None)
     if meant in verbs():
         return f"{verb}: no such verb; did you mean `assay {meant}`?"
+    if _is_model(verb):
+        return f"{verb}: a model, not a verb; did you mean `assay run {verb}`?"
     if verb.startswith("-") or " " in verb or verb.endswith(".gguf"):
         return f"{verb:.60}: not a verb; did you mean `assay run` before it?"
     return f"{verb}: no such verb; there are {', '.join(verbs())}"
+
+
+def _is_model(word: str) -> bool:
+    from assay.runtime.model_names import find_name
+
+    return find_name(word) is not None or word.startswith(("hf:", "ollama:", "hf.co/"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,8 +192,11 @@ def _dispatch(arguments: list[str]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        if len(arguments) > 1 and arguments[1] in verbs():
-            verb_parser(arguments[1]).print_help()
+        wanted = foreign.SAME_VERBS.get(arguments[1], arguments[1]) if len(arguments) > 1 else ""
+        if wanted in verbs():
+            verb_parser(wanted).print_help()
+        elif wanted and not wanted.startswith("-"):
+            raise AssayError(no_such_verb(wanted))
         else:
             print(overview())
         return 0 if arguments else 2
@@ -167,13 +204,15 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"assay {__version__}")
         return 0
     verb, *rest = arguments
+    verb = foreign.SAME_VERBS.get(verb, verb)
     if verb not in verbs():
         raise AssayError(no_such_verb(verb))
     try:
         parsed = parse(verb, rest)
     except SystemExit as done:  # --help
         return int(done.code or 0)
-    code = int(load(verb).run(parsed))
+    with shown_by(on_stderr()):
+        code = int(load(verb).run(parsed))
     sys.stdout.flush()
     return code
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
+from assay.cli.number_types import MOST_TOKENS, lengths, whole
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -44,16 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="context lengths at which to decode; default 128",
     )
     group.add_argument(
-        "-n", "--decode", type=common.whole(1), default=64, metavar="N", help="tokens to decode; default 64"
+        "-n", "--decode", type=whole(1, MOST_TOKENS), default=64, metavar="N", help="tokens to decode; default 64"
     )
-    group.add_argument("-r", "--repeat", type=common.whole(1), default=5, metavar="N", help="repetitions; default 5")
+    group.add_argument("-r", "--repeat", type=whole(1), default=5, metavar="N", help="repetitions; default 5")
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
-
-
-def lengths(text: str) -> list[int]:
-    """An argument type: lengths separated by commas."""
-    return [common.whole(1)(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:

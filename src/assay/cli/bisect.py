@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, add_reading_arguments, emit, say, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_reading_arguments, emit, text_argument, token_ids
 from assay.errors import AssayError
 
 HELP = "find where two builds or settings of an engine differ, and which is right"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError(f"{args.a}: A and B are the same; name two builds, settings or dumps")
     found = bisect(
         args.a, args.b, args.model, dump=Path(args.dump) if args.dump else None, tokens=args.tokens,
-        prompt=args.prompt, names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, progress=say,
+        prompt=args.prompt, names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern,
     )  # fmt: skip
     emit(args, found.to_dict(), lambda: repr(found))
     return 0 if found else 1

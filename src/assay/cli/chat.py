@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from assay.cli import common
 from assay.cli.conversations import apply_setting, line_history, load_conversation, save_conversation, saved_names
-from assay.cli.progress import loading
 from assay.cli.prompting import speed_line
 from assay.cli.style import paint
+from assay.cli.wrapping import AnswerPrinter
 from assay.errors import AssayError
 from assay.system.terminal import harmless
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.text import encode_chat
     from assay.text.reply import TAIL, assistant_message
 
-    with loading() as tell, LanguageModel(opened, progress=tell) as model:
+    with LanguageModel(opened) as model:
         session = Session(
             model.generator,
             lambda messages: encode_chat(opened.tokenizer, template, messages),
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
             stop=args.stop,
             ignore_eos=args.ignore_eos,
         )
-        chat = _Chat(session, quiet=args.json, stats=args.stats, load_seconds=time.perf_counter() - start)
+        load_seconds = time.perf_counter() - start
+        chat = _Chat(session, quiet=args.json, stats=args.stats, wrap=args.wrap, load_seconds=load_seconds)
         chat.talk()
         common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
     return 0
@@ -91,19 +92,21 @@ def run(args: argparse.Namespace) -> int:
 class _Chat:
     """The terminal side of a session: reads turns and commands, shows answers."""
 
-    def __init__(self, session: Session, *, quiet: bool, stats: bool, load_seconds: float) -> None:
+    def __init__(self, session: Session, *, quiet: bool, stats: bool, wrap: bool, load_seconds: float) -> None:
         self.session = session
         self.quiet = quiet
         self.stats = stats
         self.load_seconds = load_seconds
         self.tty = sys.stdin.isatty()
+        self.printer = AnswerPrinter(wrap=wrap)
         self.turns: list[dict[str, object]] = []
 
     def talk(self) -> None:
-        with line_history() if self.tty else contextlib.nullcontext():
+        with line_history() if self.tty else contextlib.nullcontext(lambda text: None) as remember:
             if self.tty:
-                self.note("/? lists the commands. " + NOTE)
+                self.note("/? lists the commands. Ctrl-C stops an answer, Ctrl-D leaves.")
             for text in self.inputs():
+                remember(text)
                 if text.startswith("/") and "\n" not in text:
                     if not self.command(text):
                         return
@@ -111,7 +114,10 @@ class _Chat:
                     self.answer(partial(self.session.ask, text))
 
     def inputs(self) -> Iterator[str]:
-        """Read turns: a line, lines joined by a trailing backslash, or a block between triple quotes."""
+        """Read turns: a line, lines joined by a trailing backslash, a block between triple quotes, or a paste.
+
+        A paste, and an input that was recalled, has its line ends in it and is a turn as it is.
+        """
         lines: list[str] = []
         block = False
         while True:
@@ -130,11 +136,11 @@ class _Chat:
             if block:
                 block = not line.rstrip().endswith('"""')
                 lines.append(line if block else line.rstrip()[:-3])
-            elif not lines and line.startswith('"""'):
+            elif not lines and line.startswith('"""') and "\n" not in line:
                 rest = line[3:]
                 block = not rest.rstrip().endswith('"""')
                 lines.append(rest if block else rest.rstrip()[:-3])
-            elif line.endswith("\\"):
+            elif line.endswith("\\") and "\n" not in line:
                 lines.append(line[:-1])
                 continue
             else:
@@ -254,8 +260,7 @@ class _Chat:
 
     def show(self, text: str) -> int:
         if not self.quiet:
-            sys.stdout.write(common.for_terminal(text))
-            sys.stdout.flush()
+            self.printer.write(text)
         return len(text)
 
     def note(self, text: str) -> None:

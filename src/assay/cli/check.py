@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.cluster_options import add_cluster_argument
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
-from assay.cli.progress import counting
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened
+from assay.cli.number_types import lengths
 from assay.cli.trace import add_run_arguments
 from assay.system.terminal import harmless
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_run_arguments(parser, "cpu")
     parser.add_argument(
-        "--lengths", type=token_ids, metavar="N,…", help="prompt lengths in tokens, one run each; default: 1,2,7,33"
+        "--lengths", type=lengths, metavar="N,…", help="prompt lengths in tokens, one run each; default: 1,2,7,33"
     )
     parser.add_argument(
         "--html", metavar="FILE", help="also write a page about the first check that fails, else the last one"
@@ -45,13 +45,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     done = []
     page = None
-    with counting("checking") as progress:
-        for check in checks(on, args.engine, lengths=args.lengths or (), progress=progress, **options):
-            done.append(replace(check, dump=None))
-            if check.diff is not None and check.dump is not None and (page is None or page.passed):
-                page = check if args.html else None
-            if not args.json:
-                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {harmless(check.detail)}", flush=True)
+    for check in checks(on, args.engine, lengths=args.lengths or (), **options):
+        done.append(replace(check, dump=None))
+        if check.diff is not None and check.dump is not None and (page is None or page.passed):
+            page = check if args.html else None
+        if not args.json:
+            print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {harmless(check.detail)}", flush=True)
     if page is not None and page.dump is not None:
         write_html(Path(args.html), on.model, page.dump, page.diff)
     found = verdict_of(on.model, done)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from assay.cli.number_types import whole
 from assay.errors import AssayError
 from assay.system import machine
 from assay.system.terminal import harmless
@@ -68,9 +69,13 @@ def bounds(text: str) -> Bounds:
     from assay.cluster.fleet import Bounds
 
     low, _, high = text.partition(":")
-    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low) <= 1024:
-        raise argparse.ArgumentTypeError(f"expected N or MIN:MAX (found {text!r})")
-    return Bounds(int(low), int(high or low))
+    try:
+        least, most = (whole(1, 1024)(part) for part in (low, high or low))
+    except argparse.ArgumentTypeError:
+        least, most = 1, 0
+    if least > most:
+        raise argparse.ArgumentTypeError(f"expected N or MIN:MAX, each 1 to 1024 (found {text!r:.60})")
+    return Bounds(least, most)
 
 
 def share(text: str) -> float:
@@ -80,7 +85,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1 (found {text!r})")
+        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1 (found {text!r:.60})")
     return value
 
 

@@ -18,10 +18,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.progress import progress
+from assay.cli.number_types import LARGEST, MOST_SEED, MOST_THREADS, MOST_TOKENS, real, whole
+from assay.cli.number_types import number as number  # verbs import it from here
 from assay.errors import AssayError
-from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, LIMITS, Breakers, SamplerParams
 from assay.system.plain import plain as plain  # verbs import it from here
+from assay.system.stages import unseen
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 
 
 MODEL_HELP = (
-    "a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
-    "default: smollm2, downloaded once"
+    "a path, a name (smollm2, qwen3, llama3.2:1b; `assay search` lists them), hf:owner/repo[:file-or-quant] or "
+    "ollama:name[:tag]; default: smollm2, downloaded once"
 )
 
 
@@ -67,11 +69,25 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """The file of the MODEL argument. It is downloaded if necessary, with a progress bar on stderr."""
+    """The file of the MODEL argument. It is downloaded if necessary, with progress on stderr."""
     from assay.runtime import hub
 
-    with progress() as bar:
-        return hub.resolve(args.model, progress=bar)
+    note_large_model(args.model)
+    return hub.resolve(args.model)
+
+
+def note_large_model(name: str | None) -> None:
+    """Say before a download that a model is larger than this machine's memory, and name smaller ones."""
+    from assay.runtime.hub import not_here
+    from assay.runtime.model_names import smaller_models
+    from assay.system import machine
+
+    model, memory = not_here(name), machine.memory()
+    if model is not None and model.is_supported and model.size > memory:
+        say(
+            f"{model.name}: {model.size / 1e9:.0f} GB of weights, and the memory of this machine has "
+            f"{memory / 1e9:.0f} GB: it will be slow or fail; smaller: {', '.join(smaller_models(model, memory))}"
+        )
 
 
 def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
@@ -85,8 +101,8 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
         template_arguments=template_arguments(args),
         lookahead=getattr(args, "lookahead", True),
     )
-    with progress() as bar:
-        return open_model(args.model, options, progress=bar)
+    note_large_model(args.model)
+    return open_model(args.model, options)
 
 
 def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
@@ -107,10 +123,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
     )
     group.add_argument(
-        "-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: chosen by the engine"
+        "-t",
+        "--threads",
+        type=whole(1, MOST_THREADS),
+        metavar="N",
+        help="number of threads; default: chosen by the engine",
     )
     group.add_argument(
-        "-c", "--ctx-size", type=whole(0), metavar="N",
+        "-c", "--ctx-size", type=whole(0, MOST_TOKENS), metavar="N",
         help=f"context size in tokens; 0: the training context; default: the training context, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
@@ -119,8 +139,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="speculate: guess tokens from earlier text and check several in one step; the output is the same",
     )  # fmt: skip
     group.add_argument(
-        "--draft", metavar="MODEL", help="draft model for speculation: a small model with the same vocabulary"
-    )
+        "--draft", metavar="MODEL",
+        help="draft model for speculation: a small model with the same vocabulary; mtp: the file's own draft head",
+    )  # fmt: skip
 
 
 # --- sampling
@@ -152,19 +173,31 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-n", "--predict", "--n-predict", type=whole(-1), default=-1, metavar="N",
                        help="maximum tokens to generate; -1 (default): no limit but the context")  # fmt: skip
     group.add_argument(
-        "-s", "--seed", type=whole(-1), default=-1, metavar="N", help="seed of the sampler; -1 (default): random"
+        "-s",
+        "--seed",
+        type=whole(-1, MOST_SEED),
+        default=-1,
+        metavar="N",
+        help="seed of the sampler; -1 (default): random",
     )
     for name, flags, text in SAMPLING:
         default = defaults[name]
-        kind = whole(-(2**31)) if isinstance(default, int) else number
         group.add_argument(
-            *flags, dest=name, type=kind, default=default, metavar="N", help=f"{text} (default {default})"
+            *flags, dest=name, type=setting_type(name), default=default, metavar="N", help=f"{text} (default {default})"
         )
     group.add_argument("--dry-sequence-breaker", action="append", type=text_argument, metavar="TEXT",
                        help=r"DRY: text that ends a repetition; repeatable; default: \n : \" *; none: off")  # fmt: skip
     group.add_argument("-l", "--logit-bias", action="append", default=[], type=_bias, metavar="ID±V",
                        help="add to a token's logit, as in 15043+1.5 or 2-inf; repeatable")  # fmt: skip
     group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-sequence token")
+
+
+def setting_type(name: str) -> Callable[[str], int | float]:
+    """The argument type of a field of SamplerParams, with the range of `runtime/params.py`."""
+    low, high, above = LIMITS.get(name, (-math.inf, math.inf, False))
+    if "int" in str({field.name: field.type for field in fields(SamplerParams)}[name]):
+        return whole(int(low), int(min(high, LARGEST)))
+    return real(low, high, above=above)
 
 
 def sampler_params(args: argparse.Namespace, opened: Opened) -> SamplerParams:
@@ -181,35 +214,10 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(text[:at]), float(text[at:])
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected ID+VALUE or ID-VALUE (found {text!r})") from None
+        raise argparse.ArgumentTypeError(f"expected ID+VALUE or ID-VALUE (found {text!r:.60})") from None
 
 
 # --- text in
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """An argument type: an integer of at least `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
-        if value < least or value >= 2**63:
-            raise argparse.ArgumentTypeError(f"expected at least {least} (found {text})")
-        return value
-
-    return convert
-
-
-def number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number (found {text!r})") from None
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a finite number (found {text})")
-    return value
 
 
 def text_argument(text: str) -> str:
@@ -248,9 +256,12 @@ def token_ids(text: str) -> list[int]:
     """An argument type: token ids separated by commas or spaces, optionally in brackets."""
     items = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     try:
-        return [int(item) for item in items]
+        ids = [int(item) for item in items]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected token ids such as 1,2,3 ({error})") from None
+        raise argparse.ArgumentTypeError(f"expected token ids such as 1,2,3 ({str(error)[:80]})") from None
+    if wrong := [token for token in ids if not 0 <= token < 2**31]:
+        raise argparse.ArgumentTypeError(f"expected token ids, which are 0 or more (found {wrong[0]})")
+    return ids
 
 
 def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -302,6 +313,10 @@ def add_stats_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", "--verbose", "-v", action="store_true", help="print token counts and speed of an answer on stderr"
     )
+    parser.add_argument(
+        "--wrap", action=argparse.BooleanOptionalAction, default=True,
+        help="break the lines of an answer at words, on a terminal",
+    )  # fmt: skip
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
@@ -322,6 +337,7 @@ def emit(
 
     With `exact`, control characters are escaped only on a terminal, not in a pipe or a file.
     """
+    unseen()
     if args.json:
         print(json.dumps(plain(obj), allow_nan=False))
         return
@@ -337,6 +353,7 @@ def for_terminal(text: str) -> str:
 
 def say(line: str) -> None:
     """Print a note on stderr."""
+    unseen()
     print(harmless(line), file=sys.stderr, flush=True)
 
 

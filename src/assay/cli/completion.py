@@ -59,17 +59,22 @@ def _options(verb: str) -> dict[str, str]:
     return found
 
 
+def _families() -> str:
+    """Names of models without their tags: bash ends a word at a colon."""
+    from assay.runtime.model_names import named_models
+
+    return " ".join(dict.fromkeys(model.family for model in named_models()))
+
+
 def _bash() -> str:
     from assay.cli import verbs
-    from assay.runtime.registry_models import CATALOGUE
 
     cases = "\n".join(f'        {verb}) words="{" ".join(_options(verb))}" ;;' for verb in verbs())
-    return _BASH.format(verbs=" ".join(verbs()), cases=cases, models=" ".join(CATALOGUE))
+    return _BASH.format(verbs=" ".join(verbs()), cases=cases, models=_families())
 
 
 def _fish() -> str:
     from assay.cli import load, verbs
-    from assay.runtime.registry_models import CATALOGUE
 
     def quoted(text: str) -> str:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -82,6 +87,6 @@ def _fish() -> str:
                 f"-l {option[2:]}" if option.startswith("--") else f"-{'s' if len(option) == 2 else 'o'} {option[1:]}"
             )
             lines.append(f"complete -c assay -n '__fish_seen_subcommand_from {verb}' {kind} -d {quoted(text)}")
-    models = " ".join(CATALOGUE)
+    models = _families()
     lines.append(f"complete -c assay -n 'not __fish_use_subcommand' -a {quoted(models)}")
     return "\n".join(lines) + "\n"

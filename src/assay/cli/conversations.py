@@ -7,21 +7,21 @@ import json
 import os
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import SAMPLING, number, whole
+from assay.cli.common import SAMPLING, setting_type
+from assay.cli.number_types import MOST_SEED, whole
 from assay.errors import AssayError
-from assay.runtime.params import SamplerParams
 from assay.system.files import write
 from assay.system.home import home
 
 if TYPE_CHECKING:
     from assay.runtime.session import Session
 
-LINES = 1000  # typed lines in the history
+LINES = 1000  # inputs in the history
 _LARGEST = 64 << 20  # bytes of a conversation
 _OTHERS = {
     "temperature": "temp",
@@ -32,24 +32,62 @@ _OTHERS = {
 
 
 @contextlib.contextmanager
-def line_history() -> Iterator[None]:
-    """Line editing with the history of earlier sessions, if readline is available."""
+def line_history() -> Iterator[Callable[[str], None]]:
+    """Line editing with the history of earlier sessions, if readline is available.
+
+    Yields a function that adds an input to the history. An input of several lines is one entry, so that cursor up
+    brings it back whole. A paste of several lines is one input (bracketed paste).
+    """
     try:
         import readline
     except ImportError:
-        yield
+        yield lambda text: None
         return
+    able = os.environ.get("TERM") not in (None, "", "dumb")
+    if able and "libedit" not in (readline.__doc__ or ""):  # libedit has another syntax, and no bracketed paste
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.set_auto_history(False)  # it would add every line by itself
     path = home() / "chat_history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    readline.set_history_length(LINES)
+    for entry in read_history(path):
+        readline.add_history(entry)
+
+    def remember(text: str) -> None:
+        last = readline.get_current_history_length()
+        if text and (not last or readline.get_history_item(last) != text):
+            readline.add_history(text)
+
     try:
-        yield
+        yield remember
     finally:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # readable by the user only
-            readline.write_history_file(path)
+        count = readline.get_current_history_length()
+        write_history(path, [readline.get_history_item(i + 1) for i in range(count)])
+        readline.set_auto_history(True)
+
+
+def read_history(path: Path) -> list[str]:
+    """The inputs of earlier sessions. An entry is a line; one of several lines is a JSON string."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_LARGEST).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines[-LINES:]:
+        try:
+            value = json.loads(line) if line.startswith('"') else line
+        except (ValueError, RecursionError):
+            value = line
+        found.append(value if isinstance(value, str) else line)
+    return [entry.replace("\0", "") for entry in found if entry]
+
+
+def write_history(path: Path, entries: list[str]) -> None:
+    """Write the inputs to a file that only the user can read. A failure is not an error of the chat."""
+    lines = [json.dumps(entry) if "\n" in entry or entry.startswith('"') else entry for entry in entries[-LINES:]]
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        path.write_text("".join(f"{line}\n" for line in lines), errors="replace")
 
 
 # --- conversations
@@ -119,17 +157,14 @@ def apply_setting(session: Session, text: str) -> str | bool:
         if name == "predict":
             session.max_tokens = whole(-1)(value)
         elif name == "seed":
-            seed = whole(-1)(value)
+            seed = whole(-1, MOST_SEED)(value)
             session.params = replace(session.params, seed=None if seed < 0 else seed)
         else:
-            kind: Any = whole(-(2**31)) if isinstance(_DEFAULTS[name], int) else number
-            session.params = replace(session.params, **{name: kind(value)})
+            changed: dict[str, Any] = {name: setting_type(name)(value)}
+            session.params = replace(session.params, **changed)
     except ArgumentTypeError as error:
         raise AssayError(f"{name}: {error}") from None
     return f"{name} {value}"
-
-
-_DEFAULTS = {field.name: field.default for field in fields(SamplerParams)}
 
 
 def _settings(session: Session) -> dict[str, Any]:

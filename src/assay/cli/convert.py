@@ -22,11 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
-    from assay.cli.eval import progress
     from assay.convert.conversion import convert
 
     out = Path(args.output)
-    found = convert(Path(args.folder), out, args.type, progress("tensors written"))
+    found = convert(Path(args.folder), out, args.type)
     size = out.stat().st_size
     text = f"{out}: {found['architecture']}, {found['type']}, {found['tensors']} tensors, {size / 1e6:.1f} MB"
     emit(args, {"output": str(out), "bytes": size, **found}, text)

@@ -13,7 +13,6 @@ from assay.cli.common import (
     add_reading_arguments,
     emit,
     opened,
-    say,
     text_argument,
     token_ids,
 )
@@ -75,7 +74,7 @@ def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:
 
     on = opened(args)
     share = _share_on_cluster(args, on, evidence) if args.cluster is not None and args.dump is not None else None
-    found = diagnose(on, progress=say, share=share, **evidence)
+    found = diagnose(on, share=share, **evidence)
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: repr(found))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, add_reading_arguments, emit, say, whole
-from assay.cli.progress import counting
+from assay.cli.common import add_json_argument, add_reading_arguments, emit, say
+from assay.cli.number_types import MOST_TOKENS, whole
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
 
@@ -34,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", metavar="FILE", help="two models: file with the text for the KL divergence; default: a built-in text"
     )
     parser.add_argument(
-        "--window", type=whole(2), default=128, metavar="N", help="two models: tokens per window (default 128)"
+        "--window",
+        type=whole(2, MOST_TOKENS),
+        default=128,
+        metavar="N",
+        help="two models: tokens per window (default 128)",
     )
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page, values side by side")
     parser.add_argument("--all", action="store_true", help="show every node, not only those around the first wrong one")
@@ -50,12 +52,10 @@ def run(args: argparse.Namespace) -> int:
         return _two_files(args)
     if args.prompt is not None and args.tokens is not None:
         raise AssayError("give -p TEXT or --tokens IDS, not both")
-    with counting("comparing") as progress:
-        found: Any = diff(
-            args.a, args.b, model=args.model, tokens=args.tokens or (), prompt=args.prompt, decode=args.decode,
-            names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, side=args.side,
-            progress=progress, reading=say,
-        )  # fmt: skip
+    found: Any = diff(
+        args.a, args.b, model=args.model, tokens=args.tokens or (), prompt=args.prompt, decode=args.decode,
+        names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, side=args.side, reading=say,
+    )  # fmt: skip
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: found.words(10**9 if args.all else 12))
@@ -69,13 +69,8 @@ def _two_files(args: argparse.Namespace) -> int:
     a, b = open_model(args.a), open_model(args.b)
     prompt = chosen_tokens(args, a)
     text = Path(args.text).read_text("utf-8") if args.text else None
-    found = two_files(a, b, tokens=prompt, text=text, window=args.window, stage=_stage)
+    found = two_files(a, b, tokens=prompt, text=text, window=args.window)
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: found.words(args.all))
     return 0 if found else 1
-
-
-def _stage(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    units = {"weights": "tensors", "activations": "nodes"}
-    return counting(what, units.get(what, "tokens"))

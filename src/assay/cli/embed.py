@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
+from assay.cli.number_types import whole
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ _SUFFIXES = (".npy", ".json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
-    group = parser.add_argument_group("texts, in the order -p, -f, --ids")
+    parser.add_argument("texts", nargs="*", type=common.text_argument, metavar="TEXT", help="a text, after MODEL")
+    group = parser.add_argument_group("texts, in the order TEXT, -p, -f, --ids")
     group.add_argument("-p", "--prompt", action="append", default=[], type=common.text_argument, metavar="TEXT",
                        help="a text; repeatable")  # fmt: skip
     group.add_argument(
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="pooling over tokens: mean, first or last; default: that of the file, else mean",
     )
-    parser.add_argument("--dimensions", type=common.whole(1), metavar="N", help="keep the first N values of a vector")
+    parser.add_argument("--dimensions", type=whole(1), metavar="N", help="keep the first N values of a vector")
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write: .npy (texts × values, float32) or .json")
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
@@ -52,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None and Path(args.output).suffix not in _SUFFIXES:
         raise AssayError(f"-o: must end in {' or '.join(_SUFFIXES)} (found {args.output})")
-    texts: list[Any] = [*args.prompt, *_lines(args.file), *args.ids]
+    texts: list[Any] = [*args.texts, *args.prompt, *_lines(args.file), *args.ids]
     if not texts:
-        raise AssayError("embed: no text; give one with -p TEXT, -f FILE or --ids IDS")
+        raise AssayError("embed: no text; give one after the model, with -p TEXT, -f FILE or --ids IDS")
     opened = common.opened(args, cache_size=None)
     how = embedding_of(opened.model.graph, args.pooling)
     check_dimensions(args.dimensions, how.width)

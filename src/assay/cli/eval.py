@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -30,7 +27,8 @@ assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.cluster_options import add_cluster_argument
-    from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
+    from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument
+    from assay.cli.number_types import MOST_TOKENS, whole
 
     add_model_argument(parser)
     what = parser.add_mutually_exclusive_group()
@@ -48,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the engine of MODEL")
     parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the arithmetic of MODEL")
-    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens per window; default: -c, else 512")
+    parser.add_argument(
+        "--window", type=whole(4, MOST_TOKENS), metavar="N", help="tokens per window; default: -c, else 512"
+    )
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
     parser.add_argument("--max-tokens", type=whole(4), metavar="N", help="stop after this many tokens; default: all")
     parser.add_argument(
@@ -99,7 +99,7 @@ def _text(args: argparse.Namespace) -> int:
         window = len(pieces[0].tokens)
         source = _source(model, tokenizer, window)
         base = stored if other is None else _source(other, tokenizer, window)
-        result = evaluate(pieces, source, base, progress(f"of {len(pieces)} windows"))
+        result = evaluate(pieces, source, base)
     worst = result.worst(pieces, tokenizer, args.worst)
     if args.html:
         write(args.html, page(result, worst))
@@ -137,7 +137,7 @@ def _choices(args: argparse.Namespace) -> int:
         place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
         result = tasks.answers(items, found, *place)
     else:
-        result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
+        result = answer_all(found.engine(), found.tokenizer, items)
     emit(args, result.to_dict(), str(result))
     return 0
 
@@ -183,15 +183,3 @@ def _shown(worst: list[Worst]) -> list[str]:
             theirs = f"base {w.base_best!r} ({w.base_p_best or 0:.1%})"
             lines.append(f"{where}  KL {w.kl:.3f}; {theirs}, here {w.best!r} ({w.p_best:.1%})")
     return ["worst tokens, with their position in the text:", *lines] if lines else []
-
-
-def progress(what: str) -> Callable[[int, int], None]:
-    """A progress line on a terminal, with an estimate of the time left."""
-    started = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        left = (time.monotonic() - started) / done * (total - done)
-        end = f", about {left:.0f} s left" if done < total else "\r\033[K"
-        print(f"\r\033[K{done} {what}{end}", end="", file=sys.stderr, flush=True)
-
-    return show if sys.stderr.isatty() else lambda done, total: None

@@ -1,4 +1,4 @@
-"""Options and verbs of llama.cpp, Ollama, transformers and llm, translated to assay's.
+"""Options and verbs of llama.cpp, Ollama, vLLM, transformers and llm, translated to assay's.
 
 An option with an equivalent is renamed. An option without meaning here is dropped with a note. Other known options
 raise an error with a hint. A verb's own option of the same name takes precedence.
@@ -7,17 +7,31 @@ raise an error with a hint. A verb's own option of the same name takes precedenc
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 
 from assay.errors import AssayError
 
-# Verbs of other tools.
+# Verbs of other tools that mean exactly one of assay's: they run it.
+SAME_VERBS = {"ls": "list", "download": "pull", "remove": "rm", "delete": "rm", "quantise": "quantize"}
+
+# Verbs of other tools that are near one of assay's: the error names it.
 VERBS = {
-    "ls": "list", "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
-    "server": "serve", "start": "serve", "download": "pull", "get": "pull", "remove": "rm", "delete": "rm",
-    "info": "show", "status": "ps", "perplexity": "eval", "quantise": "quantize", "embedding": "embed",
-    "conversation": "chat", "create": "convert",
+    "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
+    "server": "serve", "start": "serve", "get": "pull", "info": "show", "status": "ps", "perplexity": "eval",
+    "embedding": "embed", "conversation": "chat", "find": "search",
 }  # fmt: skip
+
+# Verbs of other tools that assay does not need: the error says what to do instead.
+VERB_HINTS = {
+    "stop": "a model runs only while a command runs: end `assay serve` with Ctrl-C or SIGTERM; `assay ps` shows it",
+    "create": "there are no Modelfiles: give --system, --template and sampling options to `assay run` or `assay chat`",
+    "cp": "a model is a file: copy it; `assay show MODEL` prints its path",
+    "push": "assay publishes nothing; upload the file with `hf upload`",
+    "login": "set HF_TOKEN for private repositories of the hub",
+    "signin": "set HF_TOKEN for private repositories of the hub",
+    "update": "reinstall with pip; `assay --version` prints the version",
+}
 
 # Options of Ollama, transformers, OpenAI and llama.cpp that assay has under another name.
 RENAMED = {
@@ -27,7 +41,10 @@ RENAMED = {
     "--chat-template-file": "--template", "--chat-template": "--template", "-hf": "-m", "-hfr": "-m", "--hf-repo": "-m",
     "--cache-type-k": "--kv-type", "-ctk": "--kv-type", "--key": "--api-key", "-np": "--parallel",
     "--show-timings": "--stats", "--perf": "--stats", "-md": "--draft", "--model-draft": "--draft",
-    "--kl-divergence-base": "--kl",
+    "--kl-divergence-base": "--kl", "--nowordwrap": "--no-wrap", "-a": "--alias", "--served-model-name": "--alias",
+    "--max-model-len": "-c", "--max-num-seqs": "--parallel", "--max-num-batched-tokens": "--chunk",
+    "--kv-cache-dtype": "--kv-type", "--prompt-file": "-f",
+    "--allowed-origins": "--cors",
 }  # fmt: skip
 _HUB = {"-hf", "-hfr", "--hf-repo"}  # options whose value is a Hugging Face repository
 
@@ -42,13 +59,53 @@ IGNORED: dict[str, tuple[int, str]] = {
     "--mlock": (0, "memory is not locked"),
     "-fa": (1, "attention has only one implementation"),
     "--flash-attn": (1, "attention has only one implementation"),
+    "--tensor-parallel-size": (1, "one GPU computes a model; --cluster and --split share it among processes"),
+    "-tp": (1, "one GPU computes a model; --cluster and --split share it among processes"),
+    "--gpu-memory-utilization": (1, "--cache-size sets the size of the KV cache in tokens"),
+    "--dtype": (1, "a GGUF file states its types; --precision chooses the arithmetic"),
+    "--quantization": (1, "a GGUF file states its types"),
+    "--load-format": (1, "files are GGUF"),
+    "--trust-remote-code": (0, "no code of a repository is run"),
+    "--enforce-eager": (0, "the engine chooses"),
+    "--enable-prefix-caching": (0, "prefixes are always cached"),
+    "--enable-chunked-prefill": (0, "prompts are always computed in chunks"),
+    "--enable-auto-tool-choice": (0, "tool calls are always read"),
+    "--tool-call-parser": (1, "the format of tool calls is that of the template"),
+    "--reasoning-parser": (1, "the format of thoughts is that of the template"),
+    "--reasoning-format": (1, "the format of thoughts is that of the template"),
+    "--disable-log-requests": (0, "requests are not logged"),
+    "--swap-space": (1, "nothing is swapped to the CPU"),
+    "--insecure": (0, "models come over https or from files"),
+    "--kv-unified": (0, "all sequences share one cache"),
+    "--cache-reuse": (1, "prefixes are always cached"),
+    "--swa-full": (0, "the cache of a window holds the window"),
+    "--main-gpu": (1, "CUDA_VISIBLE_DEVICES chooses the GPU"),
+    "-mg": (1, "CUDA_VISIBLE_DEVICES chooses the GPU"),
+    "--device": (1, "--engine cpu or cuda chooses"),
+    "-dev": (1, "--engine cpu or cuda chooses"),
+    "-sm": (1, "an engine runs all layers on one device"),
+    "--split-mode": (1, "an engine runs all layers on one device"),
+    "-ts": (1, "an engine runs all layers on one device"),
+    "--tensor-split": (1, "an engine runs all layers on one device"),
+    "--cpu-moe": (0, "an engine runs all layers on one device"),
+    "-cmoe": (0, "an engine runs all layers on one device"),
+    "--n-cpu-moe": (1, "an engine runs all layers on one device"),
+    "-ot": (1, "an engine runs all layers on one device"),
+    "--override-tensor": (1, "an engine runs all layers on one device"),
+    "--no-kv-offload": (0, "the cache is where the engine is"),
+    "-nkvo": (0, "the cache is where the engine is"),
+    "--no-repack": (0, "the cpu engine packs weights when they fit"),
+    "--props": (0, "/props is always available"),
+    "--threads-http": (1, "one event loop serves all connections"),
+    "--log-file": (1, "there is no log"),
+    "-lv": (1, "there is no log"),
+    "--log-verbosity": (1, "there is no log"),
     "-b": (1, "the scheduler chooses batch sizes"),
     "--batch-size": (1, "the scheduler chooses batch sizes"),
     "-ub": (1, "the scheduler chooses batch sizes"),
     "--ubatch-size": (1, "the scheduler chooses batch sizes"),
     "-ctv": (1, "--kv-type sets keys and values"),
     "--cache-type-v": (1, "--kv-type sets keys and values"),
-    "--nowordwrap": (0, "text is not wrapped"),
     "--keepalive": (1, "a model stays loaded while the command runs"),
     "-st": (0, "one prompt gives one answer"),
     "--single-turn": (0, "one prompt gives one answer"),
@@ -76,6 +133,8 @@ IGNORED: dict[str, tuple[int, str]] = {
     "-co": (0, "colour is used on terminals"),
 }
 
+_SWITCHES = {"-fa", "--flash-attn"}  # a flag in older versions, which had no value
+
 HINTS = {
     "-cnv": "use `assay chat`",
     "--conversation": "use `assay chat`",
@@ -83,8 +142,8 @@ HINTS = {
     "--interactive": "use `assay chat`",
     "-mu": "download the file and give its path",
     "--model-url": "download the file and give its path",
-    "-a": "a model is served under the name of its file",
-    "--alias": "a model is served under the name of its file",
+    "-a": "`assay serve --alias NAME` names a served model",
+    "--alias": "`assay serve --alias NAME` names a served model",
     "--prompt-cache": "the prefix cache lives as long as the process; `assay serve` keeps it between prompts",
     "--mirostat": "mirostat is not available; see --top-p, --min-p and --typical",
     "--samplers": "the order is that of llama.cpp and cannot be changed",
@@ -93,6 +152,19 @@ HINTS = {
     "--rope-scaling": "the value of the file is used",
     "--lora": "adapters are not supported; merge it into the model first",
     "--mmproj": "images are not supported",
+    "--modelfile": "there are no Modelfiles; `assay show MODEL` prints what the file has",
+    "--reranking": "rerankers are not supported",
+    "--rerank": "rerankers are not supported",
+    "--lora-modules": "adapters are not supported; merge it into the model first",
+    "--enable-lora": "adapters are not supported; merge it into the model first",
+    "--speculative-config": "use --draft MODEL; --lookahead needs no draft model",
+    "--pipeline-parallel-size": "use --cluster with --split N",
+    "--ssl-keyfile": "put a reverse proxy with TLS before the server",
+    "--ssl-key-file": "put a reverse proxy with TLS before the server",
+    "--grp-attn-n": "the context is that of the file; see -c",
+    "--hidethinking": "use --template-arg enable_thinking=false",
+    "--reasoning-budget": "use --template-arg enable_thinking=false",
+    "--image": "images are not supported",
     "--format": "use --json-schema '{}' for an answer that is a JSON object",
     "--think": "use --template-arg enable_thinking=true",
 }
@@ -105,6 +177,8 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
     rest = list(words)
     while rest:
         word = rest.pop(0)
+        if word == "--":  # only positional words follow
+            return [*out, word, *rest]
         name, equals, value = word.partition("=")
         if name in known or not word.startswith("-"):
             out.append(word)
@@ -118,7 +192,7 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
                 out.append(f"hf:{value}" if name in _HUB and not value.startswith("hf:") else value)
         elif name in IGNORED:
             count, why = IGNORED[name]
-            if count and not equals and rest and not rest[0].startswith("-"):
+            if count and not equals and rest and _is_value(name, rest[0]):
                 rest.pop(0)
             say(f"{name}: ignored; {why}")
         elif name in HINTS:
@@ -126,3 +200,10 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
         else:
             out.append(word)
     return out
+
+
+def _is_value(option: str, word: str) -> bool:
+    """Whether a word is the value of an ignored option, and not the next option, the model or the prompt."""
+    if option in _SWITCHES:
+        return word in ("on", "off", "auto", "0", "1", "true", "false")
+    return not word.startswith("-") or re.fullmatch(r"-\d+(\.\d+)?", word) is not None

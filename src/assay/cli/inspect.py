@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, model_path, whole
+from assay.cli.common import add_json_argument, add_model_argument, emit, model_path
+from assay.cli.number_types import MOST_TOKENS, whole
 
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
+    from assay.graph import Graph
 
 HELP = "show metadata, tensors, memory needs and validity of a model file"
 EXAMPLE = "assay inspect model.gguf --tensors"
@@ -26,10 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=whole(0),
+        type=whole(0, MOST_TOKENS),
         metavar="N",
         help="context size in tokens for the memory estimate; default: the training context",
     )
+    parser.add_argument("--state-slots", type=whole(2, 4096), metavar="N",
+                        help="states that a server would keep, of a model that has one for each sequence (default: as "
+                        "`assay serve` chooses)")  # fmt: skip
     parser.add_argument("--fast", action="store_true", help="do not scan the tensors for NaN scales")
     add_json_argument(parser)
 
@@ -45,8 +50,18 @@ def run(args: argparse.Namespace) -> int:
             emit(args, {"path": str(file.path), "graph": text.splitlines()}, text)
         else:
             report = describe(file, args.ctx_size, scan=not args.fast)
+            if "state" in (report["memory"] or {}):
+                report["memory"] |= _serving(models.load(file).graph, args.state_slots)
             emit(args, report, lambda: "\n".join(_lines(file, report, tensors=args.tensors)))
     return 0
+
+
+def _serving(graph: Graph, slots: int | None) -> dict[str, int]:
+    """The states of a server: a slot for each running sequence and each snapshot of a prefix, and the bytes of all."""
+    from assay.engines.plan.state_layout import state_memory
+
+    found = state_memory(graph, slots)
+    return {"state_slots": found.slots, "states": found.bytes}
 
 
 def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator[str]:
@@ -57,11 +72,19 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
     yield f"            {_size(file.size)}{parts}, GGUF version {file.version}, {file.byteorder}-endian"
     if report["parameters"]:
         yield f"parameters  {report['parameters']:,}, {report['bits_per_weight']:.2f} bits per weight"
+    if report["draft_head"]:
+        yield "draft head  the last block guesses tokens ahead: --draft mtp"
     if memory := report["memory"]:
         yield (
             f"memory      {_size(memory['total'])}: weights {_size(memory['weights'])}, f16 cache of "
             f"{memory['context']} tokens {_size(memory['kv_cache'])}"
+            + (f", of it {_size(memory['state'])} state, for each sequence" if "state" in memory else "")
         )
+        if "states" in memory:
+            yield (
+                f"states      {_size(memory['states'])} in a server: {memory['state_slots']} slots of "
+                f"{_size(memory['state'])} in float32, each held twice, for running sequences and snapshots of prefixes"
+            )
     yield from _types(file)
     yield "\nmetadata"
     width = _width(file.metadata)

@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, open_model
-    from assay.cli.progress import counting
     from assay.errors import AssayError
     from assay.verify.conformance.vectors import write_kit
 
@@ -38,8 +37,7 @@ def _write(args: argparse.Namespace) -> int:
         raise AssayError("kit: no folder given; give one with -o DIR")
     _file, model, tokenizer = open_model(args)
     out = Path(args.output)
-    with counting("computing probes", "probes") as tell:
-        manifest = write_kit(model, tokenizer, out, tell)
+    manifest = write_kit(model, tokenizer, out)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     counts = {
         "probes": len(manifest["probes"]),

@@ -1,9 +1,7 @@
-"""Progress of long work on stderr: a bar with an estimate on a terminal, one line per stage elsewhere.
+"""Progress of long work on stderr: a bar with an estimate on a terminal, a line now and then in a pipe or a file.
 
-    with progress("tensors") as report:
-        report("quantising", done, total)
-
-On a terminal, work of less than half a second shows nothing.
+`cli.main` installs the listener, so every verb has it. Work of less than half a second shows nothing on a terminal, and
+work of less than two seconds nothing in a pipe.
 """
 
 from __future__ import annotations
@@ -11,61 +9,77 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import IO
 
+from assay.system.stages import Listener, StageStep
 from assay.system.terminal import harmless
 
-Tell = Callable[[str, int, int], None]  # stage, amount done, total amount
-_DELAY = 0.5  # seconds before anything is drawn
-_PACE = 0.1  # seconds between two drawings
+_DELAY_S = 0.5  # seconds of a stage before its bar is drawn
+_PACE_S = 0.1  # seconds between two drawings
 _WIDEST = 30  # characters of a bar
+_QUIET_S = 2.0  # seconds of a stage before its first line in a pipe
+_LINES_S = 10.0  # seconds between two lines of a stage
 
 
-@contextmanager
-def progress(unit: str = "MB") -> Iterator[Tell]:
-    """A function that reports progress. With the unit MB the amounts are bytes; other units are counted as they are."""
-    live = sys.stderr.isatty()
-    scale = 1e6 if unit == "MB" else 1
-    stage, begun, drawn = "", 0.0, 0.0
+def on_stderr() -> Listener | None:
+    """The listener for this process's stderr; None if it is closed."""
+    if sys.stderr is None:
+        return None
+    return Bar(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
 
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal stage, begun, drawn
+
+class Bar:
+    """A listener that draws a bar on a terminal, and erases it when its stage ends or another line is printed."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._drawn = out, float("-inf")
+        self._visible = False
+
+    def step(self, step: StageStep) -> None:
         now = time.monotonic()
-        if what != stage:
-            stage, begun = what, now
-            if not live:
-                print(harmless(f"{what} ({total / scale:.0f} {unit})"), file=sys.stderr, flush=True)
-        if live and now - begun > _DELAY and (done >= total or now - drawn > _PACE):
-            drawn = now
-            print(f"\r\033[K{_line(what, done, total, now - begun, scale, unit)}", end="", file=sys.stderr, flush=True)
+        if step.seconds > _DELAY_S and (step.done >= step.total > 0 or now - self._drawn > _PACE_S):
+            self._drawn, self._visible = now, True
+            print(f"\r\033[K{drawn(step)}", end="", file=self._out, flush=True)
 
-    try:
-        yield tell
-    finally:
-        if drawn:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    def end(self) -> None:
+        if self._visible:
+            self._visible = False
+            print("\r\033[K", end="", file=self._out, flush=True)
 
-
-@contextmanager
-def loading() -> Iterator[Tell]:
-    """Progress of loading a file. It prints nothing without a terminal, and is erased at the end."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: None
-        return
-    with progress() as tell:
-        yield tell
+    def note(self, text: str) -> None:
+        self.end()
+        print(harmless(text), file=self._out, flush=True)
 
 
-def _line(what: str, done: int, total: int, seconds: float, scale: float, unit: str) -> str:
+class Lines:
+    """A listener that prints a line of a long stage now and then."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._label, self._printed = out, "", float("-inf")
+
+    def step(self, step: StageStep) -> None:
+        now = time.monotonic()
+        pause = _LINES_S if step.label == self._label else _QUIET_S  # stages may alternate
+        if step.seconds < _QUIET_S or step.share == 1 or now - self._printed < pause:
+            return
+        self._label, self._printed = step.label, now
+        left = f", {clock(step.left)} left" if step.left is not None else ""
+        self.note(": ".join(part for part in (step.label, step.amount) if part) + left)
+
+    def end(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        print(harmless(text), file=self._out, flush=True)
+
+
+def drawn(step: StageStep) -> str:
     """`fetching smollm2 ██████···· 41 of 98 MB, 0:07 left`, cut to the width of the terminal."""
-    share = min(done / total, 1.0) if total > 0 else 0.0
-    left = f", {clock(seconds * (1 - share) / share)} left" if 0 < share < 1 and seconds > 1 else ""
-    sizes = f"{done / scale:.0f} of {total / scale:.0f} {unit}{left}"
+    left = f", {clock(step.left)} left" if step.left is not None else ""
+    sizes = f"{step.amount}{left}" if step.total > 0 else clock(step.seconds)
     columns = shutil.get_terminal_size().columns - 1
-    room = min(_WIDEST, columns - len(what) - len(sizes) - 2)
-    bar = f"{'█' * round(room * share):·<{room}} " if room >= 5 else ""
-    return harmless(f"{what} {bar}{sizes}")[:columns]
+    room = min(_WIDEST, columns - len(step.label) - len(sizes) - 2) if step.total > 0 else 0
+    bar = f"{'█' * round(room * step.share):·<{room}} " if room >= 5 else ""
+    return harmless(f"{step.label} {bar}{sizes}")[:columns]
 
 
 def clock(seconds: float) -> str:
@@ -73,13 +87,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-@contextmanager
-def counting(what: str, unit: str = "nodes") -> Iterator[Callable[[int, int], None]]:
-    """Progress of work with one stage. It prints nothing without a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    with progress(unit) as tell:
-        yield lambda done, total: tell(what, done, total)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from assay.runtime.opening import Opened
 
 
+NEEDED = "give one with -p TEXT, -f FILE or on standard input"
+
+
 def start_template_process(args: argparse.Namespace, text: str | None = "") -> None:
     """Start the process that renders chat templates, so that it starts while the model is opened."""
     if text is not None and not args.raw:
@@ -21,13 +24,18 @@ def start_template_process(args: argparse.Namespace, text: str | None = "") -> N
 
 
 def encode_prompt(args: argparse.Namespace, text: str, opened: Opened) -> list[int]:
-    """The ids of a prompt, rendered by the chat template of the file unless --raw is given."""
+    """The ids of a prompt, rendered by the chat template of the file unless --raw is given.
+
+    A template turns an empty prompt into a whole message, and the model would answer something it was never asked.
+    """
     template = None if args.raw else opened.template
     if template is None:
         if args.system is not None:
             why = "--raw leaves it out" if args.raw else "this file has none"
             raise AssayError(f"--system: needs a chat template, and {why}")
         return opened.tokenizer.encode(text)
+    if not text.strip():
+        raise AssayError(f"run: the prompt is empty; {NEEDED}, or add --raw to continue from nothing")
     from assay.library.language_model import conversation
     from assay.text import encode_chat
 

@@ -10,6 +10,7 @@ import urllib.request
 from typing import Any
 
 from assay.cli import common
+from assay.cli.number_types import whole
 from assay.cli.progress import clock
 from assay.cli.style import size, table
 from assay.errors import AssayError
@@ -24,7 +25,8 @@ _LARGEST = 8 << 20  # bytes of an answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="address of the server (default %(default)s)")
+    parser.add_argument("--url", help="address of the server (default http://127.0.0.1:8080)")
+    parser.add_argument("--port", type=whole(0, 65535), default=8080, help="its port, if it runs on this machine")
     parser.add_argument(
         "--api-key", metavar="KEY", help="API key of the server; default: the environment variable ASSAY_API_KEY"
     )
@@ -32,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = _get(args.url, args.api_key or os.environ.get("ASSAY_API_KEY"))
+    url = args.url or f"http://127.0.0.1:{args.port}"
+    found = _get(url, args.api_key or os.environ.get("ASSAY_API_KEY"))
     common.emit(args, found, "")
     if not args.json:
         try:
             print(_text(found))
         except (LookupError, TypeError, ValueError):
-            raise AssayError(f"{args.url}: not an assay server, or one of another version") from None
+            raise AssayError(f"{url}: not an assay server, or one of another version") from None
     return 0
 
 
@@ -51,13 +54,19 @@ def _text(found: dict[str, Any]) -> str:
             str(m["running"]),
             str(m["waiting"]),
             f"{100 * m['cache']['used'] / max(m['cache']['positions'], 1):.0f} %" if m["loaded"] else "-",
+            _states(m.get("states")),
             f"{m['tokens_per_second']:.1f}",
         )
         for m in found["models"]
     ]
-    head = ("MODEL", "STATE", "MEMORY", "RUNNING", "WAITING", "CACHE", "TOKENS/S")
+    head = ("MODEL", "STATE", "MEMORY", "RUNNING", "WAITING", "CACHE", "STATES", "TOKENS/S")
     up = f"assay {printable(str(found['version']), 20)}, up {clock(found['uptime_s'])}, {found['requests']} requests"
-    return f"{table(head, rows, right=(2, 3, 4, 5, 6))}\n{up}"
+    return f"{table(head, rows, right=(2, 3, 4, 5, 6, 7))}\n{up}"
+
+
+def _states(found: dict[str, int] | None) -> str:
+    """How many state slots are used, of a model that has some."""
+    return f"{found['running'] + found['snapshots']} of {found['slots']}" if found else "-"
 
 
 def _get(url: str, key: str | None) -> dict[str, Any]:
@@ -74,8 +83,10 @@ def _get(url: str, key: str | None) -> dict[str, Any]:
         raise AssayError(f"{url}: {why.get(error.code, f'answered {error.code}')}") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", error)
+        told = getattr(reason, "strerror", None) or reason  # without "[Errno 111]"
         raise AssayError(
-            f"{url}: no server answers there ({printable(str(reason), 100)}); start one with `assay serve`"
+            f"{url}: no server answers there ({printable(str(told), 100)}); start one with `assay serve`, or give the "
+            "address of another with --url"
         ) from None
     if not isinstance(found, dict):
         raise AssayError(f"{url}: not an assay server")

@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import Once, add_json_argument, emit, model_path, number, read_text, say, whole
-from assay.cli.progress import progress
+from assay.cli.common import Once, add_json_argument, emit, model_path, read_text, say
+from assay.cli.number_types import MOST_THREADS, real, whole
 from assay.errors import AssayError
+from assay.system.stages import BYTES, stage
 from assay.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ assay quantize model-f16.gguf model-4.2.gguf --budget 4.2 -f calibration.txt --h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN", help="a path, a catalogue name, hf:owner/repo[:file] or ollama:name")
+    parser.add_argument(
+        "model", metavar="IN", help="a path, a name, hf:owner/repo[:file-or-quant] or ollama:name[:tag]"
+    )
     parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
     parser.add_argument("type", metavar="TYPE", nargs="?", action=Once, default=argparse.SUPPRESS, help=TYPE_HELP)
     parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same as TYPE")
     parser.add_argument(
         "--budget",
-        type=number,
+        type=real(0, above=True),
         metavar="BITS",
         help="bits per weight: choose a type for each tensor by measured KL divergence",
     )
@@ -57,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow quantising tensors that are already quantised (loses quality)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the types chosen and the size; write nothing")
-    parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: one per core")
+    parser.add_argument(
+        "-t", "--threads", type=whole(1, MOST_THREADS), metavar="N", help="number of threads; default: one per core"
+    )
     add_json_argument(parser)
 
 
@@ -87,11 +92,13 @@ def run(args: argparse.Namespace) -> int:
             if again and args.allow_requantize:
                 say(f"{file.path.name}: {again} tensors are already quantised; quantising again loses quality")
             done, total = 0, sum(t.nbytes for t in file.tensors.values())
-            with progress() as tell:
+            with stage(f"quantising to {mix.name}", total, BYTES) as tell:
 
                 def report_step(step: TensorStep) -> None:
                     nonlocal done
-                    tell(f"quantising to {mix.name}", done, total)
+                    if not done:
+                        say(f"quantising to {mix.name} ({total / 1e6:.0f} MB)")
+                    tell(done)
                     done += step.bytes_before
 
                 steps = quantize(
@@ -110,7 +117,6 @@ def _measured(
     """Types within the budget, and the importance matrix used: the given one, or one collected on the text."""
     from collections import Counter
 
-    from assay.cli.eval import progress
     from assay.engines.cpu import CpuEngine
     from assay.evaluate.budget import choose, measure, page
     from assay.evaluate.importance_sums import collect
@@ -129,7 +135,7 @@ def _measured(
     pieces = cut(tokenizer.encode(read_text(args.file), parse_special=False), 512, bos)
     if importance is None:
         importance = collect(engine, pieces[: max(16, args.windows)], dataset=args.file)
-    found = measure(engine, pieces[: args.windows], importance, progress(f"tensors measured, {path.name}"))
+    found = measure(engine, pieces[: args.windows], importance)
     engine.close()
     choice = choose(found, args.budget)
     said = f"{choice.bits_per_weight:.2f} bits per weight in matrices, expected KL {choice.cost:.4f} on {args.file}"

@@ -10,8 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
-from assay.cli.progress import loading
-from assay.cli.prompting import encode_prompt, speed_line, start_template_process
+from assay.cli.number_types import whole
+from assay.cli.prompting import NEEDED, encode_prompt, speed_line, start_template_process
+from assay.cli.wrapping import AnswerPrinter
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-e", "--escape", action="store_true", help=r"interpret \n, \t and \\ in -p as escapes")
     group.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
                        help="end the answer before this text; repeatable")  # fmt: skip
-    group.add_argument("--logprobs", type=common.whole(0), metavar="N",
+    group.add_argument("--logprobs", type=whole(0), metavar="N",
                        help="with --json: log-probability of every token and of the N best alternatives")  # fmt: skip
     add_form_arguments(group)
     batch = parser.add_argument_group("batch")
@@ -56,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="file for the answers, one JSON object per line; default: stdout"
     )
     batch.add_argument("--resume", action="store_true", help="continue after the answers that FILE already has")
-    batch.add_argument(
-        "--parallel", type=common.whole(1), metavar="N", help="maximum sequences computed at once (default 64)"
-    )
+    batch.add_argument("--parallel", type=whole(1), metavar="N", help="maximum sequences computed at once (default 64)")
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
     common.add_stats_argument(parser)
@@ -97,33 +96,31 @@ def run(args: argparse.Namespace) -> int:
     params = common.sampler_params(args, opened)
     from assay.library.language_model import LanguageModel
 
-    with loading() as tell, LanguageModel(opened, progress=tell) as model:
+    with LanguageModel(opened) as model:
         generation = model.stream(
             prompt_ids, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
             ignore_eos=args.ignore_eos, **_form(args),
         )  # fmt: skip
         load_seconds = time.perf_counter() - start
-        result = stream(generation, quiet=args.json)
+        result = stream(generation, quiet=args.json, wrap=args.wrap)
         common.emit(args, _object(result, opened.tokenizer, load_seconds, model.engine.name), "")
         if (args.stats or result.finish_reason == "interrupted") and not args.json:
             common.say(f"\n{speed_line(result, load_seconds)}")
     return 130 if result.finish_reason == "interrupted" else 0
 
 
-def stream(generation: Generation, *, quiet: bool = False) -> Result:
+def stream(generation: Generation, *, quiet: bool = False, wrap: bool = True) -> Result:
     """Generate to the end and stream the text. Ctrl-C ends the generation and keeps the partial answer."""
     shown = 0
+    printer = AnswerPrinter(wrap=wrap)
     with common.interruptible(generation):
         for event in generation:
             if event.text and not quiet:
-                sys.stdout.write(common.for_terminal(event.text))
-                sys.stdout.flush()
+                printer.write(event.text)
                 shown += len(event.text)
     result = generation.result
     if not quiet:
-        rest = result.text[shown:]
-        sys.stdout.write(common.for_terminal(rest) + ("" if result.text.endswith("\n") else "\n"))
-        sys.stdout.flush()
+        printer.write(result.text[shown:] + ("" if result.text.endswith("\n") else "\n"))
     return result
 
 
@@ -148,9 +145,12 @@ def _prompt_text(args: argparse.Namespace) -> str | None:
         piped = common.read_text("-") if common.is_piped() else ""
         return f"{piped.rstrip()}\n\n{given}" if piped.strip() else str(given)
     if sys.stdin is not None and not sys.stdin.isatty():
-        return common.read_text("-")
+        text = common.read_text("-")
+        if not text.strip() and not args.raw:
+            raise AssayError(f"run: standard input is empty; {NEEDED}")
+        return text
     if sys.stdin is None or args.json or args.raw:
-        raise AssayError("run: needs a prompt; give one with -p TEXT, -f FILE or on standard input")
+        raise AssayError(f"run: needs a prompt; {NEEDED}")
     return None
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli import cluster_options, common
-from assay.cli.progress import progress
+from assay.cli.number_types import LARGEST, MOST_TOKENS, real, whole
 from assay.errors import AssayError
 from assay.system import machine
+from assay.system.stages import shown_by
+from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.serve.server import Config
@@ -32,13 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", "--model", action="append", default=[], metavar="MODEL", help="the same as MODEL; repeatable"
     )
+    parser.add_argument(
+        "--alias", action="append", default=[], type=common.text_argument, metavar="NAME",
+        help="name that clients use for a model, in the order of the models; repeatable; default: its name or file",
+    )  # fmt: skip
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
     )
     group.add_argument(
         "--port",
-        type=common.whole(0),
+        type=whole(0, 65535),
         default=8080,
         metavar="N",
         help="port to listen on (default 8080; 0: any free port)",
@@ -47,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file", metavar="FILE", help="file with the key; safer, because all users can read a command line"
     )
+    group.add_argument(
+        "--receipts", metavar="KEY",
+        help="sign a receipt for every answer with the key in this file, which is made if it is missing",
+    )  # fmt: skip
     group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
                        help="allow pages of this origin, such as https://app.example; repeatable; *: all")  # fmt: skip
     group.add_argument(
@@ -55,22 +65,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for loaded models, such as 4G; default: 3/4 of the machine's memory",
     )
+    group.add_argument("--parallel", type=whole(1), metavar="N", help="maximum sequences computed at once (default 32)")
     group.add_argument(
-        "--parallel", type=common.whole(1), metavar="N", help="maximum sequences computed at once (default 32)"
+        "--queue", type=whole(0), metavar="N", help="maximum queue depth: requests that may wait (default 256)"
     )
-    group.add_argument(
-        "--queue", type=common.whole(0), metavar="N", help="maximum queue depth: requests that may wait (default 256)"
-    )
-    group.add_argument(
-        "--chunk", type=common.whole(1), metavar="N", help="prompt tokens computed per step (default 128)"
-    )
-    group.add_argument("--cache-size", type=common.whole(1), metavar="N",
+    group.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens computed per step (default 128)")
+    group.add_argument("--cache-size", type=whole(1, MOST_TOKENS), metavar="N",
                        help="KV cache size in tokens, for all sequences (default: 16384, or one context)")  # fmt: skip
+    group.add_argument("--state-slots", type=whole(2, 4096), metavar="N",
+                       help="states of a model that keeps one for each sequence (Qwen3.5, Mamba, LFM2): running "
+                       "sequences and snapshots of prefixes (default: as 1 GiB holds, 8 to 128)")  # fmt: skip
     group.add_argument(
-        "--timeout", type=common.number, metavar="S", help="deadline of a request in seconds (default 600)"
+        "--timeout", type=real(0, above=True), metavar="S", help="deadline of a request in seconds (default 600)"
     )
     group.add_argument(
-        "--drain", type=common.number, metavar="S", help="seconds to finish running requests after SIGTERM (default 30)"
+        "--drain", type=real(0), metavar="S", help="seconds to finish running requests after SIGTERM (default 30)"
+    )
+    group.add_argument(
+        "--upload", type=size, metavar="SIZE", help="largest dump that /v1/diagnose takes as a file (default 256M)"
+    )
+    group.add_argument(
+        "--diagnose-memory", type=size, metavar="SIZE", help="memory of the process of /v1/diagnose (default 4G)"
     )
     common.add_template_argument(group)
     cluster = parser.add_argument_group("cluster")
@@ -91,15 +106,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def stages(text: str) -> int | str:
     """An argument type: a number of stages, or the bytes of the largest stage as text."""
-    return int(text) if text.isdigit() else str(size(text))
+    return whole(1, 1024)(text) if text.isdecimal() else str(size(text))
 
 
 def size(text: str) -> int:
     """An argument type: a size such as 512M, in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
-        raise argparse.ArgumentTypeError(f"expected a size such as 4G (found {text!r})")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+        raise argparse.ArgumentTypeError(f"expected a size such as 4G (found {text!r:.60})")
+    value = float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"expected a size from 1 byte to 8388607T (found {text:.60})")
+    return int(value)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,23 +125,27 @@ def run(args: argparse.Namespace) -> int:
 
     cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import OpenOptions
+    from assay.serve.http.connection import is_loopback
     from assay.serve.limits import ServerLimits
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 
+    if args.receipts is not None and args.cluster is not None:
+        raise AssayError("--receipts: not with --cluster: replicas do not send the hashes of their logits")
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
     if key is not None and not key.strip():
         raise AssayError("--api-key: is empty; give a key, or leave the option out")
     given = {
         "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
-        "request_s": args.timeout, "drain_s": args.drain,
+        "request_s": args.timeout, "drain_s": args.drain, "upload": args.upload, "examine_memory": args.diagnose_memory,
     }  # fmt: skip
     config = Config(
-        models=[_model(args, name) for name in [*args.models, *args.model] or [None]],
+        models=_models(args),
         host=args.host,
         port=args.port,
         key=key,
         cors=tuple(_origin(text) for text in args.cors),
+        receipts=Path(args.receipts) if args.receipts is not None else None,
         memory=args.models_memory,
         options=OpenOptions(
             engine=args.engine,
@@ -136,17 +158,27 @@ def run(args: argparse.Namespace) -> int:
             template_arguments=common.template_arguments(args),
             lookahead=args.lookahead,
             draft=args.draft,
+            state_slots=args.state_slots,
         ),
+        report=lambda line: print(line, file=sys.stderr, flush=True),
         limits=replace(ServerLimits(), **{key: value for key, value in given.items() if value is not None}),
     )
+
+    if key is None and not is_loopback(args.host):
+        print(f"assay: warning: --host {harmless(args.host)}: every machine that reaches this port may use the server; "
+              "give --api-key-file", file=sys.stderr)  # fmt: skip
 
     def ready(url: str) -> None:
         names = [name for name, _ in config.models]
         common.emit(args, {"url": url, "models": names}, "")
-        print(f"serving {', '.join(names)} at {url}; Ctrl-C ends", file=sys.stderr, flush=True)
+        print(
+            f"serving {', '.join(names)} at {url} (a page; for clients {url}/v1, or {url} as Ollama); Ctrl-C ends",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
         sys.stdout.flush()
 
-    asyncio.run(serve(_replicated(args, config), ready))
+    with shown_by(None):  # a model that a request loads draws no bar among the server's lines
+        asyncio.run(serve(_replicated(args, config), ready))
     return 0
 
 
@@ -190,12 +222,23 @@ def _replicated(args: argparse.Namespace, config: Config) -> Config:
     )
 
 
-def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
+def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """The names and files of the models, with the names of --alias instead of their own."""
+    asked = [*args.models, *args.model] or [None]
+    if len(args.alias) > len(asked):
+        raise AssayError(f"--alias: {len(args.alias)} names for {len(asked)} models; give one for each at most")
+    if wrong := [name for name in args.alias if not name.strip() or len(name) > 200 or not name.isprintable()]:
+        raise AssayError(f"--alias: must be a name of printable characters (found {wrong[0]!r:.60})")
+    found = [_model(name) for name in asked]
+    return [(alias, path) for alias, (_, path) in zip(args.alias, found, strict=False)] + found[len(args.alias) :]
+
+
+def _model(name: str | None) -> tuple[str, Path]:
     """The name that clients use for a model, and its file."""
     from assay.runtime import hub
-    from assay.runtime.registry_models import CATALOGUE
+    from assay.runtime.model_names import find_name
 
-    with progress() as bar:
-        path = hub.resolve(name, progress=bar)
+    common.note_large_model(name)
+    path = hub.resolve(name)
     known = name if name is not None else hub.DEFAULT
-    return known if known in CATALOGUE else path.stem, path
+    return known if find_name(known) else path.stem, path

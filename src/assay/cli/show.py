@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
 from assay.cli.style import paint, size
+from assay.errors import AssayError
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
+    from assay.runtime.model_names import NamedModel
 
 HELP = "summarise a model: architecture, size, context, quantisation, template"
 EXAMPLE = """
@@ -28,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.gguf import open_file
+    from assay.runtime.hub import not_here
 
+    if (named := not_here(args.model)) is not None:
+        return _show_name(args, named)
     with open_file(common.model_path(args)) as file:
         template = _text(file, "tokenizer.chat_template")
         if args.template:
@@ -42,9 +48,33 @@ def run(args: argparse.Namespace) -> int:
         shown["parameters"] = f"{found['parameters']:,}"
         shown["template"] = "in the file" if template else "none: use --raw, or name one with --template"
         del shown["bytes"]
-        width = max(map(len, shown))
-        print("\n".join(f"{paint(f'{name:<{width}}', 'bold')}  {value}" for name, value in shown.items()))
+        _print_table(shown)
     return 0
+
+
+def _show_name(args: argparse.Namespace, model: NamedModel) -> int:
+    """The table's facts of a model that is not on this machine. Nothing is downloaded."""
+    if args.template:
+        raise AssayError(f"{model.name}: not on this machine; `assay pull {model.name}` downloads it")
+    facts = {
+        "name": model.name, "about": model.about, "architecture": model.architecture, "parameters": model.parameters,
+        "bytes": model.size, "licence": model.licence, "source": model.source, "supported": model.is_supported,
+        "here": False,
+    }  # fmt: skip
+    common.emit(args, facts, "")
+    if not args.json:
+        shown = {key: str(value) for key, value in facts.items() if key not in ("bytes", "supported", "here")}
+        shown["size"] = f"{size(model.size)}, rounded"
+        shown["here"] = f"no; `assay pull {model.name}` downloads it"
+        if not model.is_supported:
+            shown["here"] = "no, and its architecture is not supported yet"
+        _print_table(shown)
+    return 0
+
+
+def _print_table(shown: Mapping[str, str]) -> None:
+    width = max(map(len, shown))
+    print("\n".join(f"{paint(f'{name:<{width}}', 'bold')}  {value}" for name, value in shown.items()))
 
 
 def _facts(file: GGUFFile) -> dict[str, Any]:

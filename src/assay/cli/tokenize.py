@@ -123,9 +123,11 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
 
 
 def _names_a_model(word: str) -> bool:
+    from assay.runtime.model_names import find_name
     from assay.runtime.registry_models import CATALOGUE
 
-    return word in CATALOGUE or word.startswith(("hf:", "ollama:")) or word.endswith(".gguf")
+    known = word in CATALOGUE or (":" in word and find_name(word) is not None)  # `phi` alone is also a text
+    return known or word.startswith(("hf:", "ollama:")) or word.endswith(".gguf")
 
 
 def _messages(args: argparse.Namespace, text: str | bytes) -> list[dict[str, str]]:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
-from assay.cli.progress import counting
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
+from assay.cli.number_types import MOST_THREADS, MOST_TOKENS, whole
 from assay.errors import AssayError
 from assay.system.counting import counted
 from assay.system.files import write
@@ -43,7 +43,11 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help=f"text to compute; default: {PROMPT!r}")
     parser.add_argument("--tokens", type=token_ids, metavar="IDS", help="token ids to compute, such as 1,2,3")
     parser.add_argument(
-        "--decode", type=whole(0), default=0, metavar="K", help="decode the last K tokens one by one, with the KV cache"
+        "--decode",
+        type=whole(0, MOST_TOKENS),
+        default=0,
+        metavar="K",
+        help="decode the last K tokens one by one, with the KV cache",
     )
 
 
@@ -56,7 +60,11 @@ def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
     )
     parser.add_argument(
-        "-t", "--threads", type=whole(1), metavar="N", help="number of threads; default: chosen by the engine"
+        "-t",
+        "--threads",
+        type=whole(1, MOST_THREADS),
+        metavar="N",
+        help="number of threads; default: chosen by the engine",
     )
     parser.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
 
@@ -90,14 +98,13 @@ def run(args: argparse.Namespace) -> int:
         n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.cannot_keep)
-    with counting(f"tracing on {engine.name}") as progress:
-        if args.summary:
-            out = sys.stdout if args.output is None else io.StringIO()
-            write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
-            if isinstance(out, io.StringIO):
-                write(args.output, out.getvalue())
-        else:
-            write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+    if args.summary:
+        out = sys.stdout if args.output is None else io.StringIO()
+        write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes)
+        if isinstance(out, io.StringIO):
+            write(args.output, out.getvalue())
+    else:
+        write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes)
     engine.close()
     if args.output is not None:
         size = Path(args.output).stat().st_size

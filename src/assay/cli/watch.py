@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, add_reading_arguments, number, say, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_reading_arguments, say, text_argument, token_ids
+from assay.cli.number_types import real
 from assay.errors import AssayError
 from assay.system.plain import plain
 from assay.system.terminal import harmless
@@ -31,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=token_ids, default=[], metavar="IDS", help="token ids that the engine is given"
     )
     add_reading_arguments(parser)
-    parser.add_argument("--interval", type=number, default=0.5, metavar="S", help="seconds between checks for a change")
+    parser.add_argument(
+        "--interval", type=real(0, above=True), default=0.5, metavar="S", help="seconds between checks for a change"
+    )
     parser.add_argument("--once", action="store_true", help="run once, without waiting for a change")
     parser.add_argument(
         "--diagnose", action="store_true", help="also find the known mistake that reproduces the values"
@@ -46,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.command:
         raise AssayError("watch: no command given; put it after --, as in `assay watch smollm2 -- ./my-engine`")
-    if args.interval <= 0:
-        raise AssayError(f"--interval: must be greater than 0 (found {args.interval:g})")
     good = True
     for seen in watch(
         args.model, args.command, dump=Path(args.dump) if args.dump else None, on=[Path(p) for p in args.on],

@@ -30,7 +30,7 @@ AT_ONCE = 4  # audits at once; further answers are not audited, because clients 
 
 
 @dataclass(frozen=True)
-class AuditFinding:
+class ReplicaFinding:
     """A difference. `replica` is the one that disagrees with two others, or both names if there was no third."""
 
     replica: str
@@ -53,7 +53,7 @@ class Auditor:
         self._fleet, self._share, self._names = fleet, share, list(names)
         self._tasks: set[asyncio.Task[None]] = set()
         self.done = 0
-        self.found: list[AuditFinding] = []
+        self.found: list[ReplicaFinding] = []
         fleet.finished = self.finished
 
     def finished(self, stream: RoutedStream, link: Link) -> None:
@@ -117,7 +117,7 @@ class Auditor:
                 await self._fleet.dismiss(fresh)
         named = alone.name if alone else f"{link.name} or {other.name}"
         machine = alone.handle.node if alone else f"{link.handle.node} or {other.handle.node}"
-        finding = AuditFinding(named, machine, position, first, detail)
+        finding = ReplicaFinding(named, machine, position, first, detail)
         self.found.append(finding)
         log.error("%s", finding)
         if alone and alone.state == "up":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,10 @@ def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Ar
     heads: list[dict[str, Any]] = []
     arrays: dict[str, Array] = {}
     for i, chunk in enumerate(chunks):
-        heads.append({"start": chunk.start, "outputs": chunk.outputs, "moved": chunk.positions is not None})
+        heads.append(
+            {"start": chunk.start, "outputs": chunk.outputs, "moved": chunk.positions is not None,
+             "state_slot": chunk.state_slot}
+        )  # fmt: skip
         arrays |= {f"{i}/tokens": chunk.tokens, f"{i}/pages": chunk.pages}
         if chunk.positions is not None:
             arrays[f"{i}/positions"] = chunk.positions
@@ -34,6 +38,6 @@ def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -
             rows[int(place)][name[0]] = value
     return [
         Chunk(arrays[f"{i}/tokens"], head["start"], arrays[f"{i}/pages"], head["outputs"],
-              arrays.get(f"{i}/positions"), rows[i])
+              arrays.get(f"{i}/positions"), rows[i], state_slot=operator.index(head["state_slot"]))
         for i, head in enumerate(heads)
     ]  # fmt: skip

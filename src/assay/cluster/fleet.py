@@ -28,7 +28,8 @@ from typing import Any
 
 from assay.cluster import jobs
 from assay.cluster.affinity import cost
-from assay.cluster.frames import Array, ConnectionBroken
+from assay.cluster.frame_schema import NoCommonVersion
+from assay.cluster.frames import Array, Channel, ConnectionBroken, MalformedFrame
 from assay.cluster.launchers import Launcher
 from assay.cluster.replica_link import SILENT, TICK_S, WORD_S, Link, RoutedStream
 from assay.errors import AssayError
@@ -238,10 +239,10 @@ class Fleet:
         if "prompt" in found and not stream.prompt_choices:
             stream.prompt_choices = [jobs.to_choice(row) for row in found["prompt"]]
         if "cached" in found and not stream.times.admitted:
-            stream.cached = found["cached"]
+            stream.cached = min(found["cached"], stream.n_prompt)
             stream.times.admitted = stream.times.arrived + found["queued_s"]
         if stream.pool and "pooled" in found:
-            stream.pool.restore(nodes.pop(jobs.POOLED)[0], found["pooled"])
+            stream.pool.restore(_pooled(nodes), max(found["pooled"], 1))
         stream.nodes = nodes or stream.nodes
         link.began(stream)
         if update.choice is not None:
@@ -318,7 +319,7 @@ class Fleet:
 
     async def spawn(self) -> Link:
         """Start a replica, without connecting to it."""
-        return Link(await asyncio.to_thread(self.launcher.spawn, self.spec))
+        return Link(await asyncio.to_thread(self.launcher.spawn, self.spec), self.spec.get("n_vocab", 0))
 
     async def guest(self) -> Link:
         """Start and connect a replica that gets no streams by placement, only by `only`."""
@@ -331,10 +332,7 @@ class Fleet:
 
     async def _listen(self, link: Link) -> None:
         assert link.channel
-        with suppress(ConnectionBroken):
-            while True:
-                link.handle_frame(await link.channel.receive(), self._apply_update)
-        self.mark_lost(link, "cut")
+        await self._handle_frames(link, link.channel)
 
     async def dismiss(self, link: Link) -> None:
         """Kill a guest replica."""
@@ -372,6 +370,8 @@ class Fleet:
             self._changed.set()
             await asyncio.to_thread(link.handle.kill)
             if not draining and not self._stop:
+                if link.malformed or not link.hello:  # the next one may be no better: do not start it in a loop
+                    await asyncio.sleep(min(SPAWN_S, 1.0 + 2 * self.tally.lost))
                 self._start_missing()
 
     async def _keep_connected(self, link: Link) -> None:
@@ -382,8 +382,13 @@ class Fleet:
                 return
             try:
                 channel = await link.handshake(self.token, timeout=1.0)
+            except NoCommonVersion as error:
+                log.error("%s", error)
+                self._failure = error
+                return
             except ConnectionBroken as error:
                 log.info("%s", error)
+                self._failure = self._failure if link.hello else error
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
@@ -393,12 +398,25 @@ class Fleet:
             self._place_waiting()
             if link.state == "up":
                 self._rebalance(link)
-            try:
-                while True:
-                    link.handle_frame(await channel.receive(), self._apply_update)
-            except ConnectionBroken as error:
-                self.mark_lost(link, str(error))
+            await self._handle_frames(link, channel)
+            if link.malformed:
+                return  # what it sends cannot be trusted: it is replaced
             since = time.monotonic()
+
+    async def _handle_frames(self, link: Link, channel: Channel) -> None:
+        """Handle the frames of a replica until its connection ends. Whatever it sends, its streams move."""
+        while True:
+            try:
+                link.handle_frame(await channel.receive(), self._apply_update)
+            except ConnectionBroken as error:
+                link.malformed = isinstance(error, MalformedFrame)
+                self.mark_lost(link, str(error))
+                return
+            except Exception as error:  # of a kind that the table of frames does not know
+                link.malformed = True
+                log.exception("%s: a frame could not be handled", link.name)
+                self.mark_lost(link, f"a frame could not be handled ({error})")
+                return
 
     def mark_lost(self, link: Link, why: str) -> None:
         """Close the connection of a replica and move its streams to others."""
@@ -473,6 +491,14 @@ class Fleet:
         if idle and len(up) > bounds.least:
             log.info("autoscale: %s is idle: removing it", idle[-1].name)
             self._task(self.drain(idle[-1]))
+
+
+def _pooled(nodes: dict[str, list[Array]]) -> Array:
+    """The pooled vector of a finished job."""
+    rows = nodes.pop(jobs.POOLED, [])
+    if len(rows) != 1 or rows[0].ndim != 1 or rows[0].dtype.kind != "f":
+        raise MalformedFrame("frame news: the pooled vector is missing, or not one row of numbers")
+    return rows[0]
 
 
 def cheapest(links: list[Link], names: list[str], n_tokens: int) -> Link:

@@ -30,6 +30,7 @@ from assay.errors import AssayError
 
 Array = NDArray[Any]
 LARGEST = 1 << 30  # bytes of a frame
+LARGEST_HEAD = 1 << 24  # bytes of its JSON: reading more would stall the event loop
 BUFFERED = 512 << 20  # bytes buffered for a slow peer before the connection is dropped
 HELLO_S = 2.0  # seconds for the peer to prove the token
 TYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8", "bool")}
@@ -40,6 +41,10 @@ _U32 = struct.Struct("<I")
 
 class ConnectionBroken(AssayError):
     """The connection cannot continue: it was cut, or the peer failed to authenticate."""
+
+
+class MalformedFrame(ConnectionBroken):
+    """The peer has proved the token and sent a frame that it should not send: the peer is broken, not the network."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> 
             )
     listed = [[name, value.dtype.name, list(value.shape)] for name, value in given.items()]
     text = json.dumps({**head, "arrays": listed} if given else dict(head), separators=(",", ":")).encode()
+    if len(text) > LARGEST_HEAD:
+        raise ConnectionBroken(f"frame: too much JSON (found {len(text)} bytes, at most {LARGEST_HEAD})")
     return b"".join((_U32.pack(len(text)), text, *(value.tobytes() for value in given.values())))
 
 
@@ -73,6 +80,8 @@ def unpack(body: bytes) -> Frame:
         (size,) = _U32.unpack_from(body)
         if size > len(body) - 4:
             raise ValueError("shorter than its length field")
+        if size > LARGEST_HEAD:
+            raise ValueError(f"{size} bytes of JSON, at most {LARGEST_HEAD}")
         head = json.loads(body[4 : 4 + size])
         if not isinstance(head, dict):
             raise ValueError("not an object")
@@ -91,7 +100,7 @@ def unpack(body: bytes) -> Frame:
         if at != len(body):
             raise ValueError("longer than its arrays")
     except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise ConnectionBroken(f"frame: cannot be read ({error})") from None
+        raise MalformedFrame(f"frame: cannot be read ({error})") from None
     return Frame(head, arrays)
 
 

@@ -22,6 +22,7 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError
+from assay.system.terminal import printable
 
 _PLAIN = (
     "max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "pooling", "show_special", "ignore_eos", "owner",
@@ -63,15 +64,21 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
         if "grammar" in head:
             constraint = grammars.again(*head["grammar"])
         return Job(
-            ids=tuple(arrays["ids"].tolist()),
+            ids=_ids(arrays["ids"]),
             params=SamplerParams(**settings),
-            answered=tuple(arrays["answered"].tolist()),
+            answered=_ids(arrays["answered"]),
             deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
             constraint=constraint,
             **given,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConnectionBroken(f"frame: not a job ({type(error).__name__}: {error})") from None
+        raise ConnectionBroken(f"frame: not a job ({type(error).__name__}: {printable(str(error), 200)})") from None
+
+
+def _ids(array: Array) -> tuple[int, ...]:
+    if array.ndim != 1 or array.dtype.kind != "i":
+        raise ValueError(f"ids are not one row of whole numbers (found {array.dtype} of shape {array.shape})")
+    return tuple(array.tolist())
 
 
 def from_choice(choice: Choice) -> list[Any]:

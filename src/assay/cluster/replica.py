@@ -22,6 +22,7 @@ from typing import Any
 
 from assay.cluster import jobs
 from assay.cluster.fingerprint import fingerprint
+from assay.cluster.frame_schema import VERSIONS, checked
 from assay.cluster.frames import Array, Channel, Frame
 from assay.cluster.launchers import Launcher
 from assay.cluster.local_model import open_here
@@ -129,6 +130,7 @@ class Replica:
         channel.send(
             {
                 "op": "hello",
+                "speaks": list(VERSIONS),
                 "fingerprint": self.fingerprint,
                 "engine": self.engine.name,
                 "isa": self.engine.isa,
@@ -142,8 +144,10 @@ class Replica:
         try:
             while True:
                 async with asyncio.timeout(ALONE_S):
-                    message = await channel.receive()
-                if message.op == "submit":
+                    message = checked(await channel.receive(), "router to replica")
+                if message.op == "version":
+                    outbox.version = message.head["version"]
+                elif message.op == "submit":
                     if "grammar" not in message.head["job"]:
                         self._submit(outbox, message, self._job(message))
                         continue
@@ -181,6 +185,7 @@ class Replica:
         try:
             if isinstance(job, Exception):
                 raise job
+            outbox.expect(number, len(job.answered))
             outbox.sequences[number] = self.worker.submit([job], [partial(outbox.put, number)])[0]
         except AssayError as error:
             outbox.put(number, Update(finish="error", error=error))
@@ -226,6 +231,7 @@ class Replica:
                     "held": self.held.changes(outbox),
                     "queue": [number for number, s in outbox.sequences.items() if s.lease is None],
                     **self.counts.totals,
+                    **self.scheduler.state_counts(),
                 }
             )
 
@@ -237,12 +243,21 @@ class _Outbox:
         self.channel = channel
         self.sequences: dict[int, Sequence] = {}
         self.unwanted: set[int] = set()  # cancelled before their job was submitted
+        self.version = 1  # of the frames, until the router names another one
+        self._at: dict[int, int] = {}  # index of the next token of each answer
         self._begun: set[int] = set()
         self._updates: list[dict[str, Any]] = []
         self._arrays: dict[str, Array] = {}
 
+    def expect(self, number: int, answered: int) -> None:
+        """A sequence begins after so many tokens of its answer."""
+        self._at[number] = answered
+
     def put(self, number: int, update: Update) -> None:
         found = jobs.from_update(update) | {"id": number}
+        if update.choice is not None and self.version >= 2:
+            found["at"] = self._at[number]
+            self._at[number] += 1
         sequence = self.sequences.get(number)
         if sequence is not None and number not in self._begun:
             self._begun.add(number)
@@ -253,6 +268,7 @@ class _Outbox:
                 found["prompt"] = [jobs.from_choice(choice) for choice in sequence.prompt_choices]
         if update.finish:
             self._begun.discard(number)
+            self._at.pop(number, None)
             self.sequences.pop(number, None)
             for name, parts in sequence.nodes.items() if sequence is not None else ():
                 self._arrays |= {f"{number}/{i}/{name}": part for i, part in enumerate(parts)}

@@ -10,13 +10,16 @@ from typing import Any
 from assay.cluster import jobs
 from assay.cluster.affinity import ReplicaLoad
 from assay.cluster.fingerprint import short
-from assay.cluster.frames import Array, Channel, ConnectionBroken, Frame, connect
+from assay.cluster.frame_schema import checked, common_version
+from assay.cluster.frames import Array, Channel, ConnectionBroken, Frame, MalformedFrame, connect
 from assay.cluster.launchers import Handle
 from assay.runtime.sequence import Job, Progress, Sink
 
+RECEIVED = "replica to router"
 TICK_S = 0.05
 SILENT = 8  # ticks without a frame. Counted in ticks of the router's own loop: a busy router does not blame replicas
 QUIET = 4  # ticks after which a heartbeat is late
+STATE_COUNTS = ("state_slots", "state_running", "state_snapshots", "state_bytes")  # of models that keep states
 WORD_S = 1.0  # seconds between two heartbeats of the router
 
 
@@ -48,6 +51,7 @@ class Link:
     """One replica, as the router sees it."""
 
     handle: Handle
+    n_vocab: int = 0  # of the model; 0 if it is not known here
     state: str = "starting"  # starting | up | lost | draining | guest | gone
     hello: dict[str, Any] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
@@ -59,9 +63,11 @@ class Link:
     still: int = 0  # ticks without an engine step although sequences run
     idle_since: float = 0.0
     lost: int = 0  # how often it was lost
+    version: int = 1  # of the frames, as agreed with the replica
     cut_off: bool = False  # it was silent, but its event loop never stalled: the network was cut
     trial: RoutedStream | None = None  # a suspected stream, alone here until its next token: no other stream is placed
     suspect: str = ""  # the finding of an audit
+    malformed: bool = False  # it sent a frame that no replica should send
 
     @property
     def name(self) -> str:
@@ -76,14 +82,19 @@ class Link:
         return self is not other and self.fingerprint == other.fingerprint
 
     async def handshake(self, token: str, timeout: float) -> Channel:
-        """Connect, and read the replica's hello."""
+        """Connect, read the replica's hello, and agree on a version of the frames."""
         channel = await connect(self.handle.host, self.handle.port, token, timeout=timeout)
         try:
             async with asyncio.timeout(timeout):
-                hello = await channel.receive()
+                hello = checked(await channel.receive(), RECEIVED, only="hello")
+            self.version = common_version(hello.head, self.name)
         except TimeoutError:
             channel.close()
             raise ConnectionBroken(f"{self.name}: no hello within {timeout:g} s") from None
+        except ConnectionBroken:
+            channel.close()
+            raise
+        channel.send({"op": "version", "version": self.version})
         self.cut_off = self.silent > SILENT and hello.head["stood_s"] < SILENT * TICK_S / 2
         self.hello, self.channel, self.silent, self.still = hello.head, channel, 0, 0
         self.known.reset(hello.head["held"])
@@ -134,7 +145,11 @@ class Link:
             self.channel.send({"op": "cancel", "ids": numbers})
 
     def handle_frame(self, message: Frame, news: ApplyUpdate) -> None:
-        """Handle a frame of the replica. Any frame proves that it is alive."""
+        """Handle a frame of the replica. Any frame proves that it is alive.
+
+        Raises ConnectionBroken if the frame is malformed or contradicts earlier ones.
+        """
+        checked(message, RECEIVED, never="hello")
         self.silent = 0
         if message.op == "beat":
             if message.head["steps"] != self.beat.get("steps") or not message.head["running"]:
@@ -142,10 +157,23 @@ class Link:
             self.known.changed(message.head["held"])
             self.beat = message.head
             return
-        for update in message.head.get("updates", ()):
+        for update in message.head["updates"]:
             stream = self.streams.get(update["id"])
-            if stream is not None:
+            if stream is not None:  # else it has moved or ended, and the frame is late
+                self._check_order(stream, update)
                 news(stream, update, _nodes(update, message.arrays))
+
+    def _check_order(self, stream: RoutedStream, update: Mapping[str, Any]) -> None:
+        """Refuse a token that is not the next one of its answer, or that the model does not have."""
+        if "choice" not in update:
+            return
+        if self.version >= 2 and update.get("at") != stream.generated:
+            raise MalformedFrame(
+                f"frame news: not the next token of an answer (found {update.get('at')}, expected {stream.generated})"
+            )
+        token, _, top = update["choice"]
+        if self.n_vocab and max([token, *(row[0] for row in top)]) >= self.n_vocab:
+            raise MalformedFrame(f"frame news: token {token} is not in the vocabulary of {self.n_vocab} tokens")
 
     def row(self) -> dict[str, Any]:
         """The state of the replica as a row of a table."""
@@ -154,6 +182,7 @@ class Link:
             found |= {"engine": self.hello["engine"], "isa": self.hello["isa"], "pages": self.hello["pages"]}
             found |= {"fingerprint": short(self.fingerprint)}
         found |= {key: self.beat.get(key, 0) for key in ("running", "waiting", "pages_available", "tokens")}
+        found |= {key: self.beat[key] for key in STATE_COUNTS if key in self.beat}
         return found | {"streams": len(self.streams), "lost": self.lost, "suspect": self.suspect}
 
 

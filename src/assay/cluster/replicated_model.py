@@ -46,6 +46,7 @@ class ReplicatedModel(ServedModel):
         spec: dict[str, Any] = {
             "path": str(self.file.path.resolve()), "name": self.id, "options": given,
             "running": limits.running, "chunk": limits.chunk, "split": cluster.split,
+            "n_vocab": self.model.hparams.n_vocab,
         }  # fmt: skip
         fleet = Fleet(
             cluster.launcher(), spec, token=secrets.token_hex(32), bounds=cluster.bounds,

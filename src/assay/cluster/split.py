@@ -4,8 +4,13 @@ Rows cross the borders in the engine's float type, unchanged, so the bits are th
 as many micro-batches as there are stages, so that all stages compute at the same time. Each stage maps the copy of the
 file on its own host and reads only its layers.
 
-When a stage dies, its part of the KV cache is lost. The engine starts a new stage, connects all stages again, and
-raises `CacheLost`. The scheduler then recomputes the running sequences from their tokens, with the same bits.
+State of a fixed size (windows of convolutions, recurrent matrices) stays with its layers: every stage has the same
+number of state slots and computes the micro-batches of a sequence in order. Copies of a slot, for snapshots, pass
+through the stages like work does.
+
+When a stage dies, its part of the cache and of the states is lost. The engine starts a new stage, connects all stages
+again, and raises `CacheLost`. The scheduler then recomputes the running sequences from their tokens, with the same
+bits.
 """
 
 from __future__ import annotations
@@ -15,14 +20,15 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
 from assay.cluster.chunk_frames import pack_chunks
-from assay.cluster.frames import Array, Channel, ConnectionBroken, connect
+from assay.cluster.frame_schema import checked
+from assay.cluster.frames import Array, Channel, ConnectionBroken, Frame, connect
 from assay.cluster.launchers import Handle, Launcher
 from assay.engines.contract import (
     Arithmetic,
@@ -33,13 +39,16 @@ from assay.engines.contract import (
     Output,
     PagedEngine,
     check_batch,
+    check_state_lengths,
     hand_over,
 )  # fmt: skip
+from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.runtime.opening import Opened
 
+RECEIVED = "stage to head"
 SILENT_S = 3.0  # a stage without a frame for this long is dead
 WIRE_S = 30.0  # seconds to connect the stages
 LEAST = 8  # tokens of a micro-batch: smaller ones cost more steps than the overlap saves
@@ -97,7 +106,10 @@ def micro_batches(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
             to = min(at + size, chunk.n_tokens)
             outputs = chunk.outputs if chunk.outputs != "last" or to == chunk.n_tokens else "none"
             positions = None if chunk.positions is None else chunk.positions[at:to]
-            parts.append((i, Chunk(chunk.tokens[at:to], chunk.start + at, chunk.pages, outputs, positions)))
+            piece = replace(
+                chunk, tokens=chunk.tokens[at:to], start=chunk.start + at, outputs=outputs, positions=positions
+            )
+            parts.append((i, piece))
     groups: list[Group] = [[]]
     filled = 0
     for i, chunk in parts:
@@ -138,9 +150,12 @@ class SplitEngine(PagedEngine):
 
     def __init__(self, opened: Opened, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.model, self.graph, self.n_pages = opened.model, opened.model.graph, opened.n_pages
-        if kept := self.graph.state.per_sequence:  # stages exchange pages, not state slots
-            raise AssayError(f"--split: the model keeps {kept[0].kind.name} state; run it on one node or in replicas")
-        self._spec = {**spec, "kind": "stage", "n_pages": self.n_pages, "path": str(opened.file.path.resolve())}
+        self.state_slots = count_slots(self.graph, opened.options.state_slots)
+        self._lengths: dict[int, int] = {}  # the tokens in the state of each slot
+        self._spec = {
+            **spec, "kind": "stage", "n_pages": self.n_pages, "path": str(opened.file.path.resolve()),
+            "state_slots": self.state_slots,
+        }  # fmt: skip
         self._token = str(spec["token"])
         self._launcher = launcher
         self._epoch = 0
@@ -156,6 +171,7 @@ class SplitEngine(PagedEngine):
             with ThreadPoolExecutor(len(spans)) as threads:
                 self._stages = list(threads.map(lambda span: self._spawn(*span), spans))
             self._call(self._connect())
+            self.state_slots = min([self.state_slots, *self._slots_of_stages()])
         except BaseException:
             self._launcher.close()
             raise
@@ -163,14 +179,21 @@ class SplitEngine(PagedEngine):
         found = {tuple(sorted(stage.hello["arithmetic"].items())) for stage in self._stages}
         if len(found) > 1:
             raise AssayError("--split: the stages compute differently; use one engine and one version on all hosts")
-        self.arithmetic = Arithmetic(**hello["arithmetic"])
-        self.dtype = np.dtype(hello["dtype"])
+        try:
+            self.arithmetic = Arithmetic(**hello["arithmetic"])
+            self.dtype = np.dtype(hello["dtype"])
+            self.memory  # noqa: B018 (raises if a stage describes it in another way)
+        except TypeError as error:
+            raise AssayError(
+                f"--split: a stage describes itself in another way ({error}); install the same version of assay on "
+                "every machine"
+            ) from None
         self.isa = "+".join(dict.fromkeys(stage.hello["isa"] for stage in self._stages))
 
     @property
     def memory(self) -> MemoryUse:
         rows = [MemoryUse(**stage.hello["memory"]) for stage in self._stages]
-        return MemoryUse(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
+        return MemoryUse(*(sum(getattr(row, key.name) for row in rows) for key in fields(MemoryUse)))
 
     @property
     def stages(self) -> list[tuple[int, int, Handle]]:
@@ -179,12 +202,17 @@ class SplitEngine(PagedEngine):
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         check_batch(self, batch, keep)
+        check_state_lengths(self, batch, self._lengths)
         cut = not keep and not self.graph.whole
         groups = micro_batches(batch, len(self._stages), cut=cut)
+        slots = [chunk.state_slot for chunk in batch]
+        # Until the step is complete, some stages may have these tokens in their states and others not.
+        self._lengths.update(dict.fromkeys(slots, 0))
         try:
             found = self._call(self._run(groups, list(keep)))
         except ConnectionBroken as error:
             self._rebuild(str(error))
+        self._lengths.update((chunk.state_slot, chunk.end) for chunk in batch)
         logits: list[list[Array]] = [[] for _ in batch]
         nodes: list[dict[str, Array]] = [{} for _ in batch]
         for work, rows in found:
@@ -201,6 +229,12 @@ class SplitEngine(PagedEngine):
 
     def copy_page(self, source: int, to: int) -> None:
         self._loop.call_soon_threadsafe(self._send_first, {"op": "copy", "source": source, "to": to})
+
+    def copy_state(self, source: int, to: int, length: int | None = None) -> None:
+        if length not in (None, self._lengths.get(source)):
+            raise AssayError(f"split: keeps the state after the last token only (found a copy after {length} tokens)")
+        self._lengths[to] = self._lengths.get(source, 0)
+        self._loop.call_soon_threadsafe(self._send_first, {"op": "copy_state", "source": source, "to": to})
 
     def close(self) -> None:
         self._call(self._leave())
@@ -226,7 +260,17 @@ class SplitEngine(PagedEngine):
             self._call(self._connect())
         except ConnectionBroken as error:
             raise AssayError(f"split: the stages cannot be connected again ({error})") from None
+        self._lengths.clear()
+        if (least := min([self.state_slots, *self._slots_of_stages()])) < self.state_slots:
+            raise AssayError(
+                f"split: a stage has too few state slots (found {least}, expected {self.state_slots}); start it on a "
+                "machine with more memory, or choose fewer with --state-slots"
+            )
         raise CacheLost(f"split: {why}; {len(dead)} stages were started again")
+
+    def _slots_of_stages(self) -> list[int]:
+        """The state slots of each stage whose layers keep state of a fixed size."""
+        return [stage.hello.get("state_slots", 0) for stage in self._stages if stage.graph.state.per_sequence]
 
     async def _connect(self) -> None:
         """Connect to every stage, and tell each the address of the next one."""
@@ -239,7 +283,8 @@ class SplitEngine(PagedEngine):
             if stage.channel is None:
                 stage.channel = await connect(stage.handle.host, stage.handle.port, self._token)
                 stage.channel.send({"op": "hello"})
-                stage.hello = (await _within(WIRE_S, stage.channel.receive(), stage.handle.name)).head
+                found = await _within(WIRE_S, stage.channel.receive(), stage.handle.name)
+                stage.hello = checked(found, RECEIVED, only="hello").head
                 stage.heard = time.monotonic()
                 task = asyncio.ensure_future(self._read(stage, stage.channel))
                 self._readers.add(task)
@@ -274,7 +319,7 @@ class SplitEngine(PagedEngine):
         try:
             while True:
                 async with asyncio.timeout(SILENT_S):
-                    message = await channel.receive()
+                    message = checked(await channel.receive(), RECEIVED, never="hello")
                 if message.op == "beat" or message.head.get("epoch") != self._epoch:
                     continue
                 if message.op == "wired":
@@ -284,6 +329,7 @@ class SplitEngine(PagedEngine):
                 elif message.op == "failed":
                     self._fail(f"{why}: {message.head['error']}", message.head.get("id"))
                 elif work := self._work.get(message.head["id"]):
+                    _check_rows(message, work)
                     if message.op == "kept":
                         work.kept |= message.arrays
                     elif not work.done.done():
@@ -334,6 +380,15 @@ class SplitEngine(PagedEngine):
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the connections' thread, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _check_rows(message: Frame, work: _Work) -> None:
+    """Refuse results that do not belong to the micro-batch."""
+    places = {key.partition("/")[0] for key in message.arrays}
+    expected = {str(i) for i in range(len(work.places))}
+    wrong = places != expected if message.op == "done" else not places <= expected
+    if wrong or any(value.ndim == 0 for value in message.arrays.values()):
+        raise ConnectionBroken(f"frame {message.op}: its arrays are not those of the {len(expected)} chunks")
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, T], what: str) -> T:

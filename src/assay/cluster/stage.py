@@ -1,7 +1,7 @@
-"""A pipeline stage: some layers of a model in their own process, with the KV cache of these layers.
+"""A pipeline stage: some layers of a model in their own process, with the KV cache and the states of these layers.
 
-    head → stage    wire (address of the next stage, the rows it needs) · work · copy (a page)
-    stage → next    work (with the rows that were computed) · copy
+    head → stage    wire (address of the next stage, the rows it needs) · work · copy (a page) · copy_state (a slot)
+    stage → next    work (with the rows that were computed) · copy · copy_state
     stage → head    hello · done (the last stage: logits) · kept (nodes to keep) · failed · beat (heartbeat)
 
 Work passes through the stages in the order in which it was sent. A stage computes one micro-batch while the next stage
@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from assay import engines
 from assay.cluster.chunk_frames import pack_chunks, unpack_chunks
+from assay.cluster.frame_schema import checked
 from assay.cluster.frames import Channel, ConnectionBroken, Frame, connect
 from assay.cluster.local_model import open_here
 from assay.engines.contract import Chunk, Output, PagedEngine
@@ -41,10 +42,14 @@ class StageService:
         self.engine: PagedEngine = engines.create(
             given.engine or engines.default_name(), opened.model, n_pages=spec["n_pages"], precision=given.precision,
             threads=given.threads, kv_type=given.kv_type, graph=self.graph,
+            state_slots=spec["state_slots"] if self.graph.state.per_sequence else None,
         )  # fmt: skip
         if self.engine.copy_page is None:
             raise AssayError(f"--split: engine {self.engine.name} cannot copy pages; use another engine")
-        self._copy_page = self.engine.copy_page
+        self._copies: dict[str, Callable[[int, int], None]] = {
+            "copy": self.engine.copy_page,
+            "copy_state": self.engine.copy_state if self.engine.state_slots else _copy_nothing,
+        }
         self._token = str(spec["token"])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="assay-stage")
         self._epoch = -1
@@ -61,25 +66,20 @@ class StageService:
         beats: asyncio.Task[None] | None = None
         try:
             while True:
-                message = await channel.receive()
+                message = checked(await channel.receive(), "head to stage")
                 if message.op == "hello":
-                    memory = asdict(self.engine.memory)
+                    engine = self.engine
                     channel.send(
-                        {"op": "hello", "arithmetic": asdict(self.engine.arithmetic), "memory": memory,
-                         "dtype": self.engine.dtype.name, "isa": self.engine.isa}
+                        {"op": "hello", "arithmetic": asdict(engine.arithmetic), "memory": asdict(engine.memory),
+                         "dtype": engine.dtype.name, "isa": engine.isa, "state_slots": engine.state_slots}
                     )  # fmt: skip
                     beats = asyncio.ensure_future(self._beats(channel))
                 elif message.op == "wire":
                     await self._wire(channel, message.head)
                 elif message.head.get("epoch") != self._epoch:
                     continue
-                elif message.op == "copy":
-                    # Queued behind earlier micro-batches, which may still read the page.
-                    await asyncio.wrap_future(
-                        self._thread.submit(self._copy_page, message.head["source"], message.head["to"])
-                    )
-                    if self._next:
-                        self._next.send(message.head)
+                elif message.op in self._copies:
+                    await self._copy(self._copies[message.op], message)
                 elif message.op == "work":
                     await self._work(message)
         finally:
@@ -104,11 +104,23 @@ class StageService:
         except ConnectionBroken as error:
             head.send({"op": "failed", "epoch": self._epoch, "error": str(error)})
 
+    async def _copy(self, copy: Callable[[int, int], None], message: Frame) -> None:
+        """Copy a page or a state slot, behind earlier micro-batches, which may still read it; then pass it on."""
+        try:
+            await asyncio.wrap_future(self._thread.submit(copy, message.head["source"], message.head["to"]))
+        except (AssayError, IndexError, ValueError) as error:
+            raise ConnectionBroken(f"frame {message.op}: {error}") from None
+        if self._next:
+            self._next.send(message.head)
+
     async def _work(self, message: Frame) -> None:
         """Compute a micro-batch and pass it on. Frames of a connection are handled in turn, which keeps the order."""
         epoch, head = self._epoch, self._head
         assert head
-        chunks = unpack_chunks(message.head["chunks"], message.arrays)
+        try:
+            chunks = unpack_chunks(message.head["chunks"], message.arrays)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ConnectionBroken(f"frame work: not chunks ({type(error).__name__}: {error})") from None
         try:
             outputs = await asyncio.wrap_future(self._thread.submit(self._compute, chunks, message.head["keep"]))
         except AssayError as error:
@@ -135,7 +147,7 @@ class StageService:
         own = [
             Chunk(
                 c.tokens, c.start, c.pages, c.outputs if self._last else "all", c.positions,
-                {name: c.rows[name] for name in self.graph.given},
+                {name: c.rows[name] for name in self.graph.given}, state_slot=c.state_slot,
             )
             for c in chunks
         ]  # fmt: skip
@@ -146,4 +158,8 @@ class StageService:
         """A chunk with the rows that later stages need."""
         here = {**chunk.rows, **output.nodes, self.graph.output: output.logits}
         rows = {name: here[name] for name in self._needed if name in here}
-        return Chunk(chunk.tokens, chunk.start, chunk.pages, chunk.outputs, chunk.positions, rows)
+        return replace(chunk, rows=rows)
+
+
+def _copy_nothing(source: int, to: int) -> None:
+    """The layers of this stage keep no state of a fixed size."""

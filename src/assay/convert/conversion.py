@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.convert.architectures import ARCHITECTURES, EXPERTS, LAYER, TOP, Architecture, common
+from assay.convert.architecture_row import EXPERT_COUNT, EXPERTS, LAYER, TOP, Architecture, TensorChange, common
+from assay.convert.architectures import ARCHITECTURES
+from assay.convert.changes import paired
 from assay.convert.folder import Folder, StoredTensor, floats
 from assay.convert.vocabulary import vocabulary
 from assay.errors import AssayError
@@ -20,11 +23,22 @@ from assay.gguf import codecs
 from assay.gguf.mixes import QUANTIZATION_VERSION, mix_by_name
 from assay.gguf.types import GGMLType, Typed, ValueType, by_name
 from assay.gguf.writer import Tensor, write
+from assay.system.stages import each
 
 OUT_TYPES = ("F32", "F16", "BF16", "Q8_0")
 _IGNORED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
-_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_OTHER_PARTS = tuple(  # towers for pictures and sound
+    f"{prefix}{part}."
+    for prefix in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector", "visual", "audio_tower", "embed_vision", "embed_audio")
+)
+_BLOCK = re.compile(r"model\.layers\.(\d{1,9})\.(.+)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts\.(\d{1,9})\.(\w+)\.weight")
+_EXACT = re.compile(  # stored as F32: vectors and small tables, which are not read by blocks
+    r"_norm\.weight$|\.bias$|ffn_gate_inp(_shexp)?\.weight$|ssm_conv1d|shortconv\.conv\.weight$"
+    r"|time_mix_(first|w[12]|decay_w[12]|lerp_fused)\.weight$|altup_(correct|predict)_coef\.weight$|(?<!\.weight)$"
+)
+_BAD_CONFIG = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -33,17 +47,20 @@ class TensorPlan:
 
     name: str
     sources: tuple[StoredTensor, ...]
-    change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    change: TensorChange | None = None
+    stacked: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.sources[0].entry.shape
-        return (len(self.sources), *shape) if self.name.endswith("_exps.weight") else shape
+        shape = (len(self.sources), *shape) if self.stacked else shape
+        try:
+            return self.change.shape(shape) if self.change else shape
+        except _BAD_CONFIG:
+            raise AssayError(f"{self.name}: its shape {shape} does not fit config.json") from None
 
 
-def convert(
-    path: Path, out: Path, kind: str | None = None, progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+def convert(path: Path, out: Path, kind: str | None = None) -> dict[str, Any]:
     """Write the model in `path` to `out`. `kind` is F32, F16, BF16 or Q8_0; by default BF16 or F16, as stored."""
     folder = Folder(path)
     architecture = recognised(folder)
@@ -53,14 +70,13 @@ def convert(
         raise AssayError(
             f"{kind}: not a target of convert (expected {', '.join(OUT_TYPES)}); use `assay quantize` afterwards"
         )
-    keys = metadata(folder, architecture, kind)
+    rows = next((one.shape[0] for one in plans if one.name == "token_embd.weight"), 0)
+    keys = metadata(folder, architecture, kind, rows if architecture.padded else 0)
     n_vocab = len(keys["tokenizer.ggml.tokens"].value)  # type: ignore[arg-type]
-    done = 0
+    told = iter(each(plans, "converting", "tensors"))
 
     def data(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
-        nonlocal done
-        done += 1
-        progress(done, len(plans))
+        next(told, None)
         return encoded(one, type_)
 
     tensors = [
@@ -74,7 +90,12 @@ def convert(
         type_ = stored(one, kind)
         tensors.append(Tensor(one.name, one.shape, type_, partial(data, one, type_)))
     write(out, keys, tensors)
-    return {"architecture": architecture.name, "type": kind, "tensors": len(tensors), "tokens": n_vocab}
+    return {
+        "architecture": architecture.gguf_name(folder),
+        "type": kind,
+        "tensors": len(tensors),
+        "tokens": n_vocab,
+    }
 
 
 def recognised(folder: Folder) -> Architecture:
@@ -87,52 +108,85 @@ def recognised(folder: Folder) -> Architecture:
 
 def plan(folder: Folder, architecture: Architecture) -> Iterator[TensorPlan]:
     """The tensors in the order of the folder, with the experts of a layer stacked."""
-    layer = LAYER | dict(architecture.layer)
     stacks: dict[str, dict[int, StoredTensor]] = {}
-    for key, source in folder.tensors.items():
-        key = key.removeprefix("language_model.")
-        if key.endswith(_IGNORED) or key.startswith(("vision_tower.", "multi_modal_projector.", "model.vision_tower.")):
+    for stored_name, source in folder.tensors.items():
+        key = renamed(folder, architecture, stored_name)
+        if key is None:
             continue
-        stem, _, suffix = key.rpartition(".")
         block = _BLOCK.fullmatch(key)
-        if stem in TOP:
-            if not (architecture.tied and stem == "lm_head"):
-                yield TensorPlan(f"{TOP[stem]}.{suffix}", (source,), _change(folder, architecture, key))
+        number, rest = (int(block[1]), block[2]) if block else (-1, key)
+        prefix = f"blk.{number}." if block else ""
+        part = part_of_stack(architecture, rest)
+        if part is not None:
+            stacks.setdefault(prefix + part[0], {})[part[1]] = source
             continue
-        expert = _EXPERT.fullmatch(block[2]) if block else None
-        if block and expert and expert[2] in EXPERTS:
-            stacks.setdefault(f"blk.{block[1]}.{EXPERTS[expert[2]]}.weight", {})[int(expert[1])] = source
-        elif block and block[2] in layer:
-            name = f"blk.{block[1]}.{layer[block[2]]}.{block[3]}"
-            yield TensorPlan(name, (source,), _change(folder, architecture, key))
-        else:
-            raise AssayError(f"{folder.path}: tensor {key!r:.100} is unknown in {architecture.name}")
-    for name, experts in stacks.items():
-        n = folder.need("num_local_experts", "num_experts")
-        if sorted(experts) != list(range(n)):
-            raise AssayError(f"{folder.path}: {name}: {len(experts)} experts (expected {n})")
-        yield TensorPlan(name, tuple(experts[i] for i in range(n)))
+        names = names_of(architecture, rest, bool(block))
+        if names is None:
+            raise AssayError(
+                f"{folder.path}: tensor {stored_name!r:.100} is unknown in {architecture.gguf_name(folder)}"
+            )
+        for name in (*names, *architecture.also(folder, names[0], number).split()) if names else ():
+            yield TensorPlan(prefix + name, (source,), change_of(folder, architecture, rest, name, number))
+    for name, parts in stacks.items():
+        expert = name.endswith("_exps.weight")
+        n = folder.need(*EXPERT_COUNT) if expert else _parts(architecture, name)
+        if len(parts) != n or sorted(parts) != list(range(len(parts))):
+            what = "experts" if expert else "parts"
+            raise AssayError(f"{folder.path}: {name}: {len(parts)} {what} (expected {n})")
+        yield TensorPlan(name, tuple(parts[i] for i in range(len(parts))), stacked=True)
 
 
-def _change(
-    folder: Folder, architecture: Architecture, key: str
-) -> Callable[[NDArray[np.float32]], NDArray[np.float32]] | None:
-    if architecture.shifted_norms and key.endswith("norm.weight"):
-        return lambda x: x + np.float32(1)
+def renamed(folder: Folder, architecture: Architecture, key: str) -> str | None:
+    """The tensor's name as `model.…`; None for a tensor that is left out."""
+    key = key.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+    if key.endswith(_IGNORED) or key.startswith(_OTHER_PARTS):
+        return None
+    try:
+        found = architecture.rename(folder, key)
+    except _BAD_CONFIG as error:
+        raise AssayError(f"{folder.path}/config.json: tensor {key!r:.100} does not fit it ({error!s:.80})") from None
+    if found == "lm_head.weight" and architecture.tied:
+        return None
+    return found
+
+
+def part_of_stack(architecture: Architecture, rest: str) -> tuple[str, int] | None:
+    """The stacked tensor of which this is a part, and which part."""
+    expert = _EXPERT.fullmatch(rest)
+    if expert and expert[2] in EXPERTS:
+        return f"{EXPERTS[expert[2]]}.weight", int(expert[1])
+    return architecture.stacks.get(rest)
+
+
+def _parts(architecture: Architecture, name: str) -> int:
+    return sum(target == re.sub(r"^blk\.\d+\.", "", name) for target, _ in architecture.stacks.values())
+
+
+def names_of(architecture: Architecture, rest: str, below: bool) -> list[str] | None:
+    """The file's names for a tensor, or None if it is unknown. No name: the tensor is not needed."""
+    if rest in architecture.whole:
+        return architecture.whole[rest].split()
+    stem, _, suffix = rest.rpartition(".")
+    names = LAYER | dict(architecture.layer) if below else TOP | dict(architecture.top)
+    if suffix not in ("weight", "bias") or stem not in names:
+        return None
+    return [f"{name}.{suffix}" for name in names[stem].split()]
+
+
+def change_of(folder: Folder, architecture: Architecture, rest: str, name: str, layer: int) -> TensorChange | None:
+    shifted = architecture.shifted_norms and not rest.startswith(architecture.unshifted)
+    if shifted and rest.endswith("norm.weight"):
+        return TensorChange(lambda x: x + np.float32(1))
     for part, names in (
         ("q_proj", ("num_attention_heads",)),
         ("k_proj", ("num_key_value_heads", "num_attention_heads")),
     ):
-        if architecture.pairs and key.rpartition(".")[0].endswith(part):
-            return partial(paired, n_head=folder.need(*names))
-    return None
-
-
-def paired(x: NDArray[np.float32], n_head: int) -> NDArray[np.float32]:
-    """Reorder the rows of each head for RoPE: from halves (pairs i and i + d/2) to neighbours (pairs 2i and 2i + 1)."""
-    if len(x) % (2 * n_head):
-        raise AssayError(f"{len(x)} rows cannot be divided into halves of {n_head} heads; config.json is wrong")
-    return x.reshape(n_head, 2, len(x) // n_head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+        if architecture.pairs and rest.rpartition(".")[0].endswith(part):
+            return TensorChange(partial(paired, n_head=folder.need(*names)))
+    try:
+        return architecture.change(folder, rest, name, layer)
+    except _BAD_CONFIG as error:
+        raise AssayError(f"{folder.path}/config.json: {rest!r:.100} does not fit it ({error!s:.80})") from None
 
 
 def natural(plans: list[TensorPlan]) -> str:
@@ -143,8 +197,7 @@ def natural(plans: list[TensorPlan]) -> str:
 
 def stored(one: TensorPlan, kind: str) -> GGMLType:
     """The type of a tensor: F32 for vectors, norms and routers; F16 if the row length does not fit the blocks."""
-    exact = len(one.shape) <= 1 or one.name.endswith(("_norm.weight", ".bias"))
-    if exact or one.name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
+    if math.prod(one.shape[:-1]) <= 1 or _EXACT.search(one.name):
         return by_name("F32")
     type_ = by_name(kind)
     return type_ if one.shape[-1] % type_.block_size == 0 else by_name("F16")
@@ -152,31 +205,59 @@ def stored(one: TensorPlan, kind: str) -> GGMLType:
 
 def encoded(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
     values = [floats(source) for source in one.sources]
-    x = np.stack(values) if one.name.endswith("_exps.weight") else values[0]
-    if one.change is not None:
-        x = one.change(x)
+    try:
+        x = np.stack(values) if one.stacked else values[0]
+        if one.change is not None:
+            x = one.change.values(x)
+        if x.shape != one.shape:
+            raise ValueError(f"{x.shape} for {one.shape}")
+    except _BAD_CONFIG as error:
+        raise AssayError(f"{one.name}: its shape does not fit config.json ({error!s:.100})") from None
     try:
         return codecs.encode(type_, np.ascontiguousarray(x))
     except AssayError as error:
         raise AssayError(f"{one.name}: {error}") from None
 
 
-def metadata(folder: Folder, architecture: Architecture, kind: str) -> dict[str, Typed]:
-    """All metadata: general keys, those of the architecture, and those of the vocabulary."""
-    found = {**(common(folder) if architecture.common else {}), **architecture.keys(folder)}
+def metadata(folder: Folder, architecture: Architecture, kind: str, rows: int = 0) -> dict[str, Typed]:
+    """All metadata: general keys, those of the architecture, and those of the vocabulary, of at least `rows` tokens."""
+    try:
+        architecture.check(folder)
+        name = architecture.gguf_name(folder)
+        found = {**(common(folder) if architecture.common else {}), **architecture.keys(folder)}
+        own = {
+            key[1:] if key.startswith(".") else f"{name}.{key}": _typed(value)
+            for key, value in found.items()
+            if value is not None
+        }
+    except _BAD_CONFIG as error:
+        raise AssayError(
+            f"{folder.path}/config.json: a setting is missing or of another kind ({error!r:.100})"
+        ) from None
     keys = {
-        "general.architecture": Typed(ValueType.STRING, architecture.name),
+        "general.architecture": Typed(ValueType.STRING, name),
         "general.type": Typed(ValueType.STRING, "model"),
         "general.name": Typed(ValueType.STRING, folder.path.resolve().name),
         "general.file_type": Typed(ValueType.UINT32, mix_by_name(kind).file_type),
         "general.quantization_version": Typed(ValueType.UINT32, QUANTIZATION_VERSION),
+        **own,
     }
-    kinds = {int: ValueType.UINT32, float: ValueType.FLOAT32, str: ValueType.STRING, bool: ValueType.BOOL}
-    for key, value in found.items():
-        if value is not None:
-            whole = key[1:] if key.startswith(".") else f"{architecture.name}.{key}"
-            keys[whole] = Typed(kinds[type(value)], value)
-    keys |= vocabulary(folder)
+    keys |= vocabulary(folder, rows)
     if architecture.shifted_norms and keys["tokenizer.ggml.model"].value == "llama":
         keys["tokenizer.ggml.add_space_prefix"] = Typed(ValueType.BOOL, False)
     return keys
+
+
+_KINDS = {int: ValueType.UINT32, float: ValueType.FLOAT32, str: ValueType.STRING, bool: ValueType.BOOL}
+_ARRAYS: dict[type, tuple[ValueType, type]] = {
+    int: (ValueType.INT32, np.int32),
+    float: (ValueType.FLOAT32, np.float32),
+    bool: (ValueType.BOOL, np.bool_),
+}
+
+
+def _typed(value: Any) -> Typed:
+    if not isinstance(value, list):
+        return Typed(_KINDS[type(value)], value)
+    kind, dtype = _ARRAYS[type(value[0])]
+    return Typed(ValueType.ARRAY, np.array(value, dtype), kind)

@@ -16,6 +16,7 @@ from assay.errors import AssayError
 from assay.verify.dumps.formats.safetensors import TensorEntry, read_safetensors
 
 MOST = 256 << 20  # largest JSON file in bytes
+LARGEST = {"num_hidden_layers": 1 << 16, "n_layer": 1 << 16, "vocab_size": 1 << 24}  # settings that memory grows with
 
 Json = dict[str, Any]
 
@@ -43,6 +44,9 @@ class Folder:
         if isinstance(merged.get("quantization_config"), dict):
             method = merged["quantization_config"].get("quant_method")
             raise AssayError(f"{self.path}: the weights are already quantised ({method}); convert the original model")
+        for name, most in LARGEST.items():
+            if isinstance(merged.get(name), int) and merged[name] > most:
+                raise AssayError(f"{self.path}/config.json: {name} is {merged[name]:.6g} (expected at most {most})")
         return merged
 
     @cached_property

@@ -7,9 +7,11 @@ vocabulary is recognised, too.
 
 from __future__ import annotations
 
+import ast
 import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,18 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARKED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _cased(after: str, digits: str) -> str:
+    """Words cut where lower case is followed by upper case; `after` is their ending."""
+    first = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{first}{_UPPER}*{_LOWER}+{after}|{first}{_UPPER}+{_LOWER}*{after}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
 
 # The splits of a tokenizer.json in order, and llama.cpp's name for them.
 PRE: dict[tuple[str, ...], str] = {
@@ -35,13 +49,23 @@ PRE: dict[tuple[str, ...], str] = {
     ("<digits>", "<bytes>"): "smollm",
     **{(rf"{c}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",): "llama-bpe" for c in _CONTRACTIONS},
     **{(rf"{c}|{_WORDS}|\p{{N}}|{_REST}",): "qwen2" for c in _CONTRACTIONS},
+    **{(rf"{c}|{_MARKED}",): "qwen35" for c in _CONTRACTIONS},
+    (_cased("", r"\p{N}"),): "tekken",
+    **{(_cased(f"{c}?", r"\p{N}{1,3}"),): "gpt-4o" for c in _CONTRACTIONS},
+    (_BAILING,): "bailingmoe2",
+    **{(rf"{c}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",): "seed-coder" for c in _CONTRACTIONS},
 }
 
 
-def vocabulary(folder: Folder) -> dict[str, Typed]:
-    """The keys, from the tokenizer files of the folder."""
-    n_vocab = folder.need("vocab_size")
-    if (folder.path / "tokenizer.model").is_file():
+def vocabulary(folder: Folder, rows: int = 0) -> dict[str, Typed]:
+    """The keys, from the tokenizer files of the folder. Rows of the embedding beyond them are unused tokens."""
+    n_vocab = max(folder.setting("vocab_size", kind=int, default=0), rows)
+    if n_vocab < 1:
+        raise AssayError(f"{folder.path}/config.json: has no vocab_size")
+    world = folder.path / "rwkv_vocab_v20230424.txt"
+    if world.is_file():
+        keys = rwkv_world(world, n_vocab)
+    elif (folder.path / "tokenizer.model").is_file():
         keys = sentencepiece(folder, n_vocab)
     elif not folder.tokenizer:
         raise AssayError(f"{folder.path}: has neither tokenizer.model nor tokenizer.json; download the whole model")
@@ -212,7 +236,8 @@ def sentencepiece(folder: Folder, n_vocab: int) -> dict[str, Typed]:
 def _add(folder: Folder, tokens: list[str], scores: list[float], kinds: list[int]) -> None:
     """Add the tokens that tokenizer.json adds to the model's vocabulary."""
     listed = folder.tokenizer_config.get("added_tokens_decoder")
-    added = {int(i): t for i, t in listed.items() if str(i).isdecimal()} if isinstance(listed, dict) else {}
+    rows = listed.items() if isinstance(listed, dict) else ()
+    added = {int(i): t for i, t in rows if re.fullmatch(r"[0-9]{1,9}", str(i))}
     if not added:
         added = {token["id"]: token for token in _added(folder)}
     for i, token in added.items():
@@ -231,6 +256,41 @@ def _pieces(tokens: list[str], scores: list[float], kinds: list[int]) -> dict[st
         "tokenizer.ggml.tokens": Typed(ValueType.ARRAY, tokens, ValueType.STRING),
         "tokenizer.ggml.scores": Typed(ValueType.ARRAY, np.array(scores, np.float32), ValueType.FLOAT32),
         "tokenizer.ggml.token_type": Typed(ValueType.ARRAY, np.array(kinds, np.int32), ValueType.INT32),
+    }
+
+
+# --- RWKV World
+
+
+def rwkv_world(path: Path, n_vocab: int) -> dict[str, Typed]:
+    """One token a line: its id, its text or bytes as a Python literal, and its length in bytes. Token 0 ends a text."""
+    tokens, kinds = ["<s>"], [CONTROL]
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            first, _, rest = line[:1000].partition(" ")
+            literal, _, size = rest.rpartition(" ")
+            value = ast.literal_eval(literal)
+            if not isinstance(value, str | bytes):
+                raise ValueError("it is neither text nor bytes")
+            data = value.encode() if isinstance(value, str) else value
+            if int(first) != len(tokens) or int(size) != len(data):
+                raise ValueError("its id or its length is wrong")
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise AssayError(f"{path}: line {number} is not a token ({error!s:.60})") from None
+        tokens.append(repr(data)[2:-1])
+        kinds.append(NORMAL)
+    if len(tokens) > n_vocab:
+        raise AssayError(f"{path}: {len(tokens)} tokens for a vocabulary of {n_vocab} (config.json)")
+    tokens += [f"[PAD{i}]" for i in range(len(tokens), n_vocab)]
+    kinds += [UNUSED] * (n_vocab - len(kinds))
+    return {
+        "tokenizer.ggml.model": Typed(ValueType.STRING, "rwkv"),
+        "tokenizer.ggml.tokens": Typed(ValueType.ARRAY, tokens, ValueType.STRING),
+        "tokenizer.ggml.token_type": Typed(ValueType.ARRAY, np.array(kinds, np.int32), ValueType.INT32),
+        "tokenizer.ggml.bos_token_id": Typed(ValueType.UINT32, 0),
+        "tokenizer.ggml.eos_token_id": Typed(ValueType.UINT32, 0),
+        "tokenizer.ggml.unknown_token_id": Typed(ValueType.UINT32, 0),
+        **({"tokenizer.ggml.eot_token_id": Typed(ValueType.UINT32, 261)} if n_vocab > 261 else {}),
     }
 
 

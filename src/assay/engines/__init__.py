@@ -94,6 +94,11 @@ _TABLE: dict[str, EngineRow] = {
 ENGINES: dict[str, Callable[..., PagedEngine]] = {name: row.make for name, row in _TABLE.items() if not row.missing()}
 
 
+def missing_reasons() -> dict[str, str]:
+    """Every built-in engine, and why it cannot run here; empty if it can."""
+    return {name: row.missing() for name, row in _TABLE.items() if name != "auto"}
+
+
 def default_name() -> str:
     """The engine for users who name none: the fastest that can run here."""
     return "auto" if "cuda" in ENGINES else "cpu" if "cpu" in ENGINES else "reference"

@@ -18,6 +18,8 @@ capability. Callers test the attribute, never the engine's name.
     decode_runner    continues decoding by itself, several steps per call (`DecodeRunner`)
     copy_page        copies a page, so that sequences can share the first part of a page (`CopyPage`)
     windows          keeps separate, smaller page pools for layers with a sliding window (`separate_windows`)
+    spare_states     keeps the state after each drafted token, so that `cut_state` can take drafted tokens back
+    beside           makes an engine for another graph over the same weights, such as a draft head
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
 
@@ -65,6 +67,8 @@ class Chunk:
     none. Without them the engine uses `pages` for every layer.
     `state_slot` is where the engine keeps state of a fixed size (`Graph.state.per_sequence`). A chunk with start 0
     begins a sequence, so the engine zeroes that state first. Two chunks of a batch never name the same state slot.
+    `drafted` of its last tokens are guesses. Where the graph keeps state of a fixed size, the engine keeps the state
+    after each token from the last certain one on, until its next step: `cut_state` takes guesses back.
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
@@ -80,6 +84,7 @@ class Chunk:
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
     state_slot: int = 0
+    drafted: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -146,13 +151,14 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that an engine holds: its copies of weights, buffers of its programs, one page of its cache, and all
-    separate pages of layers with a sliding window."""
+    """Bytes that an engine holds: its copies of weights, buffers of its programs, one page of its cache, all separate
+    pages of layers with a sliding window, and all state slots."""
 
     weights: int = 0
     buffers: int = 0
     page: int = 0
     windows: int = 0
+    states: int = 0
 
 
 class CacheLost(AssayError):
@@ -205,6 +211,10 @@ class DecodeRunner(Protocol):
 # takes a window's size as the third argument, and then copies between that window's pages.
 CopyPage = Callable[..., None]
 
+# Capability: `beside(graph, n_pages)` makes an engine of the same kind and precision for another graph of this model.
+# It shares the weights with this engine, and has a cache of its own. Close it before this engine.
+Beside = Callable[[Graph, int], "PagedEngine"]
+
 
 # --- the engine
 
@@ -229,6 +239,9 @@ class Engine(Protocol):
     precisions: Mapping[str, str] = MappingProxyType({})  # precision mode -> its cache type; the default mode is first
     top_values: TopValues | None = None
     decode_runner: DecodeRunner | None = None
+    exact_drafts: bool = False  # drafted tokens get the bits of plain decoding, though its arithmetic is not steady
+    spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
+    beside: Beside | None = None
 
     @property
     def memory(self) -> MemoryUse:
@@ -247,9 +260,16 @@ class Engine(Protocol):
         """Free weights and cache. A second call does nothing."""
         ...
 
-    def copy_state(self, source: int, to: int) -> None:
-        """Make state slot `to` hold what `source` holds. Called only where the graph keeps state of a fixed size."""
+    def copy_state(self, source: int, to: int, length: int | None = None) -> None:
+        """Make state slot `to` hold what `source` holds. Called only where the graph keeps state of a fixed size.
+
+        With `length`, the state after that many tokens of the sequence: the last one, or one that `drafted` has kept.
+        """
         raise AssayError(f"engine {self.name}: it has no state slots (found {source} and {to})")
+
+    def cut_state(self, slot: int, length: int) -> None:
+        """Take drafted tokens back from a state slot: its sequence has `length` tokens now. Needs `spare_states`."""
+        raise AssayError(f"engine {self.name}: it cannot take tokens back (found state slot {slot}, length {length})")
 
 
 class PagedEngine(Engine, Protocol):
@@ -314,6 +334,10 @@ def check_batch(
                     f"{where}: position outside the table of learned positions "
                     f"(found {int(positions.min())} to {int(positions.max())}, expected 0 to {n_positions - 1})"
                 )
+        if chunk.drafted and not 0 <= chunk.drafted < chunk.n_tokens:
+            raise AssayError(
+                f"{where}: a chunk begins with a certain token (found {chunk.drafted} drafted of {chunk.n_tokens})"
+            )
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
     _check_state_slots(engine, batch)
@@ -345,6 +369,21 @@ def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:
             raise AssayError(
                 f"chunk {i} of the batch: state slot outside the cache or named twice (found {slot}, "
                 f"expected 0 to {engine.state_slots - 1})"
+            )
+
+
+def check_state_lengths(engine: Engine, batch: Sequence[Chunk], lengths: Mapping[int, int]) -> None:
+    """Refuse a chunk that does not go on where its state slot stands. `lengths` has the tokens in each slot's state.
+
+    State of a fixed size cannot be cut or shifted: taking tokens back, or dropping the first ones of a context that is
+    full, would need the state as it was without them.
+    """
+    for i, chunk in enumerate(batch if engine.graph.state.per_sequence else ()):
+        found = lengths.get(chunk.state_slot, 0)
+        if chunk.start not in (0, found):
+            raise AssayError(
+                f"chunk {i} of the batch: its state cannot be cut or shifted (found a start of {chunk.start}, expected "
+                f"{found}, the tokens in state slot {chunk.state_slot}); compute the sequence again from its start"
             )
 
 

@@ -10,7 +10,7 @@ the size fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from assay.gguf import GGUFFile, codecs
 from assay.gguf.importance import Importance
 from assay.gguf.mixes import FLOATS, NEEDY, is_quantizable, layer_of, role_of
 from assay.gguf.types import GGMLType, by_name
+from assay.system.stages import each
 
 PROBE = "Q4_0"  # the type that is measured
 SAMPLED = 48  # rows of a tensor on which the errors of other types are estimated
@@ -61,16 +62,14 @@ def measure(
     engine: CpuEngine,
     pieces: Sequence[TextWindow],
     importance: Importance | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sensitivity]:
     """Measure the sensitivity of every tensor of the engine's file."""
     names = measurable(engine)
     source = EngineSource(engine)
     base = [source.rows(piece) for piece in pieces]
     found = []
-    for done, name in enumerate(names):
+    for name in each(names, "measuring the cost of rounding", "tensors"):
         found.append(sensitivity(engine, source, name, pieces, base, importance))
-        progress(done + 1, len(names))
     return found
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.evaluate.continuations import loglikelihoods, pair
 from assay.evaluate.evaluation import Mean
+from assay.system.stages import each
 from assay.text import Tokenizer
 
 LETTERS = "ABCDEFGHIJ"
@@ -181,14 +182,10 @@ def answer_all(
     engine: PagedEngine,
     tokenizer: Tokenizer,
     items: Sequence[Question],
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ChoiceResult:
     """Answer every question. Questions are independent of each other."""
-    answers = []
-    for it in items:
-        answers.append(answer(engine, tokenizer, it))
-        progress(len(answers), len(items))
-    return ChoiceResult(tuple(answers))
+    asked = each(items, "answering", "questions")
+    return ChoiceResult(tuple(answer(engine, tokenizer, it) for it in asked))
 
 
 def answer(engine: PagedEngine, tokenizer: Tokenizer, it: Question) -> QuestionAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from assay.evaluate.pieces import Scores, TextWindow, joined
 from assay.evaluate.predictors import LogitsSource
 from assay.evaluate.score import score
+from assay.system.stages import each
 from assay.text import Tokenizer
 
 WORST = 10
@@ -191,12 +192,10 @@ def evaluate(
     pieces: Sequence[TextWindow],
     source: LogitsSource,
     base: LogitsSource | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Score every window in this process, one after another."""
     started, found = time.perf_counter(), []
-    for piece in pieces:
+    for piece in each(pieces, "scoring the text", "windows"):
         found.append(score(piece, source, base))
-        progress(len(found), len(pieces))
     name = base.name if base is not None else None
     return Evaluation(found, name=source.name, base=name, seconds=time.perf_counter() - started)

@@ -9,7 +9,7 @@ one token of a window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from assay.engines.contract import Array, Chunk, Engine, pages_for
 from assay.evaluate.pieces import TextWindow
 from assay.gguf.importance import Importance, ImportanceEntry
 from assay.graph import Graph, Node, Trait
+from assay.system.stages import each
 
 PRODUCTS = ("linear", "expert_linear", "head_linear")
 HELD = 1 << 30  # bytes of attention weights kept per pass
@@ -29,7 +30,6 @@ def collect(
     *,
     output: bool = False,
     dataset: str = "",
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Importance:
     """Run all tokens of the windows. `output` includes the output matrix, which llama.cpp leaves out."""
     graph = engine.graph
@@ -45,7 +45,7 @@ def collect(
     sums: dict[str, NDArray[np.float64]] = {}
     weighed: dict[str, NDArray[np.float64]] = {}
     counts: dict[str, NDArray[np.float64]] = {}
-    for done, piece in enumerate(pieces):
+    for piece in each(pieces, "collecting importance", "windows"):
         nodes, shares = _run(engine, piece, keep, wanted)
         squares: dict[str, NDArray[np.float64]] = {}
         for node, name in users:
@@ -61,7 +61,6 @@ def collect(
                 weighed[name] = weighed.get(name, 0) + _squares(nodes[x], share)
             sums[name] = sums.get(name, 0) + found
             counts[name] = counts.get(name, 0) + n
-        progress(done + 1, len(pieces))
     entries = {
         name: ImportanceEntry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
         for name in sums

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
 
 from assay.evaluate.evaluation import Evaluation, Worst
+from assay.system import documents
+from assay.system.documents import paper
 
-
-def render(title: str, said: Iterable[str], sections: Iterable[tuple[str, str]]) -> str:
-    """The page as text; `sections` are headings and their HTML."""
-    parts = {
-        "title": html.escape(title),
-        "said": html.escape("\n".join(said)),
-        "body": "\n".join(f"<h2>{html.escape(head)}</h2>\n{body}" for head, body in sections),
-    }
-    template = resources.files("assay.evaluate").joinpath("page.html").read_text("utf-8")
-    return re.sub(r"{{assay:(\w+)}}", lambda m: parts[m[1]], template)
+_DARKEST = 45  # percent of the hue behind text: more would hide the text
+render = paper
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A table. Cells are HTML, made by `cell`, `bar` and `shade`."""
-    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(row) + "</tr>\n" for row in rows)
-    return f'<div class=scroll><table class="{kind}"><tr>{top}</tr>\n{body}</table></div>'
+    return documents.table(head, ("<tr>" + "".join(row) + "</tr>\n" for row in rows), kind)
 
 
-def cell(text: str) -> str:
-    return f"<td>{html.escape(text)}</td>"
+def cell(text: str, kind: str = "") -> str:
+    """A cell. Those of kind `less` are left out on a phone; those of kind `name` may break."""
+    return f'<td class="{kind}">{html.escape(text)}</td>' if kind else f"<td>{html.escape(text)}</td>"
 
 
 def bar(share: float) -> str:
     """A bar for a share between 0 and 1."""
-    return f'<td class=track><span class=bar style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></td>'
+    return f'<td class="track less"><span class=bar style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></td>'
 
 
 def shade(text: str, share: float) -> str:
     """A cell whose background is darker for a larger share; the text has the value."""
-    return (
-        f'<td style="background:color-mix(in srgb, var(--bar) {100 * min(1.0, max(0.0, share)):.0f}%, transparent)">'
-        f"{html.escape(text)}</td>"
-    )
+    dark = f"{_DARKEST * min(1.0, max(0.0, share)):.0f}%"
+    return f'<td style="background:color-mix(in srgb, var(--doubt) {dark}, transparent)">{html.escape(text)}</td>'
 
 
 def page(result: Evaluation, worst: Sequence[Worst]) -> str:
@@ -58,6 +47,6 @@ def page(result: Evaluation, worst: Sequence[Worst]) -> str:
         )
         for w in worst
     ]
-    head = ("loss" if result.base is None else "KL", "text", "base expects", "expects", "")
+    head = ("loss" if result.base is None else "KL", "text", "base expects", "expects", "-")
     title = result.name if result.base is None else f"{result.name} against {result.base}"
-    return render(title, result.lines(), [("Worst tokens", table(head, rows))])
+    return render(title, result.lines(), [("Worst tokens", table(head, rows))], columns=True)

@@ -28,12 +28,16 @@ Index = npt.NDArray[np.int64]
 MAX_DEPTH = 4
 """Maximum nesting depth of arrays; no known file exceeds one."""
 
-MAX_STRINGS = 1 << 24
-"""Maximum strings and inner arrays in a file: many times the largest vocabulary, and a few seconds at worst."""
+MAX_STRINGS = 1 << 22
+"""Maximum strings in a file's arrays: many times the largest vocabulary, and a few seconds at worst."""
+
+MAX_INNER_ARRAYS = 1 << 12
+"""Maximum arrays inside arrays of a file. No known file has one, and each costs many times a string's time."""
 
 _WINDOW = 1 << 20
+_LONGEST = 8 + 255  # bytes of a string whose length the window shows
 _SHORT = 8
-_BURST = 32
+_BURST = 256
 
 
 class Cursor:
@@ -46,7 +50,8 @@ class Cursor:
         self.size = len(data)
         self.order = order  # "<" or ">"
         self.pos = 0
-        self.walked = 0  # strings and inner arrays skipped so far
+        self.walked = 0  # strings of arrays skipped so far
+        self.inner = 0  # arrays inside arrays skipped so far
         self._u32 = struct.Struct(order + "I").unpack_from
         self._u64 = struct.Struct(order + "Q").unpack_from
 
@@ -124,14 +129,17 @@ class Cursor:
             if item in SCALARS:
                 self.pos += count * int(SCALARS[item][1])
                 return
-            self.walked += count
-            if self.walked > MAX_STRINGS:
-                raise self.error(f"{what}: more than {MAX_STRINGS} strings and arrays in the file's arrays")
             if item is ValueType.STRING:
+                self.walked += count
+                if self.walked > MAX_STRINGS:
+                    raise self.error(f"{what}: more than {MAX_STRINGS} strings and arrays in the file's arrays")
                 self._walk_strings(count, what)
-            else:
-                for _ in range(count):
-                    self.skip(item, what, depth + 1)
+                return
+            self.inner += count
+            if self.inner > MAX_INNER_ARRAYS:
+                raise self.error(f"{what}: too many arrays inside arrays (at most {MAX_INNER_ARRAYS})")
+            for _ in range(count):
+                self.skip(item, what, depth + 1)
 
     def array_header(self, what: str, depth: int = 0) -> tuple[ValueType, int]:
         """Element type and count of an array. Scalar elements are checked to fit; others are checked later."""
@@ -144,11 +152,11 @@ class Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """`count` length-prefixed strings."""
+        if count == 0:
+            return []
         first = self.pos
         found: list[Index] = []
         self._walk_strings(count, what, found)
-        if not found:
-            return []
         begin = np.concatenate(found) + (8 - first)
         end = np.append(begin[1:] - 8, self.pos - first)  # a string ends where the next length starts
         blob = bytes(self.data[first : self.pos])
@@ -164,8 +172,10 @@ class Cursor:
         one and its string ends there. If that fails (an empty or long string, zero bytes inside a string), some
         strings are walked one by one before the next attempt.
         """
+        if count < _SHORT:
+            count -= self._step_strings(count, what, found)
         while count:
-            stop = min(self.pos + _WINDOW, self.size)
+            stop = min(self.pos + min(_WINDOW, count * _LONGEST), self.size)
             at, lengths = self._short_lengths(self.pos, stop)
             after = at + (8 + lengths)
             broken = np.flatnonzero(after[:-1] != at[1:])
@@ -187,7 +197,14 @@ class Cursor:
                 self.need(8, what)
 
     def _step_strings(self, count: int, what: str, found: list[Index] | None) -> int:
-        """The plain loop behind `_walk_strings`."""
+        """The plain loop behind `_walk_strings`. Empty strings are taken together: their lengths are zero bytes."""
+        zeros = self.view[self.pos : self.pos + 8 * count]
+        empty = (int(np.argmax(zeros != 0)) if zeros.any() else len(zeros)) // 8
+        if empty == count:
+            if found is not None:
+                found.append(np.arange(self.pos, self.pos + 8 * empty, 8, dtype=np.int64))
+            self.pos += 8 * empty
+            return count
         offsets = []
         for _ in range(count):
             offsets.append(self.pos)

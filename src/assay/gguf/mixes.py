@@ -58,6 +58,9 @@ MIXES: dict[str, Mix] = {
         Mix("IQ2_XXS", "IQ2_XXS", 19),
         Mix("IQ1_M", "IQ1_M", 31),
         Mix("IQ1_S", "IQ1_S", 24),
+        Mix("NVFP4", "NVFP4", 39),
+        Mix("Q2_0", "Q2_0", 41),
+        Mix("Q1_0", "Q1_0", 40),
     )
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
@@ -122,9 +125,16 @@ KEPT = re.compile(
     r"|a\.rvq\.codebook|mm\.a\.code_embd"
 )
 
-FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"} | dict.fromkeys(
-    ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
-)
+FALLBACK = {
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    "Q1_0": "Q4_0",
+    "Q2_0": "Q4_0",
+    "NVFP4": "Q4_0",
+} | dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL")
 LOWEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")  # mixes with special rules
 FINE = ("IQ2_S", "IQ2_M")  # those whose exceptions are IQ3_S
 NEEDY = frozenset(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"))  # unusable without an importance matrix
@@ -199,6 +209,7 @@ ATTENTION_OUTPUT_8_EXPERTS = dict.fromkeys(
     ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS"), "Q5_K"
 )
 QUERY_AND_KEY = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
+EMBEDDING = {"Q2_0": "Q4_K", "NVFP4": "Q6_K"}  # a row of NVFP4 has no place for its scale
 ATTENTION_OUTPUT_FALCON = {"Q3_K_L": "Q4_K"}
 
 
@@ -214,7 +225,7 @@ def _embedding(mix: Mix) -> str:
     """Rules of the embedding, if the output is a separate matrix."""
     if mix.name in (*FINE, "IQ3_XXS"):
         return "IQ3_S"
-    return "Q2_K" if mix.name in LOWEST else mix.base
+    return "Q2_K" if mix.name in LOWEST else EMBEDDING.get(mix.name, mix.base)
 
 
 def _lowest(mix: Mix, role: str, i: int, facts: Facts) -> str:
@@ -257,7 +268,7 @@ def _attention_output(mix: Mix, facts: Facts) -> str:
 
 
 def layer_of(name: str) -> int:
-    found = re.match(r"blk\.(\d+)\.", name)
+    found = re.match(r"blk\.([0-9]{1,9})\.", name)
     return int(found[1]) if found else -1
 
 

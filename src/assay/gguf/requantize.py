@@ -22,7 +22,7 @@ from assay.gguf import codecs
 from assay.gguf.importance import Importance
 from assay.gguf.mixes import NEEDY, QUANTIZATION_VERSION, Facts, Mix, choose, role_of
 from assay.gguf.reader import GGUFFile
-from assay.gguf.types import GGMLType, Typed, ValueType
+from assay.gguf.types import GGMLType, Typed, ValueType, by_name
 from assay.gguf.writer import Tensor, write
 
 SLAB = 1 << 20  # elements per slab: 4 MiB of float32
@@ -39,6 +39,7 @@ class TensorStep:
     after: GGMLType
     bytes_before: int
     bytes_after: int
+    scale_of: str = ""  # the matrix of which this new tensor is the scale
 
     @property
     def requantizes(self) -> bool:
@@ -75,7 +76,7 @@ def plan(
     infos = list(file.tensors.values())
     chosen = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos], weighted)
     types = {**chosen, **(types or {})}
-    return [
+    steps = [
         TensorStep(
             name=t.name,
             shape=t.shape,
@@ -86,6 +87,41 @@ def plan(
         )
         for t in infos
     ]
+    return steps + [_scale_step(step) for step in steps if _has_own_scale(step, file)]
+
+
+# --- NVFP4: its scales of 16 weights are small floats, at most 448, so a matrix has a float32 scale beside it
+
+
+def _has_own_scale(step: TensorStep, file: GGUFFile) -> bool:
+    """Whether a matrix gets a scale: it becomes NVFP4, a product reads it, and the file has no scale for it yet."""
+    if step.after.name != "NVFP4" or step.before == step.after or role_of(step.name) == "embedding":
+        return False
+    stack = step.name.endswith("_exps.weight")
+    return len(step.shape) == (3 if stack else 2) and _scale_name(step.name) not in file.tensors
+
+
+def _scale_name(name: str) -> str:
+    return name.removesuffix("weight").replace("ffn_gate_up_exps", "ffn_up_exps") + "scale"
+
+
+def _scale_step(step: TensorStep) -> TensorStep:
+    count, float32 = step.shape[0] if len(step.shape) == 3 else 1, by_name("F32")
+    return TensorStep(_scale_name(step.name), (count,), float32, float32, 0, 4 * count, step.name)
+
+
+def _own_scales(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
+    """The scale of a matrix, or of each of a stack: the largest weight becomes 6 * 448, the largest of NVFP4."""
+    info, raw = file.tensors[name], file.raw(name)
+    rows = raw.reshape(info.shape[0] if len(info.shape) == 3 else 1, -1, raw.shape[-1])
+    height = max(1, SLAB // info.shape[-1])
+    top = np.zeros(len(rows), np.float32)
+    for n, matrix in enumerate(rows):
+        for i in range(0, len(matrix), height):
+            top[n] = max(top[n], np.abs(codecs.decode(info.type, matrix[i : i + height])).max(initial=0))
+    if not np.isfinite(top).all():
+        raise AssayError(f"{name}: the data has NaN or infinity in it; keep this tensor F32 or F16")
+    return np.where(top > 0, top / np.float32(6 * 448), np.float32(1)).astype(np.float32)
 
 
 def quantize(
@@ -112,10 +148,11 @@ def quantize(
         if out.exists() and os.path.samefile(out, part.path):
             raise AssayError(f"{out}: is the input file; name another output file")
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        scaled = {step.scale_of for step in steps if step.scale_of}
 
         def tensors() -> Iterator[Tensor]:
             for step in steps:
-                work = partial(_work, file, step, importance, pool, progress)
+                work = partial(_work, file, step, importance, pool, progress, step.name in scaled)
                 yield Tensor(step.name, step.shape, step.after, work)
 
         write(out, _metadata(file, mix), tensors())
@@ -147,9 +184,13 @@ def _work(
     importance: Importance | None,
     pool: ThreadPoolExecutor,
     progress: Callable[[TensorStep], None],
+    scaled: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """The new bytes of a tensor."""
+    """The new bytes of a tensor; `scaled`: divided by its scale first."""
     progress(step)
+    if step.scale_of:
+        return _own_scales(file, step.scale_of).view(np.uint8)
+    scales = _own_scales(file, step.name) if scaled else None
     raw = file.raw(step.name)
     if step.before == step.after:
         kept = raw.copy()
@@ -166,6 +207,8 @@ def _work(
         try:
             values = codecs.decode(step.before, rows[part])
             matrix = np.arange(i, i + len(values)) // each
+            if scales is not None:
+                values = values / scales[np.arange(i, i + len(values)) // (len(rows) // len(scales))][:, None]
             out[part] = codecs.encode(step.after, values, None if weights is None else weights[matrix])
         except AssayError as error:
             raise AssayError(f"{step.name}: {error}") from None

@@ -73,6 +73,7 @@ _TABLE = (
     GGMLType(39, "MXFP4", 32, 17, "u1,16u1"),
     GGMLType(40, "NVFP4", 64, 36, "4u1,32u1"),
     GGMLType(41, "Q1_0", 128, 18, "u2,16u1"),
+    GGMLType(42, "Q2_0", 64, 18, "u2,16u1"),
 )
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}

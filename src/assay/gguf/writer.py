@@ -245,7 +245,7 @@ def _alignment(metadata: Mapping[str, object]) -> int:
 def _check(tensor: Tensor) -> None:
     length = len(tensor.name.encode())
     if not 1 <= length <= MAX_NAME:
-        raise AssayError(f"{tensor.name}: a name of {length} bytes (expected 1 to {MAX_NAME})")
+        raise AssayError(f"tensor {tensor.name[:40]}…: a name of {length} bytes (expected 1 to {MAX_NAME})")
     if not 1 <= len(tensor.shape) <= MAX_DIMS or min(tensor.shape) < 1:
         raise AssayError(f"{tensor.name}: shape {list(tensor.shape)} (expected 1 to {MAX_DIMS} positive dimensions)")
 

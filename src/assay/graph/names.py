@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_LAYER = re.compile(r"^(?P<role>.+?)-(?P<layer>\d+)$|^(?P<cache>cache_[a-z])_l(?P<clayer>\d+)$")
+# At most nine digits: names come from strangers, and Python converts no number of thousands of digits.
+_LAYER = re.compile(r"^(?P<role>.+?)-(?P<layer>\d{1,9})$|^(?P<cache>cache_[a-z])_l(?P<clayer>\d{1,9})$")
 _STATE = re.compile(r"^cache_[a-z]$")
 
 

@@ -13,99 +13,18 @@ query may see (cached ones first, then the keys of this step).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Flag, auto
-from typing import Any
+from collections.abc import Sequence
+from math import prod
 
-Dim = int | str
-Shape = tuple[Dim, ...]
-Attrs = Mapping[str, Any]
-ShapeRule = Callable[[Attrs, Sequence[Shape], Sequence[Shape]], Shape]
+from assay.graph import recurrent_ops
+from assay.graph.op_row import REQUIRED, Attrs, Op, Shape, ShapeError, Trait, expect, flat_width, split_heads
 
-
-class ShapeError(ValueError):
-    """The operands of a node do not fit together; the message names the two dimensions."""
-
-
-class Trait(Flag):
-    """A property of an operation. A node has the traits of its operation."""
-
-    NONE = 0
-    PRODUCT = auto()  # multiplies activations by a weight matrix, its first weight
-    TABLE = auto()  # looks up rows of a weight by index, its first weight
-    INDICES = auto()  # its values are indices: exact integers that choose, never rounded
-    SELECTS = auto()  # chooses among its inputs by comparing them: a small difference may change the choice
-    NORM = auto()  # normalises a row by a statistic of the row
-    ACTIVATION = auto()  # an elementwise nonlinear function, possibly gated
-    SOFTMAX = auto()  # exponentials divided by their sum
-    SCORES = auto()  # reads or gives one value for each pair of query and key
-    SUMS = auto()  # adds terms, so that rounding errors can cancel or grow
-    MOVES = auto()  # copies values without arithmetic
-    RESHAPES = auto()  # the same values in the same order in memory, with other axes
-    ELEMENTWISE = auto()  # every result depends on one element of each input
-    MIXES_TOKENS = auto()  # a row of the result depends on rows of other tokens
-    POSITIONAL = auto()  # the result depends on the position of a token
-    STATE = auto()  # reads or writes what a layer keeps between steps (`graph/state.py`)
-    MATRIX = auto()  # its first weight is a matrix: multiplied, or looked up row by row
-    EXPERTS = auto()  # its first weight has a part for each expert, chosen by index
-    KEYS = auto()  # multiplies queries by keys, its second input: gives scores before the mask
-    VALUES = auto()  # sums values, its second input, weighted by scores
-    MASKS = auto()  # hides keys by position, then takes the softmax of the scores
-    POOLS = auto()  # gives one row for all tokens of a sequence
-    ATTENDS = KEYS | VALUES  # multiplies by the keys or the values that a layer keeps
-    TRANSCENDENTAL = auto()  # computes exp, tanh or log, which fast implementations approximate
-    EXACT = auto()  # copies, compares or limits numbers: without rounding in every arithmetic
-    MASKABLE = auto()  # an engine may write -inf for elements that are masked
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operation: `formula` is the definition that the reference engine computes."""
-
-    name: str
-    formula: str
-    inputs: tuple[str, ...]  # operand names; a trailing `?` marks an optional one
-    weights: tuple[str, ...]
-    attrs: Mapping[str, Any]  # name -> default; `REQUIRED` where the builder must give it
-    shape: ShapeRule
-    traits: Trait = Trait.NONE
-    linear_in: tuple[str, ...] = ()  # operands, inputs or weights, in each of which the result is linear
-    keeps: str = ""  # with `Trait.STATE`: the kind of state, a row of `state.KINDS`
-
-
-REQUIRED: Any = type("Required", (), {"__repr__": lambda _: "required"})()
-
-
-def _expect(what: str, found: Dim, wanted: Dim) -> None:
-    if found != wanted:
-        raise ShapeError(f"{what} (found {found}, expected {wanted})")
-
-
-def _flat(shape: Shape) -> Dim:
-    """Features per token: everything after the first axis multiplied."""
-    total = 1
-    for dim in shape[1:]:
-        if isinstance(dim, str):
-            raise ShapeError(f"features of a token cannot include the axis {dim}")
-        total *= dim
-    return total
+__all__ = ["OPS", "REQUIRED", "Op", "Shape", "ShapeError", "Trait", "register"]
 
 
 def _axes(weight: Shape, wanted: int) -> None:
     if len(weight) != wanted:
         raise ShapeError(f"the tensor has the wrong number of axes (found {list(weight)}, expected {wanted} axes)")
-
-
-def _split(shape: Shape, n_head: int) -> Shape:
-    """`[T, H, D]` of a value: as it is, or its features cut into `n_head` heads."""
-    if len(shape) == 3:
-        return shape
-    width = _flat(shape)
-    assert isinstance(width, int)
-    if n_head < 1 or width % n_head:
-        raise ShapeError(f"width {width} does not divide into {n_head} heads")
-    return (shape[0], n_head, width // n_head)
 
 
 def _same(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
@@ -118,10 +37,10 @@ def _embed(_a: Attrs, _ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
 
 
 def _norm(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
-    heads = _split(ins[0], a["n_head"])[1:] if a["n_head"] else ins[0][1:]
+    heads = split_heads(ins[0], a["n_head"])[1:] if a["n_head"] else ins[0][1:]
     for weight in w:
         own = heads if len(weight) == 2 else heads[-1:]  # weights [H, D]: each head has its own
-        if tuple(weight) != own:
+        if tuple(weight) != own and (len(heads) != 2 or tuple(weight) != (int(heads[0]) * int(heads[1]),)):
             raise ShapeError(f"norm weight does not fit the normalised width (found {weight}, expected {own})")
     return ins[0]
 
@@ -130,19 +49,19 @@ def _linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if len(w[0]) > 1:
         _axes(w[0], 2)
     rows, columns = (1, w[0][0]) if len(w[0]) == 1 else w[0]  # a vector is a matrix of one row
-    _expect("input width differs from the weight's columns", _flat(ins[0]), columns)
+    expect("input width differs from the weight's columns", flat_width(ins[0]), columns)
     return (ins[0][0], rows)
 
 
 def _slice(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    shape = _split(ins[0], a["n_head"]) if a["n_head"] else ins[0]
+    shape = split_heads(ins[0], a["n_head"]) if a["n_head"] else ins[0]
     if not 0 <= a["start"] < a["stop"] <= int(shape[-1]):
         raise ShapeError(f"columns {a['start']}..{a['stop']} lie outside the width {shape[-1]}")
     return (*shape[:-1], a["stop"] - a["start"])
 
 
 def _concat(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    first, second = (_split(x, a["n_head"]) for x in ins)
+    first, second = (split_heads(x, a["n_head"]) for x in ins)
     for shape in (first, second):
         if shape[1] not in (1, a["n_head"]):
             raise ShapeError(f"operand must have 1 head or {a['n_head']} (found {shape[1]})")
@@ -151,31 +70,37 @@ def _concat(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 def _bias(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     _axes(w[0], 1)
-    _expect("bias length differs from the input width", w[0][0], ins[0][-1])
+    expect("bias length differs from the input width", w[0][0], ins[0][-1])
     return ins[0]
 
 
 def _gain(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if w[0][0] != 1:
-        _expect("weight length differs from the input width", w[0][0], ins[0][-1])
+        expect("weight length differs from the input width", w[0][0], ins[0][-1])
     return ins[0]
 
 
 def _row(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
-    _expect("row length differs from the input width", w[0][1], ins[0][-1])
-    if not 0 <= a["row"] < int(w[0][0]):
-        raise ShapeError(f"row {a['row']} lies outside the table of {w[0][0]}")
+    expect("row length differs from the input width", w[0][-1], ins[0][-1])
+    rows = prod(int(dim) for dim in w[0][:-1])
+    if not 0 <= a["row"] < rows:
+        raise ShapeError(f"row {a['row']} lies outside the table of {rows}")
     return ins[0]
 
 
+def _same_features(a: Shape, b: Shape) -> bool:
+    """Whether two values have the same shape, or as many features for each token: heads apart or side by side."""
+    return a == b or (a[0] == b[0] == "T" and flat_width(a) == flat_width(b))
+
+
 def _pair(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    if ins[0] != ins[1]:
+    if not _same_features(*ins):
         raise ShapeError(f"operands differ in shape (found {ins[0]} and {ins[1]})")
     return ins[0]
 
 
 def _mul(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    if ins[1] not in (ins[0], (ins[0][0], 1)):
+    if ins[1] != (ins[0][0], 1) and not _same_features(*ins):
         raise ShapeError(f"operands differ in shape (found {ins[0]} and {ins[1]})")
     return ins[0]
 
@@ -188,9 +113,9 @@ def _halves(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _heads(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    width = _flat(ins[0])
+    width = flat_width(ins[0])
     assert isinstance(width, int)
-    return _split((ins[0][0], width), a["n_head"])
+    return split_heads((ins[0][0], width), a["n_head"])
 
 
 def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
@@ -199,7 +124,7 @@ def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
         raise ShapeError(f"n_rot must be even and at most the head width {shape[2]} (found {a['n_rot']})")
     if w:
         _axes(w[0], 1)
-        _expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
+        expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
     return shape
 
 
@@ -208,23 +133,23 @@ def _cache(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
 
 
 def _kq(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    q, k = _split(ins[0], a["n_head"]), _split(ins[1], a["n_head_kv"])
-    _expect("query and key heads differ in width", q[2], k[2])
+    q, k = split_heads(ins[0], a["n_head"]), split_heads(ins[1], a["n_head_kv"])
+    expect("query and key heads differ in width", q[2], k[2])
     if int(q[1]) % int(k[1]):
         raise ShapeError(f"{q[1]} query heads cannot be shared over {k[1]} key heads")
     return (q[1], q[0], k[0])
 
 
 def _scores(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
-    _expect("queries and positions differ in number", ins[0][1], ins[1][0])
-    _expect("keys and their positions differ in number", ins[0][2], ins[2][0])
+    expect("queries and positions differ in number", ins[0][1], ins[1][0])
+    expect("keys and their positions differ in number", ins[0][2], ins[2][0])
     if w:
-        _expect("one sink a head", w[0][0], ins[0][0])
+        expect("one sink a head", w[0][0], ins[0][0])
     return ins[0]
 
 
 def _kqv(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    p, v = ins[0], _split(ins[1], a["n_head_kv"])
+    p, v = ins[0], split_heads(ins[1], a["n_head_kv"])
     if int(p[0]) % int(v[1]):
         raise ShapeError(f"{p[0]} query heads cannot be shared over {v[1]} value heads")
     return (p[0], p[1], v[2])
@@ -236,14 +161,14 @@ def _merge(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _unmerge(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    tokens, heads, width = _split(ins[0], a["n_head"])
+    tokens, heads, width = split_heads(ins[0], a["n_head"])
     return (heads, tokens, width)
 
 
 def _head_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     heads, tokens, width = ins[0]
-    _expect("heads differ from the weight's", heads, w[0][0])
-    _expect("input width differs from the weight's columns", width, w[0][2])
+    expect("heads differ from the weight's", heads, w[0][0])
+    expect("input width differs from the weight's columns", width, w[0][2])
     return (heads, tokens, w[0][1])
 
 
@@ -272,13 +197,13 @@ def _sum(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 def _expert_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     _axes(w[0], 3)
-    _expect("input width differs from the expert weights' columns", ins[0][-1], w[0][2])
+    expect("input width differs from the expert weights' columns", ins[0][-1], w[0][2])
     return (*ins[1], w[0][1])
 
 
 def _expert_vector(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if len(w[0]) == 2:
-        _expect("bias length differs from the input width", w[0][1], ins[0][-1])
+        expect("bias length differs from the input width", w[0][1], ins[0][-1])
     return ins[0]
 
 
@@ -288,6 +213,24 @@ def _expert_input(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape
 
 def _expert_sum(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return (ins[0][0], ins[0][2])
+
+
+def _length(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    flat_width(ins[0])
+    return (ins[0][0], 1)
+
+
+def _mix_streams(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    split_heads(ins[0], a["n_stream"])
+    expect("one coefficient for each pair of streams", flat_width(ins[1]), a["n_stream"] ** 2)
+    return ins[0]
+
+
+def _add_to_streams(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    expect("the row differs from a stream's width", flat_width(ins[1]), split_heads(ins[0], a["n_stream"])[2])
+    if len(ins) > 2:
+        expect("one coefficient for each stream", flat_width(ins[2]), a["n_stream"])
+    return ins[0]
 
 
 def _pool(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
@@ -306,6 +249,7 @@ _ROPE_ATTRS = {
     "beta_slow": 1.0,
     "n_ctx_orig": 0,
     "offset": 0,  # the first value of a head that turns
+    "still": (),  # pairs that do not turn
 }
 
 OPS: dict[str, Op] = {
@@ -318,11 +262,13 @@ OPS: dict[str, Op] = {
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same,
            Trait.ELEMENTWISE, linear_in=("x",)),
+        Op("add_scalar", "y = x + value", ("x",), (), {"value": REQUIRED}, _same,
+           Trait.SUMS | Trait.ELEMENTWISE),
         Op("rms_norm", "y = w * x / sqrt(mean(x^2) + eps), the mean over a token's features, or over each head's; "
            "without w, w = 1", ("x",), ("w?",), {"eps": REQUIRED, "n_head": 0}, _norm,
            Trait.NORM, linear_in=("w",)),
         Op("layer_norm", "y = w * (x - mean(x)) / sqrt(var(x) + eps) + b, over a token's features, or over each "
-           "head's; w [D], or [H, D] where each head has its own", ("x",), ("w", "b?"),
+           "head's; w [D], or [H, D] or [H*D] where each head has its own", ("x",), ("w", "b?"),
            {"eps": REQUIRED, "n_head": 0}, _norm,
            Trait.NORM | Trait.SUMS),
         Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear,
@@ -351,7 +297,7 @@ OPS: dict[str, Op] = {
            Trait.POSITIONAL | Trait.TRANSCENDENTAL, linear_in=("x",)),
         Op("cache", "rows of the earlier steps of this sequence, then this step's", ("x",), (),
            {"n_head": REQUIRED}, _cache,
-           Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",), keeps="rows"),
+           Trait.MOVES | Trait.STATE | Trait.CACHES | Trait.MIXES_TOKENS, linear_in=("x",), keeps="rows"),
         Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
            "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
            Trait.KEYS | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS | Trait.MASKABLE, linear_in=("q", "k")),
@@ -416,6 +362,19 @@ OPS: dict[str, Op] = {
            Trait.SUMS, linear_in=("x",)),
         Op("pool", "one row of all tokens: their mean, the first or the last", ("x",), (), {"kind": REQUIRED}, _pool,
            Trait.POOLS | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("x",)),
+        Op("length", "y[t] = sqrt(sum(x[t]^2))", ("x",), (), {}, _length,
+           Trait.NONE),
+        Op("sparse_gate", "y = max(x - mean(x) - factor * std(x), 0), mean and std (by n - 1) over a token's features",
+           ("x",), (), {"factor": REQUIRED}, _same,
+           Trait.ACTIVATION | Trait.SUMS),
+        Op("mix_streams", "y[t,i,:] = x[t,i,:] + sum_j c[t, i*n + j] * x[t,j,:], the n = n_stream streams side by side",
+           ("x", "c"), (), {"n_stream": REQUIRED}, _mix_streams,
+           Trait.SUMS, linear_in=("x",)),
+        Op("add_to_streams", "y[t,i,:] = x[t,i,:] + d[t,:] * c[t,i] for i >= first, else x[t,i,:], the n_stream "
+           "streams side by side; without c, the factor is 1", ("x", "d", "c?"), (),
+           {"n_stream": REQUIRED, "first": 0}, _add_to_streams,
+           Trait.SUMS),
+        *recurrent_ops.ROWS,
     )
 }  # fmt: skip
 

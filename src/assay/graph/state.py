@@ -6,7 +6,7 @@ whole graph. Readers ask it and never look at operation names:
 
     engines/plan/state_layout.py   which pools a page of the cache has, and how many bytes
     runtime/pages.py               pages, window slots and state slots; where a prefix can be reused
-    runtime/scheduler.py, draft.py whether tokens may be taken back, so whether to speculate
+    runtime/scheduler.py           whether drafted tokens are taken back at no cost, or by states kept after each
     engines/plan/batching.py       whether a step may be repeated for a trace
 
 Touch this to add a kind of state: add a row to `KINDS`, and name it in the row of the operation that keeps it.

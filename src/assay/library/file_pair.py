@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from assay.system.files import write
 from assay.verify.conformance import two_files as pairs
 from assay.verify.conformance.pair_page import page
 from assay.verify.conformance.sample import PROMPT, TEXT
-
-Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,11 +96,6 @@ def _times(tensor: Mapping[str, Any]) -> float:
     return float(tensor["nmse"]) / max(float(tensor["rounding"] or 0.0), 1e-30) if tensor["nmse"] > 1e-12 else 0.0
 
 
-@contextmanager
-def _quiet(what: str) -> Iterator[Callable[[int, int], None]]:
-    yield lambda done, total: None
-
-
 def two_files(
     a: Opened,
     b: Opened,
@@ -112,22 +104,18 @@ def two_files(
     prompt: str | None = None,
     text: str | None = None,
     window: int = 128,
-    stage: Stage = _quiet,
 ) -> TwoFiles:
-    """Compare two files. `stage` returns the progress function of each part."""
+    """Compare two files: their weights, the activations on a prompt and the logits on a text."""
     pairs.check_pair(a.model, b.model)
     tokenizer = a.tokenizer
     ids = list(tokens) or tokenizer.encode(PROMPT if prompt is None else prompt)
-    with stage("weights") as progress:
-        tensors = pairs.weights(a.model, b.model, progress)
-    with stage("activations") as progress:
-        nodes, best = pairs.activations(a.model, b.model, ids, progress)
+    tensors = pairs.weights(a.model, b.model)
+    nodes, best = pairs.activations(a.model, b.model, ids)
     name = engines.default_name()
     sample = tokenizer.encode(TEXT if text is None else text)
     both = [engines.create(name, m, n_pages=pages_for(window)) for m in (a.model, b.model)]
     try:
-        with stage(f"logits on {name}") as progress:
-            found = pairs.logits(both[0], both[1], sample, window, progress)
+        found = pairs.logits(both[0], both[1], sample, window)
     finally:
         for engine in both:
             engine.close()

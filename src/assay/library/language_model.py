@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.library.settings import Settings, settings
+from assay.library import argument_checks as checks
+from assay.library.notebook import watched
+from assay.library.settings import GenerationSettings, Settings, lists_settings, settings
 from assay.runtime.generate import Failed, Generation, Generator, Pending, Result
 from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.pooling import check_dimensions, embedding_of
-from assay.runtime.registry_models import ReportProgress, silent
+from assay.runtime.registry_models import ReportProgress
 from assay.runtime.scheduler import RUNNING
 from assay.runtime.sequence_errors import NoLogits
 from assay.text import encode_chat
@@ -41,11 +43,15 @@ def load(
     lookahead: bool = True,
     draft: str | None = None,
     parallel: int = RUNNING,
-    progress: ReportProgress = silent,
+    progress: ReportProgress | None = None,
 ) -> LanguageModel:
-    """Open a model and an engine.
+    """Open a model and an engine; a context manager closes them.
 
-    model       a path, a name such as smollm2 (the default, downloaded once), hf:owner/repo[:file] or ollama:name[:tag]
+    >>> with assay.load("smollm2") as model:
+    ...     print(model.chat("Why is the sky blue?", max_new_tokens=64))
+
+    model       a path, a name such as smollm2 (the default) or qwen3:8b (downloaded once; `assay search` lists them),
+                hf:owner/repo[:file] or ollama:name[:tag]
     engine      "cpu", "cuda" or "reference"; default: the fastest on this machine
     precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
     kv_type     data type of the KV cache: f16, f32, bf16, q8_0
@@ -54,20 +60,26 @@ def load(
     template    name of a built-in chat template, or a file, instead of the model's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
     lookahead   speculate: guess tokens from earlier text and check several in one step; the output is the same
-    draft       draft model for speculation: a small model with the same vocabulary
+    draft       draft model for speculation: a small model with the same vocabulary; "mtp": the file's own draft head
     parallel    maximum sequences computed at once
     progress    called during downloads and loading with (stage, bytes done, total bytes)
     """
+    checks.check_load_options(
+        {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
+         "cache_size": cache_size, "template": template, "template_arguments": template_arguments, "draft": draft,
+         "parallel": parallel, "progress": progress}
+    )  # fmt: skip
     options = OpenOptions(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
     )
-    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
+    with watched(progress):
+        return LanguageModel(open_model(model, options), parallel=parallel)
 
 
 class LanguageModel:
     """A model on an engine. Use it as a context, or `close` it. Calls of several threads are batched."""
 
-    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: ReportProgress = silent) -> None:
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: ReportProgress | None = None) -> None:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
@@ -104,12 +116,16 @@ class LanguageModel:
     # --- text and ids
 
     def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The ids of a text, with the BOS and EOS that the file requires, unless `add_special` is false."""
+        """The ids of a text, with the BOS and EOS that the file requires, unless `add_special` is false.
+
+        >>> model.tokenize("Hello world")
+        """
+        checks.check_text("text", text, also_bytes=True)
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Iterable[int], *, special: bool = True) -> str:
         """The text of ids; `special=False` hides control tokens."""
-        return self.tokenizer.decode(ids, special=special)
+        return self.tokenizer.decode(checks.token_list("ids", ids), special=special)
 
     def ids(
         self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None, **template_arguments: Any
@@ -120,30 +136,48 @@ class LanguageModel:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
+            raise _no_prompt(prompt)
         items: list[Any] = list(prompt)
         if items and isinstance(items[0], Mapping):
             if self.opened.template is None:
                 raise AssayError(f"{self.path}: has no chat template; give one with template=, or give a text")
-            if wrong := [m for m in items if not (isinstance(m, Mapping) and isinstance(m.get("role"), str))]:
-                raise AssayError(f"messages: each must be an object with a role and a content (found {wrong[0]!r:.60})")
+            _check_messages(items)
             return encode_chat(self.tokenizer, self.opened.template, items, tools=tools, **template_arguments)
         if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in items):
-            raise AssayError(f"prompt: must be a text, ids or messages (found {prompt!r:.80})")
+            raise _no_prompt(prompt)
         return [int(item) for item in items]
 
     # --- answers
 
     @overload
-    def generate(self, prompt: str, *, resume: Sequence[int] = (), **given: Any) -> Result: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts; it is one prompt
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        *,
+        n: Literal[1] = 1,
+        resume: Sequence[int] = (),
+        **given: Unpack[GenerationSettings],
+    ) -> Result: ...
     @overload
-    def generate(self, prompt: Sequence[int], *, resume: Sequence[int] = (), **given: Any) -> Result: ...
+    def generate(
+        self, prompt: Sequence[Prompt], *, n: int = 1, **given: Unpack[GenerationSettings]
+    ) -> list[Result]: ...
     @overload
-    def generate(self, prompt: Sequence[Message], *, resume: Sequence[int] = (), **given: Any) -> Result: ...
-    @overload
-    def generate(self, prompt: Sequence[Prompt], **given: Any) -> list[Result]: ...
+    def generate(
+        self, prompt: Prompt, *, n: int, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]
+    ) -> Result | list[Result]: ...
 
-    def generate(self, prompt: Any, *, n: int = 1, resume: Sequence[int] = (), **given: Any) -> Any:
+    @lists_settings
+    def generate(
+        self, prompt: Any, *, n: int = 1, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]
+    ) -> Any:
         """Answer a prompt, or each of a list of them, computed together.
+
+        >>> model.generate("Once upon a time", max_new_tokens=32, temperature=0).text
+        >>> model.generate([{"role": "user", "content": "Hello!"}], seed=1)
+        >>> for result in model.generate(["One", "Two", "Three"], max_new_tokens=8):
+        ...     print(result)
 
         A prompt is a text, used without a template; ids; or messages, which the chat template renders. The `n` answers
         to each prompt are one list, in the order of the prompts; answer i has the seed plus i. `resume` are the ids of
@@ -151,8 +185,10 @@ class LanguageModel:
 
         Settings: max_new_tokens (or max_tokens, of the whole answer), temperature, top_k, top_p, min_p,
         repetition_penalty, seed, stop, logprobs, grammar (GBNF or Lark), json_schema, ignore_eos, do_sample, params,
-        and every other field of SamplerParams. Defaults are those of llama.cpp.
+        and every other field of SamplerParams (`GenerationSettings` has all of them with their types). Defaults are
+        those of llama.cpp.
         """
+        checks.check_whole("n", n, 1)
         if not _several(prompt):
             made = self._prepare(prompt, n, resume, settings(self.opened, given))
             done = [generation.result for generation in self.generator.together(made)]
@@ -163,13 +199,18 @@ class LanguageModel:
         prepared = (generation for item in prompt for generation in self._prepare(item, n, (), asked))
         return [generation.result for generation in self.generator.together(prepared)]
 
-    def stream(self, prompt: Prompt, *, resume: Sequence[int] = (), **given: Any) -> Generation:
+    @lists_settings
+    def stream(self, prompt: Prompt, *, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]) -> Generation:
         """Stream the answer: iterate over events (`id`, `text`, `logprob`); `result` is available at the end.
+
+        >>> for event in model.stream("Once upon a time", max_new_tokens=32):
+        ...     print(event.text, end="", flush=True)
 
         Prompt, settings and `resume` are those of `generate`.
         """
         return self._prepare(prompt, 1, resume, settings(self.opened, given))[0]
 
+    @lists_settings
     def chat(
         self,
         messages: str | Sequence[Message],
@@ -177,12 +218,16 @@ class LanguageModel:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
-        **given: Any,
+        **given: Unpack[GenerationSettings],
     ) -> Result:
         """Answer a conversation with the model's chat template. A text is one user message.
 
+        >>> model.chat("Why is the sky blue?", system="Be brief.", max_new_tokens=64)
+
         `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are passed to the template.
         """
+        checks.check_list("tools", tools)
+        checks.check_mapping("template_arguments", template_arguments)
         ids = self.ids(conversation(messages, system), tools=tools, **(template_arguments or {}))
         return self.stream(ids, **given).run()
 
@@ -197,14 +242,19 @@ class LanguageModel:
             if isinstance(request, AssayError):
                 return Failed(request)
             try:
+                if not (isinstance(request, tuple | list) and len(request) == 2 and isinstance(request[1], Mapping)):
+                    raise AssayError(f"request: must be a prompt and its settings (found {request!r:.80})")
                 return self._prepare(request[0], 1, (), settings(self.opened, request[1]))[0]
             except AssayError as error:
                 return Failed(error)
 
+        if not isinstance(requests, Iterable):
+            raise AssayError(f"requests: must be an iterable of prompts with settings (found {requests!r:.60})")
         return self.generator.together(map(prepare, requests))
 
     def _prepare(self, prompt: Prompt, n: int, resume: Sequence[int], asked: Settings) -> list[Generation]:
         self._check_open()
+        resume = checks.token_list("resume", resume)
         ids = self.ids(prompt)
         return [
             self.generator.generate(
@@ -217,7 +267,10 @@ class LanguageModel:
     # --- numbers
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
-        """The logits after every token of a prompt: [n_tokens, n_vocab]."""
+        """The logits after every token of a prompt: [n_tokens, n_vocab].
+
+        >>> model.logits("The capital of France is")[-1].argmax()
+        """
         self._check_open()
         output = self.model.graph.output
         if not self.model.graph.generates:
@@ -236,11 +289,16 @@ class LanguageModel:
     def embed(self, text: Any, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]:
         """The normalised embedding of a text [n], or of each of a list of texts [texts, n], computed together.
 
+        >>> a, b = model.embed(["a cat", "a dog"])
+        >>> float(a @ b)
+
         Rows are pooled as the file says; by their mean if it says nothing, as in most generative models.
         `pooling` (mean, first, last) overrides it. `dimensions` keeps the first values of each vector.
         """
         self._check_open()
         how = embedding_of(self.model.graph, pooling)
+        if dimensions is not None:
+            checks.check_whole("dimensions", dimensions)
         check_dimensions(dimensions, how.width)
         several = _several(text)
         begun = (self.generator.embed(self.ids(item), how) for item in (text if several else [text]))
@@ -253,12 +311,17 @@ class LanguageModel:
     def trace(self, prompt: Prompt, *, nodes: str | None = None, decode: int = 0) -> Trace:
         """The value of every node for a prompt, by name. `nodes` is a regular expression that selects some.
 
+        >>> model.trace("The capital of France is", nodes="l_out")["l_out-0"].shape
+
         The last `decode` tokens are decoded one by one, with the KV cache.
         """
         from assay.library.trace_view import Trace
         from assay.verify.dumps.tracing import take_trace
 
         self._check_open()
+        if nodes is not None:
+            checks.check_text("nodes", nodes)
+        checks.check_whole("decode", decode, 0)
         ids = self.generator.checked(self.ids(prompt))
         with self.generator.exclusive() as engine:
             return Trace(self.model.graph, take_trace(engine, ids, decode=decode, nodes=nodes))
@@ -279,6 +342,9 @@ class LanguageModel:
         from assay.library.judgement import JudgedModel, judge
 
         self._check_open()
+        checks.check_text("text", text)
+        if against is not None and not isinstance(against, LanguageModel):
+            raise AssayError(f"against: must be a LanguageModel (found {against!r:.60}); open it with assay.load")
         other = None if against is None else JudgedModel(against.opened, against.generator)
         return judge(JudgedModel(self.opened, self.generator), text, other, window, chunks, worst)
 
@@ -289,13 +355,32 @@ class LanguageModel:
 
 def conversation(messages: str | Sequence[Message], system: str | None = None) -> list[Message]:
     """Messages with an optional system message before them. A text is one user message."""
+    if isinstance(messages, bytes | Mapping) or not isinstance(messages, str | Iterable):
+        raise AssayError(f"messages: must be a text or a list of messages (found {messages!r:.80})")
     turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    _check_messages(turns)
+    if system is not None:
+        checks.check_text("system", system)
     return turns if system is None else [{"role": "system", "content": system}, *turns]
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Each has a role, and a content unless it only calls tools."""
+    for message in messages:
+        fine = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not fine or ("content" not in message and not message.get("tool_calls")):
+            raise AssayError(f"messages: each must be an object with a role and a content (found {message!r:.60})")
 
 
 def _several(prompt: Any) -> bool:
     """Whether it is a list of prompts (possibly empty), not a text, ids or a conversation."""
-    if isinstance(prompt, str | bytes):
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
         return False
+    if isinstance(prompt, Iterator):
+        raise AssayError("prompt: must be a list, not an iterator; use list(...), or `batch` for many prompts")
     first = next(iter(prompt), "")
-    return isinstance(first, str | Sequence | np.ndarray)
+    return isinstance(first, str | bytes | Sequence | np.ndarray)
+
+
+def _no_prompt(found: object) -> AssayError:
+    return AssayError(f"prompt: must be a text, ids or messages (found {found!r:.80})")

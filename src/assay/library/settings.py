@@ -1,11 +1,16 @@
-"""Keyword arguments of a generation, under assay's names and those of transformers and OpenAI."""
+"""Keyword arguments of a generation, under assay's names and those of transformers and OpenAI.
+
+`GenerationSettings` lists them with their types for editors and type checkers, and `settings` checks the values. A new
+field of SamplerParams needs a line in `GenerationSettings`; `tests/library/test_settings.py` compares the two.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, TypedDict, TypeVar
 
 from assay.errors import AssayError
 from assay.runtime.draws import seed_of
@@ -18,6 +23,62 @@ ALIASES = {"temperature": "temp", "repetition_penalty": "repeat_penalty", "typic
 _FIELDS = {field.name: field.type for field in fields(SamplerParams)}
 LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 _OTHER = (*LENGTHS, "stop", "logprobs", "grammar", "json_schema", "ignore_eos", "do_sample", "params")
+
+
+class GenerationSettings(TypedDict, total=False):
+    """The keyword arguments of `generate`, `stream` and `chat`. One that is left out has llama.cpp's default."""
+
+    # length and end
+    max_new_tokens: int | None  # of the whole answer; -1 or None: until the context is full
+    max_tokens: int | None  # the same
+    max_completion_tokens: int | None  # the same
+    stop: str | Sequence[str] | None  # end the answer before one of these texts
+    ignore_eos: bool  # continue after the end-of-sequence token
+    # form
+    grammar: str | None  # GBNF or Lark
+    json_schema: Mapping[str, Any] | bool | None  # True: any JSON object
+    # what comes back
+    logprobs: int | bool | None  # log-probability of every token, and of that many alternatives
+    # sampling
+    seed: int | None  # None: a random one, which the result has
+    temperature: float | None  # 0 is greedy
+    temp: float | None  # the same
+    do_sample: bool  # False is greedy
+    top_k: int | None  # 0: all
+    top_p: float | None  # 1: off
+    min_p: float | None  # 0: off
+    typical: float | None  # 1: off
+    typical_p: float | None  # the same
+    top_n_sigma: float | None  # -1: off
+    repetition_penalty: float | None  # 1: off
+    repeat_penalty: float | None  # the same
+    repeat_last_n: int | None  # tokens that the penalties count; 0: none, -1: all
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    dry_multiplier: float | None  # 0: off
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None  # 0: none, -1: all
+    dry_breakers: Sequence[str] | Breakers | None
+    xtc_probability: float | None  # 0: off
+    xtc_threshold: float | None
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None  # -inf forbids a token
+    params: SamplerParams | None  # all of the sampler's settings at once; the others change it
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def lists_settings(function: Function) -> Function:
+    """Replace `**given` in the signature that `help` and notebooks show by the settings, each with its type."""
+    shown = signature(function)
+    own = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=getattr(kind, "__forward_arg__", kind))
+        for name, kind in GenerationSettings.__annotations__.items()
+    ]
+    function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return function
 
 
 @dataclass(frozen=True)

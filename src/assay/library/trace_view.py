@@ -50,16 +50,16 @@ class Trace(Mapping[str, NDArray[Any]]):
         most = max(rms.values(), default=0.0) or 1.0
         rows = [
             (
-                cell(name),
-                cell(str(self._graph[name]).split(" = ", 1)[1]),
+                cell(name, "name"),
+                cell(str(self._graph[name]).split(" = ", 1)[1], "text less"),
                 cell(" × ".join(map(str, value.shape))),
                 shade(f"{rms.get(name, 0):.6g}", rms.get(name, 0) / most),
-                cell(" ".join(f"{x:.4g}" for x in value.reshape(-1)[:4])),
+                cell(" ".join(f"{x:.4g}" for x in value.reshape(-1)[:4]), "less"),
             )
             for name, value in self.items()
         ]
         said = [f"{counted(len(self.tokens), 'token')} on {self.dump.engine}, {counted(len(self), 'node')}"]
-        return inline(render("trace", said, [("Nodes", table(("node", "is", "shape", "rms", "begins with"), rows))]))
+        return inline(render("trace", said, [("Nodes", table(("node", "-is", "shape", "rms", "-begins with"), rows))]))
 
     def to_dict(self) -> dict[str, Any]:
         """Tokens, engine, and for each node its operation, shape and values as lists."""

@@ -17,12 +17,14 @@ from assay.engines.contract import pages_for
 from assay.errors import AssayError
 from assay.library.file_pair import TwoFiles, two_files
 from assay.library.language_model import LanguageModel
-from assay.library.notebook import inline
+from assay.library.notebook import inline, watched
 from assay.library.trace_view import Trace
 from assay.models import Model
+from assay.runtime.model_names import find_name
 from assay.runtime.opening import Opened, open_model
-from assay.runtime.registry_models import CATALOGUE
 from assay.system.files import write
+from assay.system.stages import Report, note
+from assay.verify.conformance.between_requests import PAGES
 from assay.verify.conformance.engine_check import Check, check_engine, lengths_for
 from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.formats.array_dumps import from_arrays
@@ -39,12 +41,12 @@ from assay.verify.witness.engines_by_name import known, open_engine, open_talker
 
 if TYPE_CHECKING:
     from assay.verify.diagnosis.candidates import Share
+    from assay.verify.diagnosis.result import Answer, Diagnosis
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
 ENOUGH = 5  # tokens from which on errors of positions are visible
 _READINGS = 16  # lines that report how a log was interpreted
-Nodes = Callable[[int, int], None]  # progress: nodes done, nodes in all
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +63,7 @@ class Finding:
     words: Callable[[int], str]  # the text, with at most that many rows of a table
     dump: Dump | None = None
     model: Model | None = None
+    source: str = ""  # what was judged, where it is not a dump: the address of a server
 
     def __bool__(self) -> bool:
         return self.good
@@ -83,22 +86,32 @@ class Finding:
             ]
         return found
 
-    def page(self) -> str | None:
-        """A self-contained page with the values side by side; None without a model and a single dump."""
+    def report(self) -> dict[str, Any] | None:
+        """The data of the page; None without a model, or for a verdict on neither a dump nor a server."""
         from assay.verify.diagnosis.result import Diagnosis
-        from assay.verify.report import page
+        from assay.verify.report import content
 
         diagnosis = self.result if isinstance(self.result, Diagnosis) else None
         diff = self.result if diagnosis is None else diagnosis.diff
-        if self.model is None or self.dump is None or not isinstance(diff, Diff | None):
+        judged = self.dump is not None or diagnosis is not None
+        if self.model is None or not judged or not isinstance(diff, Diff | None):
             return None
-        return page(self.model, self.dump, diff, diagnosis)
+        return content(self.model, self.dump, diff, diagnosis, self.source)
+
+    def page(self) -> str | None:
+        """A self-contained page: what to fix, the map of nodes, the values side by side; None as `report`."""
+        from assay.verify.report import drawn
+
+        data = self.report()
+        return None if data is None else drawn(data)
 
     def save_html(self, path: str | Path) -> None:
         """Write the page."""
         page = self.page()
         if page is None:
-            raise AssayError(f"{path}: this verdict has no page, because it has no model or not a single dump")
+            raise AssayError(
+                f"{path}: this verdict has no page, because it has no model, or judges neither a dump nor a server"
+            )
         write(path, page)
 
     def _repr_html_(self) -> str | None:
@@ -146,6 +159,8 @@ def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
         return values.dump
     if isinstance(values, str | Path):
         return read_dump(Path(values), patterns)
+    if not isinstance(values, Mapping):
+        raise AssayError(f"values: must be a path, a mapping from names to arrays, or a trace (found {values!r:.60})")
     arrays = {str(name): np.asarray(value) for name, value in values.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu":
@@ -187,7 +202,7 @@ class Side:
         model, at, engine = given.rpartition("@")
         if at and engine in known():
             return Side(given, model, engine)
-        if given in CATALOGUE or given.endswith(".gguf") or given.startswith(("hf:", "ollama:")):
+        if find_name(given) or given.endswith(".gguf") or given.startswith(("hf:", "ollama:")):
             return Side(given, given)
         if at and not Path(given).exists():
             raise AssayError(f"{given}: no such file, and no engine {engine!r}; there are {', '.join(known())}")
@@ -205,7 +220,7 @@ def diff(
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
     side: str = "",
-    progress: Nodes | None = None,
+    progress: Report | None = None,
     reading: Callable[[str], None] | None = None,
 ) -> Finding | TwoFiles:
     """Compare `b` with `a`, node by node, each judged on its own inputs.
@@ -213,8 +228,24 @@ def diff(
     `a` is the right side: a model (its definition), "MODEL@engine", or values. `b` is values or "MODEL@engine". The ids
     come from the values, from `tokens` or from `prompt`. Without a model, two sets of values are compared as numbers.
     Two model files are compared by weights, activations and logits. `reading` is called with the interpretation of the
-    lines of a log.
+    lines of a log, and `progress` with label, amount done and total.
     """
+    with watched(progress):
+        return _diff(a, b, model, tokens, prompt, decode, names, patterns, side, reading)
+
+
+def _diff(
+    a: Values | LanguageModel | Opened,
+    b: Values | LanguageModel,
+    model: ModelLike,
+    tokens: Sequence[int],
+    prompt: str | None,
+    decode: int,
+    names: Mapping[str, str] | None,
+    patterns: Sequence[str],
+    side: str,
+    reading: Callable[[str], None] | None,
+) -> Finding | TwoFiles:
     first, second = Side.of(a, truth=True), Side.of(b)
     if first.is_file and second.is_file:
         return two_files(opened(first.model), opened(second.model), tokens=tokens, prompt=prompt)
@@ -225,6 +256,7 @@ def diff(
     on = opened(name)
     ids = tuple(tokens) or next((dump.tokens for dump in raw.values() if dump.tokens), ())
     if not ids:
+        prompt = prompt if prompt is not None else next((dump.prompt for dump in raw.values() if dump.prompt), None)
         if raw and prompt is None:
             where = next(iter(raw)).shown
             raise AssayError(f"{where}: has no token ids; give them with --tokens")
@@ -250,15 +282,15 @@ def diff(
         dumps = dumps[::-1]
     if dumps[1] is None:
         raise AssayError(f"{first.shown} and {second.shown}: both are the definition; name an engine or a dump")
-    result = _judged(on.model, dumps[1], progress)
+    result = _judged(on.model, dumps[1])
     if dumps[0] is not None and dumps[0].engine != "reference":
-        result = result.beside(_judged(on.model, dumps[0], progress))
+        result = result.beside(_judged(on.model, dumps[0]))
     return _finding(result, on.model, dumps[1])
 
 
-def _judged(model: Model, dump: Dump, progress: Nodes | None) -> Diff:
+def _judged(model: Model, dump: Dump) -> Diff:
     """The verdict up to and including the first value that is not finite."""
-    result = judge(model, dump, progress)
+    result = judge(model, dump)
     return replace(result, broken=explain(model, dump, dump.not_finite)) if dump.not_finite is not None else result
 
 
@@ -290,44 +322,80 @@ def diagnose(
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
     side: str = "",
-    progress: Callable[[str], None] | None = None,
+    progress: Report | None = None,
     share: Share | None = None,
 ) -> Finding:
     """Find the wrong operation, the known mistake that reproduces the values, and the right formula.
 
     The evidence is a dump or, with `endpoint`, the answers of an OpenAI-compatible server. With `prompt`, the text of
-    the run (a user message for the chat template, with `chat`), the token ids are judged, too.
+    the run (a user message for the chat template, with `chat`), the token ids are judged, too; if the values have no
+    ids, those of the prompt are taken. `progress` is called with label, amount done and total; a note has 0 of 0.
     """
-    from assay.verify.diagnosis import answer
-    from assay.verify.diagnosis import diagnose_dump as by_values
+    with watched(progress):
+        on = opened(model)
+        dump = None
+        if endpoint is not None:
+            result = _by_endpoint(on, endpoint, api_key, api_model)
+        elif values is None:
+            raise AssayError("diagnose: needs values (a dump) or an endpoint")
+        else:
+            read = _read(values, patterns)
+            text = prompt if prompt is not None else read.prompt or None
+            if text is not None and not (tokens or read.tokens):
+                tokens = _ids_of_prompt(on, text, chat, system)
+                source = "the prompt" if prompt is not None else f"its prompt {text!r:.60}"
+                note(f"{read.source}: has no token ids; those of {source} are taken: {', '.join(map(str, tokens))}")
+            dump = load_dump(read, on, tokens=tokens, names=names, side=side)
+            _report_reading(dump, note)
+            result = _by_values(on, dump, share)
+            if prompt is not None:
+                result = _with_token_causes(on, dump, result, prompt, chat, system)
+    return _diagnosed(result, on, dump, endpoint or "")
+
+
+def _ids_of_prompt(on: Opened, prompt: str, chat: bool, system: str | None) -> tuple[int, ...]:
+    from assay.verify.diagnosis.by_tokens import expected_ids
+
+    return tuple(expected_ids(on.file, on.tokenizer, prompt, chat=chat, system=system)[0])
+
+
+def _by_endpoint(on: Opened, endpoint: str, api_key: str, api_model: str) -> Diagnosis:
     from assay.verify.endpoint.blackbox import diagnose_endpoint
     from assay.verify.endpoint.client import Client
 
-    on, dump = opened(model), None
-    if endpoint is not None:
-        result = diagnose_endpoint(on.model, Client(endpoint, on.tokenizer, key=api_key, model=api_model), progress)
-    elif values is None:
-        raise AssayError("diagnose: needs values (a dump) or an endpoint")
-    else:
-        dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
-        _report_reading(dump, progress)
-        result = by_values.diagnose(on.model, dump, progress=progress, share=share)
-        if dump.not_finite is not None:
-            first = result.first_wrong or dump.not_finite.node
-            verdict = "fault" if result else result.verdict
-            result = replace(
-                result, verdict=verdict, first_wrong=first, broken=explain(on.model, dump, dump.not_finite)
-            )
-        if prompt is not None:
-            from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
+    return diagnose_endpoint(on.model, Client(endpoint, on.tokenizer, key=api_key, model=api_model))
 
-            expected, turns = expected_ids(on.file, on.tokenizer, prompt, chat=chat, system=system)
-            causes = token_causes(on.tokenizer, dump, expected, prompt, turns)
-            if causes:
-                first = result.first_wrong or causes[0].node
-                result = replace(result, verdict="fault", causes=(*causes, *result.causes), first_wrong=first)
+
+def _by_values(on: Opened, dump: Dump, share: Share | None) -> Diagnosis:
+    from assay.verify.diagnosis import diagnose_dump as by_values
+
+    result = by_values.diagnose(on.model, dump, share=share)
+    if dump.not_finite is None:
+        return result
+    first = result.first_wrong or dump.not_finite.node
+    verdict: Answer = "fault" if result else result.verdict
+    return replace(result, verdict=verdict, first_wrong=first, broken=explain(on.model, dump, dump.not_finite))
+
+
+def _with_token_causes(
+    on: Opened, dump: Dump, result: Diagnosis, prompt: str, chat: bool, system: str | None
+) -> Diagnosis:
+    """The diagnosis with the causes that the token ids show, first."""
+    from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
+
+    expected, turns = expected_ids(on.file, on.tokenizer, prompt, chat=chat, system=system)
+    causes = token_causes(on.tokenizer, dump, expected, prompt, turns)
+    if not causes:
+        return result
+    first = result.first_wrong or causes[0].node
+    return replace(result, verdict="fault", causes=(*causes, *result.causes), first_wrong=first)
+
+
+def _diagnosed(result: Diagnosis, on: Opened, dump: Dump | None, source: str) -> Finding:
+    from assay.verify.diagnosis import answer
+
     words = lambda _: answer.text(result, on.model)  # noqa: E731
-    return Finding(result.verdict, result.first_wrong, result, bool(result), words, dump, on.model)
+    return Finding(result.verdict, result.first_wrong, result, bool(result), words, dump, on.model, source)
 
 
 # --- check
@@ -338,7 +406,6 @@ def checks(
     engine: str = "cpu",
     *,
     lengths: Sequence[int] = (),
-    progress: Nodes | None = None,
     **options: Any,
 ) -> Iterator[Check]:
     """Check an engine against the definition, and yield each result. `options` are those of the engine.
@@ -355,10 +422,10 @@ def checks(
         yield _asked(on, engine, options)
         return
     ids = sample_ids(on.tokenizer, on.model.hparams.n_vocab)[: max(lengths)]
-    pages = pages_for(max(lengths))
+    pages = max(pages_for(max(lengths)), PAGES)
     found: list[Check] = []
     make = lambda: open_engine(engine, on.model, n_pages=pages, **options)  # noqa: E731
-    for check in check_engine(make, on.model, ids, lengths, progress):
+    for check in check_engine(make, on.model, ids, lengths):
         if check.dump is not None and (not found or _most_telling(check) > _most_telling(found[0])):
             found = [check]
         yield check
@@ -400,10 +467,18 @@ def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
     return Check("its log-probabilities", bool(result), said.split("\n", 1)[0], answer="" if result else said)
 
 
-def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = (), **options: Any) -> Finding:
+def check(
+    model: ModelLike = None,
+    engine: str = "cpu",
+    *,
+    lengths: Sequence[int] = (),
+    progress: Report | None = None,
+    **options: Any,
+) -> Finding:
     """Check an engine on a model: every node, several lengths, prefill and decode."""
-    on = opened(model)
-    return verdict_of(on.model, list(checks(on, engine, lengths=lengths, **options)))
+    with watched(progress):
+        on = opened(model)
+        return verdict_of(on.model, list(checks(on, engine, lengths=lengths, **options)))
 
 
 def verdict_of(model: Model, done: Sequence[Check]) -> Finding:

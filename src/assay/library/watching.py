@@ -124,7 +124,7 @@ def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[Watch
 
 
 def _compare(model: Opened, dump: Dump, how: Mapping[str, Any], read: list[str] | None = None) -> Finding:
-    if not dump.tokens and not how["tokens"] and how["prompt"] is None:
+    if not dump.tokens and not dump.prompt and not how["tokens"] and how["prompt"] is None:
         raise AssayError(f"{dump.source}: has no token ids; print them, or give --tokens or -p")
     found = diff(model, dump, **how, reading=read.append if read is not None else None)
     assert isinstance(found, Finding)

@@ -30,10 +30,12 @@ class Builder:
         self.nodes: list[Node] = []
         self.layer: int | None = None
         self.embedding_node = ""
+        self.draft: Graph | None = None  # the graph of the draft head, where the file has one
+        self.draft_fault = ""  # why it has none that can be run, though it says so
 
     # -- what the file says --------------------------------------------------------------------------------
 
-    def read(self, *, norm: str = "rms", mode: str = "norm") -> HParams:
+    def read(self, *, norm: str = "rms", mode: str = "norm", least_heads: int = 1) -> HParams:
         """The hyper-parameters all architectures share; a builder begins with it and may change the layers' rows."""
         table = self.shapes.get("token_embd.weight", ())
         if len(table) != 2:
@@ -41,7 +43,7 @@ class Builder:
                 f"{self.meta.where}token_embd.weight: missing or not a matrix; there is no model in this file"
             )
         self.norm_op = f"{norm}_norm"
-        self.hp = HParams.read(self.meta, self.shapes, table[0], norm=norm, mode=mode)
+        self.hp = HParams.read(self.meta, self.shapes, table[0], norm=norm, mode=mode, least_heads=least_heads)
         if table[1] != self.hp.n_embd:
             raise self.meta.error("embedding_length", self.hp.n_embd, f"{table[1]}, the width of token_embd.weight")
         return self.hp
@@ -92,7 +94,13 @@ class Builder:
         self.layer = None
 
     def weight(self, stem: str, suffix: str = "weight") -> str:
-        return f"blk.{self.layer}.{stem}.{suffix}" if self.layer is not None else f"{stem}.{suffix}"
+        """The name of a tensor of this layer. Some tensors have no suffix: `ssm_a`."""
+        name = f"{stem}.{suffix}" if suffix else stem
+        return f"blk.{self.layer}.{name}" if self.layer is not None else name
+
+    def bare(self, stem: str) -> str:
+        """The name of a tensor that files write without a suffix; with `.weight` where a file has it so."""
+        return self.weight(stem) if self.has(stem) else self.weight(stem, "")
 
     def has(self, stem: str, suffix: str = "weight") -> bool:
         return self.weight(stem, suffix) in self.shapes
@@ -105,7 +113,11 @@ class Builder:
         return name
 
     def linear(self, role: str, x: str, stem: str) -> str:
-        return self.node(role, "linear", x, weights=(self.weight(stem),))
+        """`role = W x`, times the matrix's own scale where the file has one: NVFP4 keeps it beside the blocks."""
+        if self.shapes.get(self.weight(stem, "scale")) != (1,):
+            return self.node(role, "linear", x, weights=(self.weight(stem),))
+        y = self.node(f"{role}_unscaled", "linear", x, weights=(self.weight(stem),))
+        return self.node(role, "mul_weight", y, weights=(self.weight(stem, "scale"),))
 
     def add(self, role: str, a: str, b: str) -> str:
         return self.node(role, "add", a, b)
@@ -239,14 +251,17 @@ class Builder:
             "attn_out", self.node("kqv_out", "merge_heads", kqv), "attn_output", partial="attn_out_proj"
         )
 
-    def attention(self, x: str, *, clamp: float = 0.0, norm_last: bool = False) -> str:
-        """Attention from norm to output: q, k, v; norms and rotation (norm last with `norm_last`); scores; output."""
+    def attention(self, x: str, *, clamp: float = 0.0, norm_last: bool = False, normed: str = "normed") -> str:
+        """Attention from norm to output: q, k, v; norms and rotation (norm last with `norm_last`); scores; output.
+
+        `normed` is the end of the names of queries and keys after their norm.
+        """
         row = self.here
         q, k, v = self.qkv(x, clamp)
         for last in (False, True):
             if last == norm_last:
-                q = self.head_norm("Qcur_normed", q, "attn_q_norm", row.n_head)
-                k = self.head_norm("Kcur_normed", k, "attn_k_norm", row.n_head_kv)
+                q = self.head_norm(f"Qcur_{normed}", q, "attn_q_norm", row.n_head)
+                k = self.head_norm(f"Kcur_{normed}", k, "attn_k_norm", row.n_head_kv)
             if not last:
                 q, k = self.rope("Qcur", q, row.n_head), self.rope("Kcur", k, row.n_head_kv)
         return self.output(self.attend(self.query(q), *self.cached(k, v)))
@@ -266,6 +281,9 @@ class Builder:
         up = part("ffn_up")
         if act == "gelu":
             y = self.node("ffn_gelu", "act", up, act="gelu_tanh")
+        elif act in ("relu_sqr", "sqr(relu)"):
+            relu = self.node("ffn_relu", "act", up, act="relu")
+            y = self.node(f"ffn_{act}", "mul", relu, relu)
         elif not self.has("ffn_gate" + tail):
             y = self.node(f"ffn_{act}", "glu_split", up, act=_ACTS[act])
         else:
@@ -283,27 +301,31 @@ class Builder:
         best, w = self._route(router or x, e)
         inner = self.node("ffn_moe_weighted", "expert_input", x, w) if e.weigh_input else x
 
-        def expert(role: str, y: str, stem: str) -> str:
+        def expert(role: str, y: str, stem: str, scale: str = "") -> str:
             y = self.node(role, "expert_linear", y, best, weights=(self.weight(stem),))
+            if self.has(scale or stem, "scale"):
+                gain = (self.weight(scale or stem, "scale"),)
+                y = self.node(f"{role}_scaled", "expert_gain", y, best, weights=gain)
             if self.has(stem, "bias"):
                 y = self.node(f"{role}_biased", "expert_bias", y, best, weights=(self.weight(stem, "bias"),))
             return y
 
+        gate = ""
         if self.has("ffn_gate_up_exps"):  # gate rows first
-            both = expert("ffn_moe_gate_up", inner, "ffn_gate_up_exps")
+            both = expert("ffn_moe_gate_up", inner, "ffn_gate_up_exps", "ffn_up_exps")
             half = self.shapes[self.weight("ffn_gate_up_exps")][1] // 2
             gate = self.node("ffn_moe_gate", "slice", both, start=0, stop=half)
             up = self.node("ffn_moe_up", "slice", both, start=half, stop=2 * half)
         else:
-            up, gate = expert("ffn_moe_up", inner, "ffn_up_exps"), expert("ffn_moe_gate", inner, "ffn_gate_exps")
-        if e.act == "swiglu_oai":
+            up = expert("ffn_moe_up", inner, "ffn_up_exps")
+            gate = "" if e.act in _UNGATED else expert("ffn_moe_gate", inner, "ffn_gate_exps")
+        if e.act in _UNGATED:
+            y = self.node(f"ffn_moe_{e.act}", "act", up, act=_UNGATED[e.act])
+        elif e.act == "swiglu_oai":
             y = self.node("ffn_moe_swiglu_oai", "glu_oai", gate, up)
         else:
             y = self.node(f"ffn_moe_{e.act}", "glu", gate, up, act=_ACTS[e.act])
         y = expert("ffn_moe_down", y, "ffn_down_exps")
-        if self.has("ffn_down_exps", "scale"):
-            gain = (self.weight("ffn_down_exps", "scale"),)
-            y = self.node("ffn_moe_down_scaled", "expert_gain", y, best, weights=gain)
         if not e.weigh_input:
             y = self.node("ffn_moe_weighted", "expert_scale", y, w)
         return self.node("ffn_moe_out", "expert_sum", y)
@@ -347,10 +369,10 @@ class Builder:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def head(self, x: str, *, norm: bool = True, scale: float = 1.0, cap: float = 0.0) -> Graph:
+    def head(self, x: str, *, norm: str = "output_norm", scale: float = 1.0, cap: float = 0.0) -> Graph:
         """Norm and logits. Without an `output.weight` in the file, the embedding table is the matrix."""
         if norm:
-            x = self.norm("result_norm", x, "output_norm")
+            x = self.norm("result_norm", x, norm)
         self.pool(x)
         role = "result_output" if scale == 1.0 and not cap else "result_output_proj"
         stem = "output" if self.has("output") else "token_embd"
@@ -390,3 +412,4 @@ class Builder:
 
 
 _ACTS = {"swiglu": "silu", "geglu": "gelu_tanh"}
+_UNGATED = {"relu_sqr": "relu_sqr", "gelu": "gelu_tanh"}  # experts without a gate matrix

@@ -1,80 +1,40 @@
 """The architectures: one row each, with the builder, the names of models, and the tensors of an example.
 
 `load` finds the builder here. The names page, the page of models and the tests' random models are generated from the
-other columns. Touch this to add an architecture.
-
-Tensors are written as words: a stem, `stem+b` for a stem with its bias, a group in capitals. A prefix marks tensors
-that only some layers have:
-
-    dense:, moe:   layers without experts, layers with experts
-    own:           layers that compute keys and values. The last `attention.shared_kv_layers` layers do not: they read
-                   those of an earlier layer (Gemma 4)
+other columns (`example_files.py` reads them). Touch this to add an architecture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from math import prod
-from typing import Any
+from dataclasses import replace
 
-from assay.graph import Graph
 from assay.models import (
     bert,
     classic,
     cohere,
     deepseek,
     gemma,
+    gemma3n,
     gemma4,
     glm,
     gpt_oss,
     granite,
+    kimi,
+    lfm2,
     llama,
     llama4,
+    mamba,
+    nemotron,
     olmo,
     phi,
     qwen,
+    qwen35,
+    routed,
+    rwkv,
 )
-from assay.models.arch_keys import ArchKeys
-from assay.models.blocks import Builder, Shapes
-from assay.models.hparams import HParams
+from assay.models.example_files import Arch, Sizes, example, metadata, tensor_shapes
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """The dimensions of an example model."""
-
-    n_layer: int = 2
-    n_embd: int = 64
-    n_head: int = 4
-    n_head_kv: int = 2
-    n_embd_head: int = 16
-    n_embd_head_v: int = 16
-    n_ff: int = 128
-    n_vocab: int = 256
-    n_ctx: int = 2048
-    n_rot: int = 0  # 0: the whole head
-    n_expert: int = 0
-    n_expert_used: int = 0
-    n_ff_exp: int = 32
-    n_ff_shexp: int = 48
-    n_lora_q: int = 24
-    n_lora_kv: int = 32
-    n_per_layer: int = 8
-
-
-@dataclass(frozen=True)
-class Arch:
-    """An architecture: `build` makes the graph; `blocks`, `top`, `keys` and `sizes` make the example."""
-
-    name: str
-    build: Callable[[Builder], Graph]
-    models: str
-    blocks: str
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    sizes: Sizes = Sizes()
-    top: str = "token_embd output_norm output"
-
+__all__ = ["ARCHITECTURES", "VARIANTS", "Arch", "Sizes", "example", "metadata", "tensor_shapes"]
 
 _E, _MOE = Sizes(), Sizes(n_expert=8, n_expert_used=2)
 _TIED, _LN = "token_embd output_norm", "token_embd output_norm+b"
@@ -96,6 +56,28 @@ _GEMMA4 = {
     "embedding_length_per_layer_input": 8, "final_logit_softcapping": 30.0, **_LOCAL,
 }  # fmt: skip
 _ENCODER = {"attention.causal": False, "pooling_type": 1}
+_CONV = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0]}
+_GDN = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 64,
+    "full_attention_interval": 2,
+}  # fmt: skip
+_SSM2 = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.time_step_rank": 8, "ssm.group_count": 2, "ssm.inner_size": 128,
+}  # fmt: skip
+_SSM1 = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.time_step_rank": 4, "ssm.inner_size": 128}
+_NO_HEADS = {"attention.head_count": 0, "attention.head_count_kv": 0}
+_HYBRID = {"attention.head_count_kv": [0, 2, 0]}
+_NEMOTRON = {**_SSM2, "attention.head_count_kv": [0, 0, 2], "feed_forward_length": [0, 128, 0]}
+_KDA = {
+    "attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 16, "attention.kv_lora_rank": 32,
+    "attention.key_length_mla": 24, "attention.value_length_mla": 16, **_GROUPS,
+}  # fmt: skip
+_WKV = {
+    **_NO_HEADS, "wkv.head_size": 16, "attention.decay_lora_rank": 8, "attention.iclr_lora_rank": 8,
+    "attention.value_residual_mix_lora_rank": 8, "attention.gate_lora_rank": 8, "time_decay_extra_dim": 8,
+    "time_mix_extra_dim": 8, "token_shift_count": 2,
+}  # fmt: skip
+_LAYERS3 = replace(_E, n_layer=3)
 
 ARCHITECTURES: dict[str, Arch] = {
     row.name: row
@@ -172,6 +154,76 @@ ARCHITECTURES: dict[str, Arch] = {
         Arch("nomic-bert", bert.nomic_bert, "nomic-embed-text", "attn_qkv attn_output attn_output_norm+b "
              "layer_output_norm+b GLU", {**_ENCODER, "rope.freq_base": 1000.0}, replace(_E, n_head_kv=4),
              "token_embd token_embd_norm+b token_types"),
+        Arch("lfm2", lfm2.lfm2, "LFM2, LFM2.5", "PRE GLU ssm:CONV att:QKV att:QKN", _CONV, _LAYERS3,
+             "token_embd token_embd_norm"),
+        Arch("lfm2moe", lfm2.lfm2, "LFM2-8B-A1B",
+             "PRE ssm:CONV att:QKV att:QKN dense:GLU moe:EXPERTS moe:exp_probs_b+only",
+             {**_CONV, "expert_gating_func": 2, "leading_dense_block_count": 1}, replace(_MOE, n_layer=3),
+             "token_embd token_embd_norm"),
+        Arch("qwen35", qwen35.qwen35, "Qwen3.5, Qwen3.6", "attn_norm post_attention_norm GLU ssm:GDN ssm:AB att:GATED",
+             {**_GDN, **_MROPE}, replace(_E, n_rot=8), _TIED),
+        Arch("qwen35moe", qwen35.qwen35, "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
+             "attn_norm post_attention_norm EXPERTS SH ffn_gate_inp_shexp ssm:GDN ssm:AB att:GATED",
+             {**_GDN, **_MROPE}, replace(_MOE, n_rot=8)),
+        Arch("qwen3next", qwen35.qwen3next, "Qwen3-Next-80B-A3B",
+             "attn_norm post_attention_norm EXPERTS SH ffn_gate_inp_shexp ssm:GDN ssm:ssm_ba att:GATED",
+             _GDN, replace(_MOE, n_rot=8)),
+        Arch("mamba2", mamba.mamba2, "Mamba-2, Codestral-Mamba", "attn_norm MAMBA2",
+             {**_SSM2, **_NO_HEADS, "feed_forward_length": 0}, top=_TIED),
+        Arch("granitehybrid", granite.granitehybrid, "Granite 4", "PRE GLU ssm:MAMBA2 att:QKV",
+             {**_SSM2, **_HYBRID, **_SCALES, "rope.scaling.finetuned": False}, _LAYERS3, _TIED),
+        Arch("nemotron_h", nemotron.nemotron_h, "Nemotron Nano 2", "attn_norm ssm:MAMBA2 att:QKV ffn:MLP",
+             _NEMOTRON, _LAYERS3),
+        Arch("nemotron_h_moe", nemotron.nemotron_h, "Nemotron 3", "attn_norm ssm:MAMBA2 att:QKV ffn:LATENT",
+             {**_NEMOTRON, "expert_weights_norm": True, "expert_weights_scale": 2.5, "moe_latent_size": 24},
+             replace(_MOE, n_layer=3)),
+        Arch("falcon-h1", mamba.falcon_h1, "Falcon-H1", "attn_norm ffn_norm+bare QKV MAMBA2 GLU", _SSM2),
+        Arch("kimi-linear", kimi.kimi_linear, "Kimi-Linear-48B-A3B",
+             "PRE ssm:KDA att:MLA_Q dense:GLU moe:EXPERTS moe:exp_probs_b+only moe:SH", _KDA,
+             replace(_MOE, n_layer=3, n_embd_head=40, n_embd_head_v=32, n_rot=8)),
+        Arch("mamba", mamba.mamba, "Mamba, Falcon-Mamba", "attn_norm MAMBA1",
+             {**_SSM1, **_NO_HEADS, "feed_forward_length": 0}, top=_TIED),
+        Arch("jamba", mamba.jamba, "Jamba", "PRE ssm:MAMBA1 ssm:DBC att:QKV dense:GLU moe:EXPERTS",
+             {**_SSM1, **_HYBRID, "leading_dense_block_count": 1}, replace(_MOE, n_layer=3, n_ff_exp=128)),
+        Arch("rwkv7", rwkv.rwkv7, "RWKV-7 World", "attn_norm+b attn_norm_2+b RWKV RWKV7", _WKV,
+             top="token_embd token_embd_norm+b output_norm+b output"),
+        Arch("rwkv6", rwkv.rwkv6, "RWKV-6 World", "attn_norm+b attn_norm_2+b RWKV RWKV6",
+             {**_WKV, "rescale_every_n_layers": 2}, top="token_embd token_embd_norm+b output_norm+b output"),
+        Arch("minimax-m2", routed.minimax_m2, "MiniMax-M2",
+             "PRE QKV attn_q_norm:wide attn_k_norm:wide EXPERTS exp_probs_b+only", {"expert_gating_func": 2},
+             replace(_MOE, n_rot=8, n_ff_exp=128)),
+        Arch("ernie4_5-moe", routed.ernie_moe, "ERNIE 4.5 with experts", "PRE QKV dense:GLU moe:EXPERTS moe:SH",
+             {"interleave_moe_layer_step": 1, "leading_dense_block_count": 1}, _MOE, _TIED),
+        Arch("hunyuan-moe", routed.hunyuan_moe, "Hunyuan-A13B", "PRE QKV QKN EXPERTS SH",
+             sizes=replace(_MOE, n_ff_exp=128), top=_TIED),
+        Arch("bailingmoe2", routed.bailing_moe2, "Ling 2, Ring 2",
+             "PRE attn_qkv attn_output QKN dense:GLU moe:EXPERTS moe:exp_probs_b+only moe:SH",
+             {**_GROUPS, "expert_group_count": 4, "expert_group_used_count": 2}, replace(_MOE, n_rot=8)),
+        Arch("dots1", routed.dots1, "dots.llm1",
+             "PRE QKV QKN dense:GLU moe:EXPERTS moe:exp_probs_b+only moe:SH", _GROUPS,
+             replace(_MOE, n_head_kv=4, n_ff_shexp=32)),
+        Arch("apertus", qwen.apertus, "Apertus", "PRE QKV QKN MLP",
+             {"xielu.alpha_p": 0.5, "xielu.alpha_n": 0.3, "xielu.beta": 0.5, "xielu.eps": -1e-6}),
+        Arch("arcee", llama.arcee, "AFM-4.5B", "PRE QKV MLP", top=_TIED),
+        Arch("mistral4", deepseek.deepseek2, "Mistral 4",
+             "PRE MLA dense:GLU moe:EXPERTS moe:exp_probs_b+only moe:SH",
+             {**_MLA, "attention.temperature_scale": 0.1, "attention.temperature_length": 16},
+             replace(_MOE, n_layer=2, n_head_kv=1, n_embd_head=40, n_embd_head_v=32, n_rot=8)),
+        Arch("gemma3n", gemma3n.gemma3n, "Gemma 3n",
+             "PRE POST QKV QKN GLU inp_gate proj post_norm ALTUP", {**_LOCAL, "rope.freq_base": 1e6},
+             replace(_E, n_per_layer=256),
+             f"{_TIED} per_layer_token_embd per_layer_model_proj per_layer_proj_norm altup_proj altup_unembd_proj"),
+        Arch("modern-bert", bert.modern_bert, "ModernBERT", "later:attn_norm ffn_norm attn_qkv attn_output UP2",
+             {**_ENCODER, **_LOCAL, "rope.freq_base": 160000.0, "rope.freq_base_swa": 10000.0},
+             replace(_E, n_layer=4, n_head_kv=4), "token_embd token_embd_norm output_norm"),
+        Arch("jina-bert-v3", bert.jina_bert3, "jina-embeddings-v3",
+             "attn_qkv+b attn_output+b attn_output_norm+b layer_output_norm+b MLP+b", _ENCODER,
+             replace(_E, n_head_kv=4), "token_embd token_embd_norm+b token_types"),
+        Arch("nomic-bert-moe", bert.jina_bert3, "nomic-embed-text-v2",
+             "attn_qkv+b attn_output+b attn_output_norm+b layer_output_norm+b dense:MLP+b moe:ffn_gate_inp "
+             "moe:ffn_up_exps moe:ffn_down_exps",
+             {**_ENCODER, "moe_every_n_layers": 2},
+             replace(_MOE, n_head_kv=4, n_ff_exp=128), "token_embd token_embd_norm+b token_types"),
     )
 }  # fmt: skip
 
@@ -199,130 +251,18 @@ VARIANTS: dict[str, Arch] = {
     "stablelm with one norm": replace(
         ARCHITECTURES["stablelm"], blocks="attn_norm+b QKV attn_q_norm:heads attn_k_norm:heads GLU"
     ),
+    "qwen35 with a draft head": replace(
+        ARCHITECTURES["qwen35"],
+        blocks="attn_norm post_attention_norm GLU ssm:GDN ssm:AB att:GATED draft:NEXTN",
+        keys={**_GDN, **_MROPE, "nextn_predict_layers": 1},
+        sizes=replace(_E, n_layer=3, n_rot=8),
+    ),
+    "qwen3next with one matrix for q, k, v, z": replace(
+        ARCHITECTURES["qwen3next"],
+        blocks="attn_norm post_attention_norm EXPERTS SH ffn_gate_inp_shexp ssm:ssm_in:gdn ssm:ssm_conv1d:gdn "
+        "ssm:ssm_dt+only ssm:ssm_a+bare ssm:ssm_norm ssm:ssm_out ssm:ssm_ba att:GATED",
+    ),
     "falcon with two norms": replace(
         ARCHITECTURES["falcon"], blocks="attn_norm+b attn_norm_2+b attn_qkv attn_output MLP"
     ),
 }
-
-_WORDS = {
-    "PRE": "attn_norm ffn_norm",
-    "POST": "post_attention_norm post_ffw_norm",
-    "QKV": "attn_output attn_q attn_k attn_v",
-    "BIASED": "attn_q+b attn_k+b attn_v+b attn_output",
-    "QKN": "attn_q_norm attn_k_norm",
-    "GLU": "ffn_gate ffn_up ffn_down",
-    "MLP": "ffn_up ffn_down",
-    "UP2": "ffn_up:two ffn_down",
-    "EXPERTS": "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps",
-    "SH": "ffn_gate_shexp ffn_up_shexp ffn_down_shexp",
-    "MLA": "attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_norm attn_k_b attn_v_b attn_output:mla",
-    "PER_LAYER": "inp_gate proj post_norm layer_output_scale",
-}
-
-# Row-major shapes: e embedding, h query heads, g key/value heads, d and v their widths, f feed-forward. X experts,
-# x and s the widths of an expert and of the shared one. r rotated values, a and c the ranks of MLA, k and w its head
-# widths, p per-layer input, L layers, V vocabulary, C context. A stem without a row is a vector of e.
-_SHAPES = {
-    "token_embd": "V,e", "output": "V,e", "position_embd": "C,e", "token_types": "2,e",
-    "rope_freqs": "r/2", "rope_factors_long": "r/2", "rope_factors_short": "r/2",
-    "attn_q": "h*d,e", "attn_k": "g*d,e", "attn_v": "g*v,e", "attn_output": "e,h*v", "attn_qkv": "h*d+g*d+g*v,e",
-    "attn_q_norm": "d", "attn_k_norm": "d", "attn_q_norm:wide": "h*d", "attn_k_norm:wide": "g*d",
-    "attn_q_norm:heads": "h,d", "attn_k_norm:heads": "g,d", "attn_sinks": "h",
-    "ffn_gate": "f,e", "ffn_up": "f,e", "ffn_down": "e,f", "ffn_up:two": "2*f,e",
-    "ffn_gate_inp": "X,e", "ffn_gate_exps": "X,x,e", "ffn_up_exps": "X,x,e", "ffn_down_exps": "X,e,x",
-    "ffn_gate_up_exps": "X,2*x,e", "exp_probs_b": "X",
-    "ffn_gate_shexp": "s,e", "ffn_up_shexp": "s,e", "ffn_down_shexp": "e,s",
-    "attn_q_a": "a,e", "attn_q_a_norm": "a", "attn_q_b": "h*k,a", "attn_kv_a_mqa": "c+r,e", "attn_kv_a_norm": "c",
-    "attn_k_b": "h,c,k-r", "attn_v_b": "h,w,c", "attn_output:mla": "e,h*w", "attn_q:mla": "h*k,e",
-    "attn_kv_b": "h*w+h*k-h*r,c",
-    "inp_gate": "p,e", "proj": "e,p", "layer_output_scale": "1",
-    "per_layer_token_embd": "V,L*p", "per_layer_model_proj": "L*p,e", "per_layer_proj_norm": "p",
-}  # fmt: skip
-
-
-def metadata(row: Arch) -> dict[str, Any]:
-    """The keys of a file with this row's sizes."""
-    z = row.sizes
-    keys: dict[str, Any] = {
-        "context_length": z.n_ctx, "embedding_length": z.n_embd, "block_count": z.n_layer, "vocab_size": z.n_vocab,
-        "feed_forward_length": z.n_ff, "attention.head_count": z.n_head, "attention.head_count_kv": z.n_head_kv,
-        "attention.key_length": z.n_embd_head, "attention.value_length": z.n_embd_head_v,
-        "rope.dimension_count": z.n_rot or z.n_embd_head, "attention.layer_norm_rms_epsilon": 1e-5,
-        "attention.layer_norm_epsilon": 1e-5,
-    }  # fmt: skip
-    if z.n_expert:
-        keys |= {
-            "expert_count": z.n_expert, "expert_used_count": z.n_expert_used, "expert_feed_forward_length": z.n_ff_exp,
-            "expert_shared_feed_forward_length": z.n_ff_shexp,
-        }  # fmt: skip
-    keys |= row.keys
-    return {"general.architecture": row.name, **{f"{row.name}.{key}": value for key, value in keys.items()}}
-
-
-def tensor_shapes(row: Arch) -> Shapes:
-    """The tensors that a file with this row's sizes and keys holds."""
-    z, keys = row.sizes, row.keys
-    shapes = _words(row.top, _symbols(row, 0))
-    first, step = keys.get("leading_dense_block_count", 0), keys.get("interleave_moe_layer_step", 1)
-    for i in range(z.n_layer):
-        moe = z.n_expert and i >= first and (i + 1) % step == 0
-        own = i < z.n_layer - keys.get("attention.shared_kv_layers", 0)
-        here = {"dense": not moe, "moe": moe, "own": own}
-        tagged = [word.partition(":") for word in row.blocks.split()]
-        words = [tail if head in here else head + colon + tail for head, colon, tail in tagged if here.get(head, True)]
-        shapes |= {f"blk.{i}.{name}": shape for name, shape in _words(" ".join(words), _symbols(row, i)).items()}
-    return shapes
-
-
-def example(row: Arch) -> tuple[HParams, Graph]:
-    """The hyper-parameters and the graph of a file with this row's sizes."""
-    builder = Builder(ArchKeys(metadata(row), row.name), tensor_shapes(row))
-    graph = row.build(builder).check()
-    return builder.hp, graph
-
-
-def _symbols(row: Arch, layer: int) -> dict[str, int]:
-    z, keys = row.sizes, row.keys
-    found = {
-        "e": z.n_embd, "h": z.n_head, "g": z.n_head_kv, "d": z.n_embd_head, "v": z.n_embd_head_v, "f": z.n_ff,
-        "V": z.n_vocab, "C": z.n_ctx, "X": z.n_expert, "x": z.n_ff_exp, "s": z.n_ff_shexp, "p": z.n_per_layer,
-        "L": z.n_layer, "r": z.n_rot or z.n_embd_head, "a": z.n_lora_q, "c": z.n_lora_kv,
-        "k": keys.get("attention.key_length_mla", z.n_embd_head),
-        "w": keys.get("attention.value_length_mla", z.n_embd_head_v),
-    }  # fmt: skip
-    arrays = {
-        "h": "attention.head_count", "g": "attention.head_count_kv", "f": "feed_forward_length",
-        "x": "expert_feed_forward_length",
-    }  # fmt: skip
-    found |= {symbol: keys[key][layer] for symbol, key in arrays.items() if isinstance(keys.get(key), list)}
-    if "attention.key_length_swa" in keys and keys["attention.sliding_window_pattern"][layer]:
-        found |= {"d": keys["attention.key_length_swa"], "v": keys["attention.value_length_swa"]}
-    return found | ({"r": z.n_embd_head} if "attention.key_length_swa" in keys else {})
-
-
-def _words(words: str, symbols: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The tensor names and shapes that some words stand for."""
-
-    def size(expression: str) -> int:
-        """Evaluate a sum of products, with `-` for a subtracted term and `/2` for a half."""
-        total = 0
-        for term in expression.replace("-", "+-").split("+"):
-            sign, term = (-1, term[1:]) if term.startswith("-") else (1, term)
-            term, half, _ = term.partition("/2")
-            total += sign * prod(symbols.get(s) or int(s) for s in term.split("*")) // (2 if half else 1)
-        return total
-
-    found: dict[str, tuple[int, ...]] = {}
-    for word in words.split():
-        word, _, extra = word.partition("+")
-        for stem in _WORDS.get(word, word).split():
-            stem, _, own = stem.partition("+")
-            shape = tuple(size(part) for part in _SHAPES.get(stem, "e").split(","))
-            name, more = stem.partition(":")[0], own or extra
-            if more != "only":
-                found[f"{name}.weight"] = shape
-            if more in ("b", "only"):
-                found[f"{name}.bias"] = shape[:-1] if len(shape) > 1 else shape
-            if more == "s":
-                found[f"{name}.scale"] = shape[:1] if len(shape) > 2 else shape[1:]
-    return found

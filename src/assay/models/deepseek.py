@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.graph import Graph
 from assay.models.blocks import Builder
+from assay.models.draft_head import draft_head
 from assay.models.hparams import Temperature, yarn_magnitude
 
 GATES = {1: "softmax", 2: "sigmoid"}
@@ -34,10 +35,16 @@ def deepseek2(b: Builder) -> Graph:
     b.hp = hp.each(lambda i, row: replace(row, rope=rope, scale=mu * mu * width**-0.5, temperature=heat))
     routing(b, gate=_gate(b))
     x = b.embedding()
+
+    def block(b: Builder, x: str, out: str = "l_out") -> str:
+        x = b.add("ffn_inp", b.output(latent_attention(b, b.norm("attn_norm", x), width, rope.n_rot)), x)
+        return b.add(out, routed_ffn(b, b.norm("ffn_norm", x), shared="ffn_shexp"), x)
+
     for _ in b.blocks():
-        x = b.add("ffn_inp", b.output(_attention(b, b.norm("attn_norm", x), width)), x)
-        x = b.add("l_out", routed_ffn(b, b.norm("ffn_norm", x), shared="ffn_shexp"), x)
-    return b.head(x)
+        x = block(b, x)
+    graph = b.head(x)
+    b.draft = draft_head(b, lambda d, x: block(d, x, out="mtp_post_ffn"))  # V3's last block; V2 has none
+    return graph
 
 
 def _gate(b: Builder) -> str:
@@ -46,8 +53,8 @@ def _gate(b: Builder) -> str:
     return "sigmoid" if flash else "softmax"
 
 
-def routing(b: Builder, gate: str) -> None:
-    """Dense layers first, then experts by the file's keys; `gate` is the default."""
+def routing(b: Builder, gate: str, normalise: bool | None = None) -> None:
+    """Dense layers first, then experts by the file's keys; `gate` is the default, `normalise` replaces its key."""
     kind = b.meta.count("expert_gating_func", 0, least=0)
     if kind not in (0, *GATES):
         raise b.meta.error("expert_gating_func", kind, "1 softmax or 2 sigmoid")
@@ -58,7 +65,7 @@ def routing(b: Builder, gate: str) -> None:
     b.routing(
         first=b.meta.count("leading_dense_block_count", 0, least=0),
         gate=GATES.get(kind, gate),
-        normalise=b.meta.flag("expert_weights_norm", False),
+        normalise=b.meta.flag("expert_weights_norm", False) if normalise is None else normalise,
         scale=b.meta.number("expert_weights_scale", 0.0),
         **choices,
     )
@@ -72,9 +79,9 @@ def routed_ffn(b: Builder, x: str, shared: str) -> str:
     return b.add("ffn_out", routed, b.ffn(x, out=shared, tail="_shexp")) if b.has("ffn_up_shexp") else routed
 
 
-def _attention(b: Builder, x: str, width: int) -> str:
-    """`kqv` [H, T, Dv]; `width` is the width of a query head before absorption."""
-    row, n_head, r = b.here, b.here.n_head, b.here.rope.n_rot if b.here.rope else 0
+def latent_attention(b: Builder, x: str, width: int, r: int) -> str:
+    """`kqv` [H, T, Dv]; `width` is the width of a query head before absorption, of which the last r values turn."""
+    row, n_head = b.here, b.here.n_head
     nope, lora = width - r, b.meta.count("attention.kv_lora_rank")
     if nope < 1:
         raise b.meta.error("rope.dimension_count", r, f"less than the head width {width}")

@@ -36,6 +36,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
         "parameters": parameters,
         "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
         "memory": _memory(model, weights, context) if model else None,
+        "draft_head": bool(model and model.draft),
         "notes": [printable(note) for note in notes],
         "metadata": metadata,
         "tensors": [
@@ -60,17 +61,21 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
         model = load(file)
     except AssayError as error:
         return None, [f"cannot be run: {error}"]
-    used = {name for node in model.graph for name in node.weights}
+    used = {name for graph in (model.graph, model.draft) if graph for node in graph for name in node.weights}
     unused = [name for name in file.tensors if name not in used]
-    return model, [f"{name}: not used by the {model.hparams.arch} graph" for name in unused]
+    notes = [f"{name}: not used by the {model.hparams.arch} graph" for name in unused]
+    if model.draft_fault:
+        notes.insert(0, f"draft head: cannot be run: {model.draft_fault}")
+    return model, notes
 
 
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
-    """Bytes for the weights as stored, and for an f16 cache over the whole context."""
+    """Bytes for the weights as stored, and for an f16 cache over the whole context with the state of one sequence."""
     n_ctx = context or model.hparams.n_ctx_train
     state = model.graph.state
     cache = int(n_ctx * state.bytes_per_position("f16")) + state.bytes_per_sequence("f16")
-    return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
+    found = {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
+    return found | ({"state": state.bytes_per_sequence("f16")} if state.per_sequence else {})
 
 
 def _value(file: GGUFFile, key: str, notes: list[str]) -> Any:

@@ -33,10 +33,10 @@ def gemma4(b: Builder) -> Graph:
         raise meta.error("attention.shared_kv_layers", shared, f"at most {hp.n_layer - 2}")
     extra = meta.count("embedding_length_per_layer_input", least=0)
     x = b.embedding(hp.n_embd**0.5)
-    rows = _per_layer_input(b, x, extra) if extra else ""
+    rows = per_layer_input(b, x, extra) if extra else ""
     for i in b.blocks():
         source = i if i < own else own - (2 if local[i] else 1)
-        attn = _attention(b, b.norm("attn_norm", x), source)
+        attn = shared_attention(b, b.norm("attn_norm", x), source)
         x = b.add("sa_out", b.norm("attn_post_norm", attn, "post_attention_norm"), x)
         ffn = b.norm("ffn_post_norm", _experts(b, x) if b.has("ffn_gate_inp") else _dense(b, x), "post_ffw_norm")
         last = not b.has("layer_output_scale")
@@ -49,7 +49,7 @@ def gemma4(b: Builder) -> Graph:
     return b.head(x, cap=meta.number("final_logit_softcapping", 0.0))
 
 
-def _attention(b: Builder, x: str, source: int) -> str:
+def shared_attention(b: Builder, x: str, source: int) -> str:
     """Attention over the keys and values of layer `source`. The source layer computes and caches them."""
     row, eps = b.here, b.hp.eps
     b.check_rows("attn_q", row.n_head * row.n_embd_head)
@@ -79,7 +79,7 @@ def _experts(b: Builder, x: str) -> str:
     return b.add("ffn_moe_combined", dense, b.norm("ffn_moe", routed, "post_ffw_norm_2"))
 
 
-def _per_layer_input(b: Builder, x: str, width: int) -> str:
+def per_layer_input(b: Builder, x: str, width: int) -> str:
     """A row of `width` values for each layer, side by side: from a separate table and from the embedding."""
     rows = b.node("per_layer_embd", "embed", "inp_tokens", weights=("per_layer_token_embd.weight",))
     rows = b.scaled("inp_per_layer_selected", rows, width**0.5)

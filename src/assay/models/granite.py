@@ -1,4 +1,7 @@
-"""granite, granitemoe, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits."""
+"""granite, granitemoe, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits.
+
+granitehybrid (Granite 4): the same with Mamba-2 in the layers that have no keys.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import replace
 
 from assay.graph import Graph
 from assay.models.blocks import Builder
+from assay.models.recurrent import StateSizes, mamba2, mark_without_keys
 
 
 def granite(b: Builder) -> Graph:
@@ -30,8 +34,19 @@ def minicpm(b: Builder) -> Graph:
     return _build(b, b.meta.number("embedding_scale", 12.0), residual, 256.0 / hp.n_embd)
 
 
+def granitehybrid(b: Builder) -> Graph:
+    """Every scale may be absent. Not rotated where `rope.scaling.finetuned` is false (Granite 4)."""
+    hp = b.read(least_heads=0)
+    scale, rotated = b.meta.number("attention.scale", 0.0) or hp.attn_scale, b.meta.flag("rope.scaling.finetuned", True)
+    b.hp = hp.each(lambda i, row: replace(row, scale=scale, rope=row.rope if rotated else None))
+    mark_without_keys(b)
+    logit = None if "logit_scale" in b.meta else 1.0
+    return _build(b, b.meta.number("embedding_scale", 0.0), b.meta.number("residual_scale", 0.0), logit)
+
+
 def _build(b: Builder, embedding: float, residual: float, logit: float | None) -> Graph:
     logit = b.meta.positive("logit_scale", logit)  # divides
+    sizes = StateSizes.read(b) if any(row.recurrent for row in b.hp.layers) else None
     b.rope_factors()
 
     def scaled(role: str, x: str) -> str:
@@ -39,7 +54,9 @@ def _build(b: Builder, embedding: float, residual: float, logit: float | None) -
 
     x = b.embedding(embedding or 1.0, scaled="embd")
     for _ in b.blocks():
-        x = b.add("ffn_inp", scaled("attn_out_scaled", b.attention(b.norm("attn_norm", x))), x)
+        norm = b.norm("attn_norm", x)
+        mixed = mamba2(b, norm, sizes) if sizes and b.here.recurrent else b.attention(norm)
+        x = b.add("ffn_inp", scaled("attn_out_scaled", mixed), x)
         norm = b.norm("ffn_norm", x)
         ffn = b.experts(norm) if b.here.experts else b.ffn(norm)
         if b.here.experts and b.has("ffn_up_shexp"):

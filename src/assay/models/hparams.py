@@ -15,6 +15,7 @@ from typing import Any
 
 from assay.models.arch_keys import ArchKeys
 
+EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 _BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 
 
@@ -37,6 +38,7 @@ class RopeParams:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     factors: str = ""  # tensor that divides each pair's angle
+    still: tuple[int, ...] = ()  # pairs that do not turn
 
     def attrs(self) -> dict[str, Any]:
         """The attributes of a `rope` node; those at their default are left out."""
@@ -52,6 +54,8 @@ class RopeParams:
                 "n_ctx_orig": self.n_ctx_orig,
             }
             magnitude /= 1.0 + 0.1 * math.log(self.factor)  # the operation multiplies by this
+        if self.still:
+            found["still"] = self.still
         if abs(magnitude - 1.0) > 1e-12:
             found["attn_factor"] = magnitude
         return found
@@ -75,7 +79,7 @@ class Experts:
     groups: int = 1
     groups_used: int = 1
     weigh_input: bool = False  # the weights multiply the experts' input, not their output
-    act: str = "swiglu"  # "swiglu" | "geglu" | "swiglu_oai"
+    act: str = "swiglu"  # "swiglu" | "geglu" | "swiglu_oai"; without a gate "relu_sqr" | "gelu"
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Layer:
     scale_query: bool = False  # the scale multiplies the query, not the scores
     temperature: Temperature | None = None
     experts: Experts | None = None
+    recurrent: bool = False  # the layer keeps a state of fixed size instead of keys and values
 
 
 @dataclass(frozen=True)
@@ -120,35 +125,39 @@ class HParams:
     rope: RopeParams  # as the file describes it; a layer's row says what the layer does
     layers: tuple[Layer, ...]
 
-    # Where all layers are alike, these are every layer's; else the first one's.
+    # Where all layers are alike, these are every layer's; else those of the first layer with attention.
 
     @property
     def n_layer(self) -> int:
         return len(self.layers)
 
     @property
+    def _shown(self) -> Layer:
+        return next((layer for layer in self.layers if layer.n_head and layer.n_head_kv), self.layers[0])
+
+    @property
     def n_head(self) -> int:
-        return self.layers[0].n_head
+        return self._shown.n_head
 
     @property
     def n_head_kv(self) -> int:
-        return self.layers[0].n_head_kv
+        return self._shown.n_head_kv
 
     @property
     def n_embd_head(self) -> int:
-        return self.layers[0].n_embd_head
+        return self._shown.n_embd_head
 
     @property
     def n_embd_head_v(self) -> int:
-        return self.layers[0].n_embd_head_v
+        return self._shown.n_embd_head_v
 
     @property
     def n_ff(self) -> int:
-        return self.layers[0].n_ff
+        return next((layer.n_ff for layer in self.layers if layer.n_ff), 0)
 
     @property
     def attn_scale(self) -> float:
-        return self.layers[0].scale
+        return self._shown.scale
 
     @property
     def n_expert(self) -> int:
@@ -162,25 +171,39 @@ class HParams:
         """The same with every layer's row replaced by `change(index, row)`."""
         return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
+    def with_row(self, row: Layer) -> HParams:
+        """The same with a further layer after the last: a draft head."""
+        return replace(self, layers=(*self.layers, row))
+
     @staticmethod
     def read(
-        meta: ArchKeys, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
+        meta: ArchKeys,
+        tensors: Collection[str],
+        n_vocab: int,
+        *,
+        norm: str = "rms",
+        mode: str = "norm",
+        least_heads: int = 1,
     ) -> HParams:
-        """Read the keys that all architectures share. `norm` selects the key of eps, `mode` the pairing of RoPE."""
+        """Read the keys that all architectures share. `norm` selects the key of eps, `mode` the pairing of RoPE.
+
+        With `least_heads` 0, a layer may have no heads: it has no attention, or no attention of the usual kind.
+        """
         n_layer = _blocks(meta, tensors)
         n_embd = meta.count("embedding_length")
-        heads = meta.counts("attention.head_count", n_layer)
-        kv_heads = meta.counts("attention.head_count_kv", n_layer, heads)
+        heads = meta.counts("attention.head_count", n_layer, least=least_heads)
+        kv_heads = meta.counts("attention.head_count_kv", n_layer, heads, least=least_heads)
         for n_head, n_head_kv in zip(heads, kv_heads, strict=True):
-            if n_head % n_head_kv:
+            if n_head_kv and n_head % n_head_kv:
                 raise meta.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count {n_head}")
-        if "attention.key_length" not in meta and n_embd % heads[0]:
-            raise meta.error("attention.head_count", heads[0], f"a divisor of embedding_length {n_embd}")
-        width = meta.count("attention.key_length", n_embd // heads[0])
-        width_v = meta.count("attention.value_length", max(1, n_embd // heads[0]))
+        first = next((n for n in heads if n), 1)
+        if "attention.key_length" not in meta and n_embd % first:
+            raise meta.error("attention.head_count", first, f"a divisor of embedding_length {n_embd}")
+        width = meta.count("attention.key_length", n_embd // first)
+        width_v = meta.count("attention.value_length", max(1, n_embd // first))
         n_ff = meta.counts("feed_forward_length", n_layer, 0, least=0)
         rope = read_rope(meta, meta.count("rope.dimension_count", width), mode)
-        eps = meta.positive("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon")
+        eps = meta.positive(EPS_KEYS[norm])
         experts, causal = _experts(meta, n_layer), meta.flag("attention.causal", True)
         layers = [
             Layer(heads[i], kv_heads[i], width, width_v, n_ff[i], width**-0.5, rope, causal=causal, experts=experts[i])

@@ -28,6 +28,13 @@ def llama(b: Builder, mode: str = "norm") -> Graph:
     return b.head(decoder(b, b.embedding()))
 
 
+def arcee(b: Builder) -> Graph:
+    """A feed-forward without a gate: down · relu(up)²."""
+    b.read()
+    b.rope_factors()
+    return b.head(decoder(b, b.embedding(), act="sqr(relu)"))
+
+
 def exaone(b: Builder) -> Graph:
     """Llama with RoPE on pairs (i, i + n_rot/2)."""
     return llama(b, "neox")

@@ -23,6 +23,8 @@ class Model:
     file: GGUFFile
     hparams: HParams
     graph: Graph
+    draft: Graph | None = None  # the draft head, a graph over the same file (`models/draft_head.py`)
+    draft_fault: str = ""  # why a file that says that it has a head has none that can be run
 
     def at(self, n_ctx: int) -> Model:
         """The model for a context of `n_ctx` positions. The graph differs if the file has RoPE factors by length."""
@@ -47,11 +49,13 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     )
     try:
         graph = build(builder).check()
-        _check_experts(graph, builder.hp)
+        draft = builder.draft
+        for checked in (graph, draft) if draft else (graph,):
+            _check_experts(checked, builder.hp)
     except AssayError as error:
         text = str(error)
         raise AssayError(text if text.startswith(f"{file.path}: ") else f"{file.path}: {text}") from error
-    return Model(file, builder.hp, graph)
+    return Model(file, builder.hp, graph, draft, builder.draft_fault)
 
 
 def _plugin_builder(arch: str) -> Callable[[Builder], Graph] | None:

@@ -6,6 +6,11 @@ The M-RoPE of the vision models rotates text like plain RoPE, because its three 
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models.blocks import Builder
 from assay.models.llama import decoder
@@ -41,3 +46,34 @@ def seed_oss(b: Builder) -> Graph:
     """The second norm is stored as `post_attention_norm`."""
     b.read(mode="neox")
     return b.head(decoder(b, b.embedding(), ffn_norm=("attn_post_norm", "post_attention_norm")))
+
+
+def apertus(b: Builder) -> Graph:
+    """Qwen3's attention; the feed-forward has no gate, and its activation has four numbers a layer."""
+    b.read(mode="neox")
+    b.rope_factors()
+    numbers = {key: _by_layer(b, key) for key in ("alpha_p", "alpha_n", "beta", "eps")}
+    x = b.embedding()
+    for i in b.blocks():
+        x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x)), x)
+        up = b.project("ffn_up", b.norm("ffn_norm", x), "ffn_up", partial="ffn_up_proj")
+        given: dict[str, Any] = {key: values[i] for key, values in numbers.items()}
+        y = b.node("ffn_xielu", "xielu", up, **given)
+        x = b.add("l_out", b.project("ffn_down", y, "ffn_down", partial="ffn_down_proj"), x)
+    return b.head(x)
+
+
+def _by_layer(b: Builder, key: str) -> list[float]:
+    """A key `xielu.…`, which has no architecture in front: one number, or one for each layer."""
+    found = b.meta.values.get(f"xielu.{key}")
+    values = [float(v) for v in np.atleast_1d(np.asarray(found, np.float64))] if _numbers(found) else []
+    if len(values) == 1:
+        values *= b.hp.n_layer
+    if len(values) < b.hp.n_layer or not all(abs(v) < 1e6 for v in values):
+        raise AssayError(f"{b.meta.where}xielu.{key}: bad value (found {len(values)}, expected {b.hp.n_layer} numbers)")
+    return values
+
+
+def _numbers(value: object) -> bool:
+    array = np.asarray(value) if isinstance(value, int | float | np.ndarray | list) else np.empty(0, object)
+    return array.ndim < 2 and array.dtype.kind in "fiu"

@@ -1,6 +1,6 @@
 """From an engine to generated text: model files, scheduling, sampling, and interfaces for callers.
 
-    find and open a model    hub, hf, ollama_store, registry_models, local, opening
+    find and open a model    hub, hf, ollama_store, registry_models, model_names, local, opening
     run many sequences       scheduler, step_planner, fair_shares, sequence, sequence_errors
     memory of the cache      pages (the allocator), cache_slots (windows and fixed-size state), prefix_keys (prefixes)
     choose a token           sampler, params, draws, stops

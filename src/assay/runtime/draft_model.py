@@ -1,7 +1,8 @@
 """A small model that drafts tokens for a large one, on an engine of its own.
 
 It decodes greedily. Its cache holds only tokens that are certain. Drafted tokens are computed behind them and are
-overwritten by the tokens that the large model really drew, so a rejected draft needs no clean-up.
+overwritten by the tokens that the large model really drew, so a rejected draft needs no clean-up. State of a fixed size
+cannot be overwritten: drafted tokens change a copy of it, in a second slot.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from assay.engines.contract import Chunk, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.pages import Lease, OutOfPages, Pages
 from assay.runtime.sequence import Sequence
+from assay.runtime.speculation import Drafter
 from assay.text import Tokenizer
 
 _CHUNK = 512  # prompt tokens computed at a time
@@ -32,12 +34,10 @@ def check_vocabularies(draft: Tokenizer, model: Tokenizer, name: str) -> None:
             )
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """The `Drafter` over an engine. It holds pages for every sequence that it was asked about."""
 
     def __init__(self, engine: PagedEngine) -> None:
-        if not engine.graph.state.cuttable:
-            raise AssayError("--draft: this model keeps state that tokens cannot be taken back from; use another model")
         self.engine = engine
         self._pages = Pages.of(engine)
         self._leases: dict[Sequence, Lease] = {}
@@ -51,8 +51,8 @@ class DraftModel:
             except OutOfPages:
                 self.forget(sequence)
         for i in range(1, max(wanted.values(), default=0)):
-            going = [sequence for sequence in drafts if wanted[sequence] > i]
-            chunks = [self._chunk(s, drafts[s][-1:], len(s.ids) + i - 1) for s in going]
+            going = [sequence for sequence in drafts if wanted[sequence] > i and self._can_guess(sequence, i)]
+            chunks = [self._chunk(s, drafts[s][-1:], len(s.ids) + i - 1, guess=True) for s in going]
             for sequence, output in zip(going, self.engine.forward(chunks) if chunks else [], strict=True):
                 drafts[sequence].append(int(output.logits[-1].argmax()))
         return drafts
@@ -72,9 +72,19 @@ class DraftModel:
                 self._pages.reserve(lease, n)
                 return int(output.logits[-1].argmax())
 
-    def _chunk(self, sequence: Sequence, ids: list[int], start: int, outputs: str = "last") -> Chunk:
+    def _can_guess(self, sequence: Sequence, i: int) -> bool:
+        """Whether drafted tokens may change state: that is a copy of the sequence's own, made before the first."""
+        if not self._pages.states:
+            return True
         lease = self._leases[sequence]
-        return Chunk(np.array(ids, dtype=np.int32), start, lease.pages, outputs, windows=lease.windows)
+        return (self._pages.guess(lease) if i == 1 else lease.guess_slot) >= 0
+
+    def _chunk(
+        self, sequence: Sequence, ids: list[int], start: int, outputs: str = "last", *, guess: bool = False
+    ) -> Chunk:
+        lease = self._leases[sequence]
+        slot = max(lease.guess_slot if guess else lease.state_slot, 0)
+        return Chunk(np.array(ids, np.int32), start, lease.pages, outputs, windows=lease.windows, state_slot=slot)
 
     def forget(self, sequence: Sequence) -> None:
         if lease := self._leases.pop(sequence, None):

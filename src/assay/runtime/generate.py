@@ -98,6 +98,15 @@ class Result:
         speed = f", {self.timing.rate:.1f}/s" if self.timing.rate else ""
         return f"<Result {shown!r}: {len(self.ids)} tokens{speed}, ended by {self.finish_reason}, seed {self.seed}>"
 
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: its text, its figures, and with `logprobs` how probable each token was."""
+        from assay.runtime.generation_html import answer_html
+
+        count = f"{len(self.ids)} token{'s' if len(self.ids) != 1 else ''}"
+        speed = f", {self.timing.rate:.1f} a second" if self.timing.rate else ""
+        after = f"after a prompt of {self.timing.prompt_tokens}; ended by {self.finish_reason}; seed {self.seed}"
+        return answer_html(self.text, f"{count}{speed}, {after}", [(c.id, c.logprob) for c in self.logprobs or ()])
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values."""
         found: dict[str, Any] = {
@@ -291,7 +300,33 @@ class Generation:
         self.prompt_ids = list(job.ids)
         self.seed = self._sequence.seed
 
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 200 else f"{self.text[:199]}…"
+        made = f"{len(self._choices)} token{'s' if len(self._choices) != 1 else ''}"
+        return f"<Generation {text!r}: {made} after {len(self.prompt_ids)}, {self.state}, seed {self.seed}>"
+
+    def _repr_html_(self) -> str:
+        """The text so far in a notebook."""
+        from assay.runtime.generation_html import text_html
+
+        return text_html(self.text, f"{len(self._choices)} tokens, {self.state}, seed {self.seed}")
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._text)
+
+    @property
+    def state(self) -> str:
+        """Where it is: not started, running, failed, or why it ended."""
+        if self._error is not None:
+            return f"failed ({self._error})"
+        if self._finish is not None:
+            return f"ended by {self._finish}"
+        return "running" if self._started else "not started"
+
     def interrupt(self) -> None:
+        """End it after the current step and keep the text so far."""
         self._stop_requested = True
 
     @property

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -32,6 +33,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LISTING = 16 << 20  # largest accepted size of a repository's file list, in bytes
 _LARGEST = 1 << 44  # largest size that a file may claim, in bytes
 _BLOCK = 1 << 20
+_OWN_FILE = "run a file that you have: assay run ./file.gguf"
 _TIMEOUT = 60.0  # seconds without a byte, after which a request fails
 
 
@@ -44,23 +46,39 @@ class Remote:
     sha256: str | None = None
 
 
-def fetch(argument: str, *, progress: ReportProgress = silent) -> Path:
-    """Download the file that the argument names, all parts of a split one; returns the path of the first part."""
+def from_address(text: str) -> str:
+    """`hf:owner/repo[:file-or-quant]` for an address of the hub, as browsers and Ollama have it; else the text."""
+    found = re.fullmatch(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+)(?:[?#].*)?", text.strip())
+    if not found:
+        return text
+    owner, _, rest = found[1].strip("/").partition("/")
+    repo, _, path = rest.partition("/")
+    path = re.sub(r"^(?:resolve|blob|tree|raw)/[^/]+/?", "", path)
+    return f"hf:{owner}/{repo}" + (f":{path}" if path else "")
+
+
+def fetch(argument: str, *, progress: ReportProgress = silent, quant: str = "") -> Path:
+    """Download the file that the argument names, all parts of a split one; returns the path of the first part.
+
+    `quant` is a file name whose quantisation is used if the repository has renamed the file.
+    """
     repo, _, wanted = argument.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo:
         raise AssayError(f"{argument}: expected hf:owner/repo or hf:owner/repo:file-or-quant")
-    reason = "offline mode is on (HF_HUB_OFFLINE)"
+    reason = f"offline mode is on (HF_HUB_OFFLINE); unset it, or {_OWN_FILE}"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
         try:
             there = {file.path: file for file in _list(repo)}
         except (OSError, ValueError, HTTPException) as error:
-            reason = _line(error)
+            reason = _unreachable(error)
         else:
+            if quant and wanted == quant and wanted not in there:
+                wanted = _quantisation(wanted)
             paths = [_get(argument, repo, there[name], progress) for name in choose(argument, list(there), wanted)]
             return paths[0]
     here = {path: root / path for root in _folders(repo) for path in _files(root)}
     if not here:
-        raise AssayError(f"{argument}: not in the local cache, and {reason}")
+        raise AssayError(f"{argument}: not on this machine, and {reason}")
     return here[choose(argument, list(here), wanted)[0]]
 
 
@@ -101,7 +119,29 @@ def _models(files: Sequence[str]) -> dict[str, list[str]]:
     return models
 
 
+def _quantisation(file: str) -> str:
+    """The quantisation in the name of a file: `q4_k_m` of `model-q4_k_m-00001-of-00002.gguf`."""
+    split = _SPLIT.fullmatch(file)
+    return re.split(r"[-./]", split["stem"] if split else file.removesuffix(".gguf"))[-1]
+
+
 # --- local files
+
+
+def first_part(name: str, count: int) -> str:
+    """The name of the first file of a model that is split into `count` files."""
+    return name if count == 1 else f"{name.removesuffix('.gguf')}-00001-of-{count:05}.gguf"
+
+
+def local_file(repo: str, file: str) -> Path | None:
+    """The path of a file of a repository if all its parts are on this machine."""
+    for folder in _folders(repo):
+        split = _SPLIT.fullmatch(file)
+        count = int(split["count"]) if split else 1
+        parts = [folder / (f"{split['stem']}-{n + 1:05}-of-{count:05}.gguf" if split else file) for n in range(count)]
+        if all(part.is_file() for part in parts):
+            return parts[0]
+    return None
 
 
 def own_folder(repo: str) -> Path:
@@ -177,6 +217,7 @@ def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Pa
     part = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(argument, file, part)
         with locked(target.with_name(f".{target.name}.lock")):
             if not (
                 target.is_file() and target.stat().st_size == file.size
@@ -186,6 +227,17 @@ def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Pa
     except (OSError, ValueError, HTTPException) as error:
         raise AssayError(f"{argument}: cannot fetch {file.path}: {_line(error)}") from error
     return target
+
+
+def _check_room(argument: str, file: Remote, part: Path) -> None:
+    """Refuse a file that the disk cannot hold before anything is downloaded."""
+    have = part.stat().st_size if part.is_file() else 0
+    needed, free = file.size - have, shutil.disk_usage(part.parent).free
+    if needed > free:
+        raise AssayError(
+            f"{argument}: {file.path} needs {needed / 1e9:.1f} GB, and {part.parent} has {free / 1e9:.1f} GB free; "
+            "free some, or set ASSAY_HOME to another disk"
+        )
 
 
 def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> None:
@@ -214,9 +266,28 @@ def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> 
             raise ValueError(f"wrong sha256 (found {found}, expected {file.sha256}); nothing was kept")
 
 
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def _unreachable(error: Exception) -> str:
+    """Why the hub gave no list of files, which host it was, and what to do."""
+    host = printable(urllib.parse.urlsplit(_endpoint()).netloc or _endpoint(), 80)
+    if isinstance(error, urllib.error.HTTPError):
+        if error.code == 404:
+            return f"{host} has no such repository; check the name"
+        return f"{host} answers {_line(error)}"
+    if isinstance(error, urllib.error.URLError | TimeoutError | ConnectionError):
+        return (
+            f"{host} cannot be reached ({_line(error)}); check the network and the proxy (HTTPS_PROXY), "
+            f"set HF_ENDPOINT to a mirror, or {_OWN_FILE}"
+        )
+    return f"{host}: {_line(error)}"
+
+
 def _open(path: str, start: int = 0) -> IO[bytes]:
     """Send a request to the hub. The token goes to the hub only, and not to the address of a redirect."""
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    endpoint = _endpoint()
     if not endpoint.startswith(("https://", "http://")):
         raise ValueError(f"HF_ENDPOINT: must be an http(s) address (found {printable(endpoint, 80)})")
     request = urllib.request.Request(f"{endpoint}/{path}", headers={"User-Agent": "assay"})
@@ -242,4 +313,5 @@ def _line(error: Exception) -> str:
         hint = "; is it private? set HF_TOKEN" if error.code in (401, 403) else ""
         return f"{error.code} {printable(error.reason, 80)}{hint}"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return printable(next(iter(str(reason).strip().splitlines()), type(error).__name__))
+    text = getattr(reason, "strerror", None) or str(reason)  # without "[Errno -2]"
+    return printable(next(iter(str(text).strip().splitlines()), type(error).__name__))

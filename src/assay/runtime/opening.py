@@ -19,20 +19,23 @@ from typing import Any
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
-from assay.engines.plan.state_layout import page_bytes, slots_bytes
+from assay.engines.plan.state_layout import StateMemory, page_bytes, state_memory
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
 from assay.runtime.draft_model import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
+from assay.runtime.mtp_draft import HeadDrafter, check_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
-from assay.runtime.registry_models import ReportProgress, silent
+from assay.runtime.registry_models import ReportProgress
 from assay.runtime.sampler import dry_breakers
 from assay.runtime.speculation import Speculator
+from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
 
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
+MTP = "mtp"  # instead of the name of a draft model: the draft head of the file itself
 SHARED_CACHE = 16384  # cache positions of all sequences together, unless one context is larger
 
 
@@ -49,7 +52,8 @@ class OpenOptions:
     template: str | None = None  # a chat template by name or file, instead of the file's own
     template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
     lookahead: bool = True  # speculative decoding where it is faster; the text is the same
-    draft: str | None = None  # a small model with the same vocabulary, to draft tokens
+    draft: str | None = None  # a small model with the same vocabulary, to draft tokens; or "mtp": the file's own head
+    state_slots: int | None = None  # states of a fixed size: one for each sequence at once, the others for snapshots
 
 
 class Opened:
@@ -65,6 +69,8 @@ class Opened:
             raise AssayError(f"--ctx-size: too large (found {asked}, at most {MAX_CTX})")
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
         self.model: Model = model.at(self.n_ctx)
+        if options.draft == MTP:
+            check_head(self.model)
         self._shared = SHARED_CACHE if options.cache_size is None else options.cache_size
         self.n_pages = pages_for(max(self._shared, self.n_ctx))
 
@@ -106,14 +112,21 @@ class Opened:
         apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
-        return pages + slots_bytes(graph, kv_type)
+        head = self.model.draft if self.options.draft == MTP else None
+        pages += self.n_pages * page_bytes(head, kv_type) if head else 0
+        return pages + self.states.bytes
+
+    @property
+    def states(self) -> StateMemory:
+        """Estimated memory of state of a fixed size. An engine takes fewer slots where memory is short."""
+        return state_memory(self.model.graph, self.options.state_slots)
 
     def window_pages(self, window: int) -> int:
         """Separate pages for layers with a sliding window, for all sequences together: as many as the shared cache has,
         and at least enough for two sequences to see their window and compute a step."""
         return max(pages_for(self._shared), 2 * pages_for(window + STEP) + 2)
 
-    def engine(self, progress: ReportProgress = silent, *, scheduled: bool = False) -> PagedEngine:
+    def engine(self, progress: ReportProgress | None = None, *, scheduled: bool = False) -> PagedEngine:
         """Create the engine. This is slow, because it reads and converts the weights.
 
         With `scheduled`, layers with a sliding window get separate pages. The scheduler evicts those that left the
@@ -127,11 +140,12 @@ class Opened:
                 name, self.model,
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
                 window_pages=self.window_pages if scheduled and apart else None,
+                state_slots=o.state_slots if self.model.graph.state.per_sequence else None,
             )  # fmt: skip
 
     @contextmanager
-    def _reading(self, progress: ReportProgress) -> Iterator[None]:
-        """Report progress on the first read of every tensor inside the block."""
+    def _reading(self, progress: ReportProgress | None) -> Iterator[None]:
+        """Report progress on the first read of every tensor inside the block, to `progress` or to the listener."""
         total = sum(t.nbytes for t in self.file.tensors.values())
         seen: set[str] = set()
         done = 0
@@ -140,14 +154,15 @@ class Opened:
             nonlocal done
             if tensor.name not in seen:
                 seen.add(tensor.name)
-                progress(f"loading {self.file.path.name}", done, total)
+                tell(f"loading {self.file.path.name}", done, total)
                 done += tensor.nbytes
 
-        self.file.reading = read if progress is not silent else None
-        try:
-            yield
-        finally:
-            self.file.reading = None
+        with reports(progress) as tell:
+            self.file.reading = read if progress is not None or listening() is not None else None
+            try:
+                yield
+            finally:
+                self.file.reading = None
 
     def speculator(self) -> Speculator | None:
         """Speculative decoding for the engine's sequences. With a draft model this is as slow as `engine`."""
@@ -156,13 +171,15 @@ class Opened:
             return None
         if o.draft is None:
             return Speculator()
+        if o.draft == MTP:
+            return Speculator(HeadDrafter(self.model))
         small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
         check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
         return Speculator(DraftModel(small.engine(scheduled=True)))
 
 
 def open_model(
-    model: str | Path | None = None, options: OpenOptions | None = None, *, progress: ReportProgress = silent
+    model: str | Path | None = None, options: OpenOptions | None = None, *, progress: ReportProgress | None = None
 ) -> Opened:
     """Open the model that an argument names (`hub.resolve`); it is downloaded if necessary."""
     return Opened(open_file(hub.resolve(model, progress=progress)), options or OpenOptions())

@@ -87,6 +87,9 @@ class Lease:
     _private: list[int] = field(default_factory=list)
     closed: bool = False
     state_slot: int = -1  # its working slot, where the graph keeps state of a fixed size
+    guess_slot: int = -1  # a second one, for tokens that a draft model guesses
+    places: frozenset[int] = frozenset()  # lengths at which a snapshot of that state is worth keeping
+    _moving: int | None = None  # the page of the snapshot that the next one replaces
     _table: tuple[tuple[int, int], NDArray[np.int32]] | None = None  # the page table, and the counts it was made for
 
     @property
@@ -194,18 +197,20 @@ class Pages:
 
     def match(self, fed: PrefixFeed | Sequence[int]) -> int:
         """How many leading tokens a lease on this prompt would find in the cache, as whole pages."""
-        return len(self._walk(feed_keys(fed))) * self.page_size
+        return len(self._walk(feed_keys(fed))[0]) * self.page_size
 
     def open(self, fed: PrefixFeed | Sequence[int]) -> Lease:
         """Start a sequence that will compute this prompt; tokens before `lease.length` are in the cache already."""
         tokens = feed_keys(fed)
-        path = self._walk(tokens)
+        path, known = self._walk(tokens)
         slot = self.states.start(path[-1].page if path else None) if self.states else -1
         for node in path:
             self._hold(node)
         length = len(path) * self.page_size
         first = [w.first(length, self.page_size) for w in self.windows]
         lease = Lease(list(tokens[:length]), path, self.windows, first, state_slot=slot)
+        if self.states:
+            lease.places = self._places(len(tokens), known) - frozenset(range(length + 1))
         for i, window in enumerate(self.windows):
             for page in lease._held(i):
                 window.hold(page)
@@ -214,6 +219,16 @@ class Pages:
             self._begin_page(lease, tokens, self._copy)
             self._move_on(lease)
         return lease
+
+    def _places(self, n_tokens: int, known: int) -> frozenset[int]:
+        """The lengths at which later sequences will want to go on: the last page ends of this prompt, and the end of
+        what the tree knows of it. Where one prompt has left the tree, another may do so, too."""
+        size = self.page_size
+        return frozenset({known, n_tokens // size * size, max(n_tokens - 1, 0) // size * size})
+
+    def next_place(self, lease: Lease, end: int) -> int:
+        """The first of the lease's places before `end`, for a step to stop at; `end` where no place lies before it."""
+        return min((place for place in lease.places if lease.length < place < end), default=end)
 
     def _begin_page(self, lease: Lease, tokens: Sequence[int], copy: Callable[..., None]) -> None:
         """Give the lease a copy of the shared page that starts like its next page, if there is one and room for it."""
@@ -265,11 +280,14 @@ class Pages:
             for window in self.windows:
                 window.take(page)
 
-    def commit(self, lease: Lease, fed: PrefixFeed | Sequence[int]) -> None:
-        """Record that the state after these tokens is in the cache. Pages that became full are shared."""
+    def commit(self, lease: Lease, fed: PrefixFeed | Sequence[int], *, each: bool = False) -> None:
+        """Record that the state after these tokens is in the cache. Pages that became full are shared.
+
+        `each`: the engine has kept the state after each of these tokens, and its slot may be further than the last.
+        """
         self._check_open(lease)
         tokens = feed_keys(fed)
-        size = self.page_size
+        size, before = self.page_size, lease.length
         if lease.length + len(tokens) > lease.n_pages * size:
             raise ValueError("commit of more tokens than were reserved")
         lease.tokens.extend(tokens)
@@ -291,9 +309,42 @@ class Pages:
                 self._free.append(page)
                 self._hold(node)
             lease._path.append(node)
-        if self.states and tokens and lease.length == len(lease._path) * size:
-            self.states.save(lease._path[-1].page, lease.state_slot)
+        end = len(lease._path) * size
+        if self.states and before < end and (each or end == lease.length):
+            self._save_state(self.states, lease, end if each else None)
         self._move_on(lease)
+
+    def _save_state(self, states: StateSlots, lease: Lease, length: int | None) -> None:
+        """Take a snapshot at the end of a lease's last page. One that stays supersedes those that the lease passed.
+
+        With `length`, it is the state after that many tokens.
+        """
+        node, stays = lease._path[-1], len(lease._path) * self.page_size in lease.places
+        if stays:  # before room is made for it
+            own = {place // self.page_size - 1 for place in lease.places}
+            states.supersede(n.page for depth, n in enumerate(lease._path[:-1]) if depth not in own)
+        parting = stays and bool(node.children)
+        states.save(node.page, lease.state_slot, instead_of=lease._moving, stays=stays, parting=parting, length=length)
+        lease._moving = None if stays else node.page
+
+    def also_copy(self, copy: Callable[..., None]) -> None:
+        """Pages that are copied are copied by `copy`, too: another engine keeps rows in pages of the same numbers."""
+        if first := self._copy:
+
+            def both(source: int, to: int, *window: int) -> None:
+                first(source, to, *window)
+                if not window:
+                    copy(source, to)
+
+            self._copy = both
+
+    def guess(self, lease: Lease) -> int:
+        """A second state slot with a copy of the lease's state, for tokens that are guessed; -1 if there is no room."""
+        if self.states and lease.guess_slot < 0:
+            lease.guess_slot = self.states.start()
+        if self.states and lease.guess_slot >= 0:
+            self.states.duplicate(lease.state_slot, lease.guess_slot)
+        return lease.guess_slot
 
     def close(self, lease: Lease) -> None:
         """End the sequence. Its full pages stay in the tree for later sequences with the same prefix."""
@@ -306,12 +357,13 @@ class Pages:
         for page in lease._private:
             self._drop_slots(page)
         self._free.extend(reversed(lease._private))
-        if self.states and lease.state_slot >= 0:
-            self.states.free(lease.state_slot)
+        for slot in (lease.state_slot, lease.guess_slot):
+            if self.states and slot >= 0:
+                self.states.free(slot)
         for node in reversed(lease._path):
             self._release(node)
         lease.tokens, lease._path, lease._private = [], [], []
-        lease.closed, lease.state_slot = True, -1
+        lease.closed, lease.state_slot, lease.guess_slot = True, -1, -1
         self._leases.discard(lease)
 
     def clear(self) -> None:
@@ -344,7 +396,8 @@ class Pages:
             window.check(Counter(page for lease in self._leases for page in lease._held(i)))
             assert window.slots.keys() <= {*private, *shared}, "a free page has a slot"
         if self.states:
-            self.states.check([lease.state_slot for lease in self._leases if lease.state_slot >= 0], set(shared))
+            slots = [slot for lease in self._leases for slot in (lease.state_slot, lease.guess_slot) if slot >= 0]
+            self.states.check(slots, set(shared))
         for lease in self._leases:
             size = self.page_size
             for depth, node in enumerate(lease._path):
@@ -352,10 +405,11 @@ class Pages:
             assert len(lease._path) == lease.length // size, "a full page is not shared"
             assert lease._first == [w.first(lease.length, size) for w in self.windows], "a page behind a window is held"
 
-    def _walk(self, tokens: Sequence[int]) -> list[_Node]:
+    def _walk(self, tokens: Sequence[int]) -> tuple[list[_Node], int]:
         """The longest path along these tokens, the last one left out, from whose end a sequence can go on.
 
-        The next token must find the slots of its windows there, and a snapshot of state that cannot be cut.
+        The next token must find the slots of its windows there, and a snapshot of state that cannot be cut. The second
+        result is the number of tokens that the tree knows, whether or not a sequence can go on there.
         """
         node, path, whole = self._root, list[_Node](), 0
         missing = [-1] * len(self.windows)  # the last page without a slot
@@ -372,7 +426,7 @@ class Pages:
             resumable = not self.states or self.states.has_snapshot(child.page)
             if resumable and all(first > last for first, last in zip(seen, missing, strict=True)):
                 whole = len(path)
-        return path[:whole]
+        return path[:whole], len(path) * self.page_size
 
     def _take(self) -> int:
         if self._free:

@@ -14,12 +14,32 @@ Breakers = Mapping[
 DEFAULT_CTX = 8192  # default context; the cache of a longer one can take gigabytes
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default strings
 
+# The range of each numeric field: least, greatest, and whether the least itself is excluded. A field that is not here
+# takes any finite number. The command line, the chat's /set, the library and the server all use this table.
+LIMITS: Mapping[str, tuple[float, float, bool]] = {
+    "temp": (0.0, math.inf, False),
+    "top_k": (-(2**31), 2**31 - 1, False),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, False),
+    "typical": (0.0, 1.0, False),
+    "seed": (0, 2**64 - 1, False),
+    "repeat_last_n": (-1, math.inf, False),
+    "repeat_penalty": (0.0, math.inf, True),
+    "dry_multiplier": (0.0, math.inf, False),
+    "dry_base": (0.0, math.inf, False),
+    "dry_allowed_length": (0, math.inf, False),
+    "dry_penalty_last_n": (-1, math.inf, False),
+    "xtc_probability": (0.0, 1.0, False),
+    "xtc_threshold": (0.0, 1.0, False),
+}
+_OFF = {"repeat_penalty": "; 1 switches it off", "temp": "; 0 is greedy"}
+
 
 @dataclass(frozen=True)
 class SamplerParams:
     """One field for each setting. With `seed` None, a random seed is used."""
 
-    temp: float = 0.8  # 0 or less: greedy
+    temp: float = 0.8  # 0: greedy
     top_k: int = 40  # 0 or less: all
     top_p: float = 0.95  # 1: off
     min_p: float = 0.05  # 0: off
@@ -44,25 +64,13 @@ class SamplerParams:
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise AssayError(f"{item.name}: must be a finite number (found {value})")
-        limits = (
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("typical", 0.0, 1.0),
-            ("xtc_probability", 0.0, 1.0),
-            ("xtc_threshold", 0.0, 1.0),
-            ("repeat_last_n", -1, math.inf),
-            ("dry_penalty_last_n", -1, math.inf),
-            ("dry_allowed_length", 0, math.inf),
-            ("dry_multiplier", 0.0, math.inf),
-            ("seed", 0, 2**64 - 1),
-        )
-        for name, low, high in limits:
+        for name, (low, high, above) in LIMITS.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                wanted = f"between {low} and {high}" if high < math.inf else f"at least {low}"
-                raise AssayError(f"{name}: must be {wanted} (found {value})")
-        if self.repeat_penalty <= 0:
-            raise AssayError(f"repeat_penalty: must be above 0 (found {self.repeat_penalty}); 1 switches it off")
+            if value is not None and not (low < value <= high if above else low <= value <= high):
+                wanted = (
+                    f"between {low} and {high}" if high < math.inf else f"{'above' if above else 'at least'} {low:g}"
+                )
+                raise AssayError(f"{name}: must be {wanted} (found {value}){_OFF.get(name, '')}")
         if any(math.isnan(bias) or bias == math.inf for _, bias in self.logit_bias):
             raise AssayError("logit_bias: must be a number or -inf; -inf forbids a token")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,12 +100,18 @@ def _bound(x: Floats, k: int, block: int = 64) -> float:
     return float(np.partition(x, len(x) - k)[len(x) - k])
 
 
+# Logits near the largest number overflow in a difference or a product. The result is an infinity, which every stage can
+# take, so NumPy must not print a warning about it.
+_QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+
+
 class Random(Protocol):
     """A source of random numbers in [0, 1)."""
 
     def random(self) -> float: ...
 
 
+@np.errstate(**_QUIET)
 def sample(
     logits: ArrayLike,
     history: Sequence[int],
@@ -124,6 +130,8 @@ def sample(
     if biased is not raw and not np.isfinite(biased).any():
         raise AssayError("logit_bias: forbids every token; allow at least one")
     values = dry(penalties(biased, history, params), history, params)
+    if values is not raw and not math.isfinite(values.max()):
+        raise AssayError("sampler: biases and penalties leave no finite logit; use smaller ones")
     token = _greedy(values) if _is_argmax(params) else _draw(values, params, rng)
     return Choice(token) if logprobs is None else scores(raw, token, logprobs)
 
@@ -148,6 +156,7 @@ def argmax_of_top(top: TopK) -> int:
     return int(top.ids.item(0))
 
 
+@np.errstate(**_QUIET)
 def sample_from_top(top: TopK, params: SamplerParams, rng: Random) -> int:
     """The choice that `sample` makes from the whole row, made from its largest logits (at least `top_k_needed`)."""
     first = argmax_of_top(top)
@@ -157,6 +166,7 @@ def sample_from_top(top: TopK, params: SamplerParams, rng: Random) -> int:
     return _choose(Candidates(top.ids[here], top.logits[here].astype(np.float64), sorted=True), params, rng)
 
 
+@np.errstate(**_QUIET)
 def scores(logits: ArrayLike, token: int, n: int) -> Choice:
     """The token with its log-probability, and the n best tokens, in the model's own distribution."""
     raw = check_logits(logits)
@@ -173,7 +183,7 @@ def check_logits(logits: ArrayLike) -> Floats:
     raw = np.asarray(logits, dtype=np.float64)
     if raw.ndim != 1 or not len(raw):
         raise AssayError(f"logits: not one row (found shape {raw.shape}, expected one axis)")
-    with np.errstate(invalid="ignore"):
+    with np.errstate(**_QUIET):
         total = raw.sum()
     if not np.isfinite(total):
         bad = np.flatnonzero(np.isnan(raw) | (raw == np.inf))
@@ -318,7 +328,8 @@ def top_n_sigma(c: Candidates, params: SamplerParams, rng: Random) -> Candidates
     """Keep x >= max - n * standard deviation of the logits."""
     if params.top_n_sigma <= 0:
         return c
-    return c.where(c.logits >= c.logits.max() - params.top_n_sigma * c.logits.std())
+    least = c.logits.max() - params.top_n_sigma * c.logits.std()
+    return c if np.isnan(least) else c.where(c.logits >= least)
 
 
 def top_k(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
@@ -377,7 +388,10 @@ def xtc(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
 
 def temperature(c: Candidates, params: SamplerParams) -> Candidates:
     """y = x / temp, after the filters: they judge the model's own probabilities."""
-    return Candidates(c.ids, c.logits / params.temp, c.sorted)
+    scaled = c.logits / params.temp
+    if not np.isfinite(scaled.max()):  # a very low temperature: only the differences matter
+        scaled = (c.logits - c.logits.max()) / params.temp
+    return Candidates(c.ids, scaled, c.sorted)
 
 
 Filter = Callable[[Candidates, SamplerParams, Random], Candidates]

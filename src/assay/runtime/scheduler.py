@@ -17,15 +17,19 @@ from collections.abc import Sequence as Rows
 
 from assay.engines.contract import Array, CacheLost, Chunk, DecodeRun, Output, PagedEngine, TopK
 from assay.errors import AssayError
+from assay.runtime.matchers import wait
 from assay.runtime.pages import Pages
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
-from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, NoLogits
-from assay.runtime.speculation import Speculator
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError, NoLogits
+from assay.runtime.speculation import Drafter, Speculator
 from assay.runtime.step_planner import Plan, StepPlanner
 from assay.text import Tokenizer
 
 RUNNING = 64  # sequences that a library or an offline batch runs at once by default
+_GRACE_SECONDS = 0.005  # a step waits this long for constraints that are usually in time
+_LATE_DRAWS = 8  # and not at all for those draws of a sequence after its constraint was late
+_BLOCKED_SECONDS = 0.01  # a step without any other work waits this long for a constraint
 _PUBLISH_SECONDS = 0.04  # longest time between two publications during a decode run: each has a cost
 Updates = list[tuple[Sequence, Update]]
 
@@ -41,20 +45,50 @@ class _Drawing:
 
     def __init__(self, sequence: Sequence, n: int, output: Output | None, rows: Array | Rows[TopK] = ()) -> None:
         self.sequence, self.n, self.output = sequence, n, output  # n: tokens that the step computed
+        self.start = 0  # where they begin
         self.rows = rows  # to draw from; those of a decode run are given, others are taken from the output
         self.draft: list[int] = []
         self.drawn: list[Update] = []
+        self.taken = 0  # of `drawn`, whose next row was decided
         self.error: AssayError | None = None
 
-    def draw(self, i: int) -> bool:
-        """Draw a token from row i. True if the next row can be drawn from, too."""
+    @classmethod
+    def of_blocked(cls, sequence: Sequence) -> _Drawing:
+        """A sequence that waited for its constraint: the row or the token that was left over."""
+        drawing = cls(sequence, 0, None, [] if sequence.undrawn is None else sequence.undrawn[None])
+        sequence.undrawn = None
+        return drawing
+
+    def draw(self, i: int) -> None:
+        """Draw a token from row i. If the mask is not here, the first row is kept for later and others are dropped."""
+        sequence = self.sequence
         try:
-            update = self.sequence.draw(self.rows[i])
+            if sequence.unsettled:
+                return
+            if not sequence.can_draw():
+                if i == 0:
+                    sequence.undrawn = self.rows[0].copy()  # type: ignore[union-attr]
+                return
+            update = sequence.ended_by_resume() or sequence.draw(self.rows[i])
         except AssayError as error:  # NaN logits, a bias that forbids every token, a grammar at its limit
             self.error = error
+            return
+        if update:
+            self.drawn.append(update)
+
+    def settle(self, i: int) -> bool:
+        """Take the token of row i, if the constraint has. True if the next row can be drawn from, too."""
+        try:
+            update = self.sequence.settle()
+        except AssayError as error:
+            self.error = error
             return False
-        self.drawn.append(update)
-        if update.finish or i + 1 >= len(self.rows):
+        if update:
+            self.drawn.append(update)
+        if self.error or self.sequence.blocked or len(self.drawn) <= self.taken:
+            return False
+        self.taken = len(self.drawn)
+        if self.drawn[-1].finish or i + 1 >= len(self.rows):
             return False
         return not self.draft or self.sequence.ids[-1] == self.draft[i]
 
@@ -76,6 +110,15 @@ class Meter:
     def finished(self, sequence: Progress, reason: str) -> None: ...
 
 
+def _can_speculate(engine: PagedEngine, drafter: Drafter | None) -> bool:
+    """Whether drafted tokens get the bits of plain decoding, and wrong ones can be taken back from the state.
+
+    An engine that computes drafted tokens one by one gains nothing, so it drafts only where a drafter was asked for.
+    """
+    exact = engine.arithmetic.steady or (engine.exact_drafts and drafter is not None)
+    return exact and bool(engine.graph.state.cuttable or engine.spare_states)
+
+
 class Scheduler:
     """Add jobs, and call `step` while it is `busy`. It must not be used by several threads at once."""
 
@@ -93,10 +136,13 @@ class Scheduler:
         self.engine = engine
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
-        # A wrong draft token must be taken back from the state, so the state's tail must be cuttable.
-        cuttable = engine.graph.state.cuttable
-        self.speculator = speculator if speculator and engine.arithmetic.steady and cuttable else None
+        self._drafter = speculator.drafter if speculator else None
+        self.speculator = speculator if speculator and _can_speculate(engine, self._drafter) else None
         self.pages = Pages.of(engine)
+        if self.speculator and self.speculator.drafter:
+            self.speculator.drafter.attach(engine, self.pages)
+        self._reads = self.speculator.reads if self.speculator else ()
+        self._state_bytes = engine.memory.states if self.pages.states else 0
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.max_running = running
         self._planner = StepPlanner(
@@ -113,6 +159,16 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting or self._updates)
+
+    def state_counts(self) -> dict[str, int]:
+        """State slots: all, those of running sequences, those of snapshots, and bytes; empty if the graph has none."""
+        if not self.pages.states:
+            return {}
+        use = self.pages.states.use
+        return {
+            "state_slots": use.slots, "state_running": use.running, "state_snapshots": use.snapshots,
+            "state_bytes": self._state_bytes,
+        }  # fmt: skip
 
     def make(self, job: Job, sink: Sink) -> Sequence:
         """A sequence for the job, ready to be added."""
@@ -148,19 +204,22 @@ class Scheduler:
     def step(self) -> Updates:
         """Compute one step if there is work. Returns all updates since the last call."""
         self._fail_overdue()
+        blocked = self._draw_blocked()
         plan = self._planner.plan(publishes=self.publish is not None)
         if plan:
             try:
                 self._compute(plan)
             except CacheLost:
                 self.discard_cache()
+        elif blocked and not self._updates:
+            wait([sequence.constraint for sequence in blocked], _BLOCKED_SECONDS)
         return self.take_updates()
 
     def close(self) -> None:
-        """Close the engine, and the draft model's if there is one."""
+        """Close the engine, and the drafter's if there is one."""
+        if self._drafter:
+            self._drafter.close()
         self.engine.close()
-        if self.speculator and self.speculator.drafter:
-            self.speculator.drafter.close()
 
     def take_updates(self) -> Updates:
         """Updates that were not returned yet."""
@@ -187,6 +246,7 @@ class Scheduler:
                 sequence.outputs_for(n),
                 windows=sequence.lease.windows,
                 state_slot=max(sequence.lease.state_slot, 0),
+                drafted=len(sequence.draft),
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -216,6 +276,7 @@ class Scheduler:
                 self.speculator.costs.record(sum(plan.values()), self._planner.decode_seconds)
         for drawing in drawings:
             self._commit_drawn(drawing)
+            self._take_back(drawing)
         n = sum(plan.values()) + (sum(len(results) - 1 for results in run.results) if run else 0)
         self.meter.step(n, len(plan), computed - started, time.monotonic() - computed)
 
@@ -230,8 +291,11 @@ class Scheduler:
                 run = runner.start(chunks, [s.run_tokens for s in sequences], self._planner.queue_depth())
                 rows = zip(sequences, run.results, strict=True)
                 return [_Drawing(sequence, plan[sequence], None, results) for sequence, results in rows], run
-            ks = [s.top_k for s in sequences] if top_values else [0]
-            outputs = top_values.forward(chunks, max(ks)) if top_values and all(ks) else engine.forward(chunks)
+            ks = [s.top_k for s in sequences] if top_values and not self._reads else [0]
+            if top_values and all(ks):
+                outputs = top_values.forward(chunks, max(ks))
+            else:
+                outputs = engine.forward(chunks, self._reads) if self._reads else engine.forward(chunks)
         finally:
             self.computing = False
         return [_Drawing(s, plan[s], output) for s, output in zip(sequences, outputs, strict=True)], None
@@ -263,11 +327,17 @@ class Scheduler:
         During a decode run the engine computes later rows meanwhile. The run is stopped when a sequence ends, a
         deadline passes, or a new request waits; its surplus tokens are discarded.
         """
-        active = [drawing for drawing in drawings if self._commit_computed(drawing)]
+        return self._draw_rows([drawing for drawing in drawings if self._commit_computed(drawing)], drawings, run)
+
+    def _draw_rows(self, active: list[_Drawing], drawings: list[_Drawing], run: DecodeRun | None = None) -> int:
         i, now = 0, time.monotonic()
         published, deadline = now, min((drawing.sequence.job.deadline for drawing in active), default=now)
         while active:
-            left = [drawing for drawing in active if drawing.draw(i)]
+            self._await_constraints(active, Sequence.can_draw)
+            for drawing in active:
+                drawing.draw(i)
+            self._await_constraints(active, lambda sequence: not sequence.unsettled or sequence.has_settled())
+            left = [drawing for drawing in active if drawing.settle(i)]
             now = time.monotonic()
             if run and (len(left) < len(active) or now > deadline or self.must_stop()):
                 run.stop()
@@ -279,13 +349,46 @@ class Scheduler:
                 published = now
         return i
 
+    def _draw_blocked(self) -> list[Sequence]:
+        """Continue sequences whose constraint has answered. Returns those that still wait."""
+        blocked = [sequence for sequence in (*self.running, *self.waiting) if sequence.blocked]
+        if not blocked:
+            return blocked
+        drawings = [_Drawing.of_blocked(sequence) for sequence in blocked]
+        self._draw_rows(drawings, drawings)
+        for drawing in drawings:
+            self._commit_drawn(drawing)
+        return [sequence for sequence in blocked if sequence.blocked]
+
+    def _await_constraints(self, drawings: list[_Drawing], is_done: Callable[[Sequence], bool]) -> None:
+        """Wait a little for constraints that are usually in time; a sequence that was late lately is not awaited."""
+        until = 0.0
+        awaited = [d for d in drawings if d.sequence.constraint and not d.sequence.late]
+        while awaited:
+            awaited = [d for d in awaited if not self._is_done(d, is_done)]
+            now = time.monotonic()
+            until = until or now + _GRACE_SECONDS
+            if awaited and now >= until:
+                for drawing in awaited:
+                    drawing.sequence.late = _LATE_DRAWS
+                return
+            if awaited:
+                wait([drawing.sequence.constraint for drawing in awaited], until - now)
+
+    @staticmethod
+    def _is_done(drawing: _Drawing, is_done: Callable[[Sequence], bool]) -> bool:
+        try:
+            return is_done(drawing.sequence)
+        except AssayError:  # raised again when the token is drawn
+            return True
+
     def _commit_computed(self, drawing: _Drawing) -> bool:
         """Commit the tokens that the step computed to the cache. True if there is a token to draw."""
         sequence, output = drawing.sequence, drawing.output
         assert sequence.lease
-        start = sequence.computed
-        self.pages.commit(sequence.lease, sequence.ids[start : start + drawing.n])
-        if output and output.nodes:
+        start = drawing.start = sequence.computed
+        self.pages.commit(sequence.lease, sequence.ids[start : start + drawing.n], each=bool(sequence.draft))
+        if output and sequence.job.keep:
             sequence.collect(output.nodes)
         if output and sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
             self._score_prompt(sequence, start, output.logits)
@@ -301,18 +404,32 @@ class Scheduler:
     def _commit_drawn(self, drawing: _Drawing) -> None:
         """Commit all drawn tokens but the last, which is not computed yet, and queue their updates."""
         sequence, drawn = drawing.sequence, drawing.drawn
-        if drawn and sequence.lease:
-            self.pages.commit(sequence.lease, sequence.ids[sequence.computed : -1])
+        if drawn and not sequence.finished:
+            if sequence.lease:
+                self.pages.commit(sequence.lease, sequence.ids[sequence.computed : -1], each=bool(drawing.draft))
             if sequence.run_tokens:
                 self._planner.shares.charge(sequence, len(drawn))
             if self.speculator:
-                self.speculator.learn(sequence, sequence.ids[-len(drawn) :])
+                self.speculator.learn(sequence, [update.choice.id for update in drawn if update.choice])
                 if drawing.draft:
                     self.meter.speculated(len(drawing.draft), len(drawn) - 1)
-            drawing.drawn = []
+            drawing.drawn, drawing.taken = [], 0
+            sequence.late = max(sequence.late - 1, 0)
             self._queue_updates(sequence, drawn)
         if drawing.error and not sequence.finished:
-            self.fail([sequence], EngineFailed(str(drawing.error)))
+            error = drawing.error
+            self.fail([sequence], error if isinstance(error, GrammarError) else EngineFailed(str(error)))
+
+    def _take_back(self, drawing: _Drawing) -> None:
+        """Take rejected tokens back from the state, and give the drafter the rows of the others."""
+        sequence, lease, output = drawing.sequence, drawing.sequence.lease, drawing.output
+        if not lease or sequence.job.keep:
+            return
+        if drawing.draft and self.pages.states:
+            self.engine.cut_state(lease.state_slot, lease.length)
+        if self._reads and output and self.speculator and self.speculator.drafter:
+            kept = {name: output.nodes[name][: lease.length - drawing.start] for name in self._reads}
+            self.speculator.drafter.observe(sequence, drawing.start, kept)
 
     def _queue_updates(self, sequence: Sequence, drawn: list[Update]) -> None:
         """Queue the updates of drawn tokens; the last may end the sequence."""
@@ -335,6 +452,7 @@ class Scheduler:
         assert update.finish
         self._planner.remove(sequence)
         sequence.finished = True
+        sequence.close()
         if self.speculator and self.speculator.drafter:
             self.speculator.drafter.forget(sequence)
         self.meter.finished(sequence, update.finish)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from assay.runtime.ngram_draft import NgramDraft
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import RowPooler
+from assay.runtime.receipts import row_digest
 from assay.runtime.sampler import Choice, argmax_of_top, sample, sample_from_top, scores, top_k_needed
 from assay.runtime.stops import StopStrings
 from assay.text import Tokenizer
@@ -37,7 +38,15 @@ ENDS = {
 
 
 class Constraint(Protocol):
-    """Restricts the next token of one sequence, for example to a grammar."""
+    """Restricts the next token of one sequence, for example to a grammar. It is computed elsewhere meanwhile."""
+
+    def start(self, tokens: Iterable[int] = ()) -> None:
+        """Begin with tokens that were drawn before. A second call has no effect."""
+        ...
+
+    def masked(self) -> bool:
+        """True if the mask of the next token is here."""
+        ...
 
     def mask(self, logits: Array) -> Array:
         """A copy of the logits with -inf for every token that is not allowed."""
@@ -47,9 +56,21 @@ class Constraint(Protocol):
         """Advance past a token that was drawn."""
         ...
 
+    def settled(self) -> bool:
+        """True if the last token was accepted: `complete` is known."""
+        ...
+
     @property
     def complete(self) -> bool:
         """True if no further token is allowed."""
+        ...
+
+    def fileno(self) -> int:
+        """A file that is readable when `masked` or `settled` may have changed."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
         ...
 
 
@@ -76,6 +97,7 @@ class Job:
     deadline: float = math.inf  # on the clock of time.monotonic()
     answered: tuple[int, ...] = ()
     owner: tuple[str, str] = ("", "")  # client and request, for fair shares
+    receipt: bool = False  # hash the logits of every token that is drawn (`receipts.py`)
 
 
 class Update(NamedTuple):
@@ -116,6 +138,7 @@ class Progress:
         self.cached = 0  # prompt tokens found in the prefix cache
         self.finished = False
         self.times = Times()
+        self.row_digests: list[bytes] = []  # of the tokens of the answer, if the job asks for a receipt
 
     @property
     def generated(self) -> int:
@@ -140,18 +163,24 @@ class Sequence(Progress):
         self._eog = frozenset() if job.ignore_eos else tokenizer.eog
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)
         self._stops = StopStrings(job.stop)
-        self._constraint = job.constraint() if job.constraint else None
+        self.constraint = job.constraint() if job.constraint else None
+        self.late = 0  # draws for which the scheduler does not wait for the constraint, because it was late before
+        self.undrawn: Array | None = None  # a row of logits that waits for the constraint's mask
+        self._unsettled: Choice | None = None  # a drawn token that waits for the constraint to take it
         self._top_k = top_k_needed(job.params)
         longest = n_ctx + 1 if job.max_tokens is None else min(n_ctx + 1, self.n_prompt + job.max_tokens)
-        self._only_eos_below = 0 if job.stop or self._constraint else longest  # with fewer ids, only EOS can end it
+        self._only_eos_below = 0 if job.stop or self.constraint else longest  # with fewer ids, only EOS can end it
         self.ended_before: tuple[str, str] | None = None  # last text and reason, if the given answer is complete
+        self._resumed_text = ""  # of the last token of the given answer
         for i, token in enumerate(job.answered):
-            text, finish = self._append(token)
+            self.ids.append(token)
+            text, finish = self._text_of(token)
             if finish and i + 1 < len(job.answered):
                 raise AssayError(
                     f"resume: the answer ends at its token {i} ({ENDS[finish]}); leave out the tokens after it"
                 )
             self.ended_before = (text, finish) if finish else None
+            self._resumed_text = text
 
     @property
     def computed(self) -> int:
@@ -176,8 +205,8 @@ class Sequence(Progress):
     @property
     def top_k(self) -> int:
         """How many of the largest logits of a row suffice to draw the next token; 0 if the whole row is needed."""
-        whole = self._constraint or self.draft or self.job.logprobs is not None or self.job.prompt_logprobs is not None
-        return 0 if whole else self._top_k
+        scored = self.job.logprobs is not None or self.job.prompt_logprobs is not None
+        return 0 if scored or self.constraint or self.draft or self.job.receipt else self._top_k
 
     @property
     def max_further(self) -> int:
@@ -200,9 +229,12 @@ class Sequence(Progress):
         if self.pool:
             self.pool.clear()
 
-    def draw(self, logits: Array | TopK) -> Update:
-        """Draw the next token. The result depends only on the logits, the tokens so far and the seed."""
-        job, constraint = self.job, self._constraint
+    def draw(self, logits: Array | TopK) -> Update | None:
+        """Draw the next token. The result depends only on the logits, the tokens so far and the seed.
+
+        With a constraint, the update comes from `settle`: the constraint decides whether the answer ends.
+        """
+        job, constraint = self.job, self.constraint
         self.times.prompted = self.times.prompted or time.monotonic()
         if isinstance(logits, TopK) and self._top_k == 1:
             choice = Choice(argmax_of_top(logits))
@@ -215,8 +247,61 @@ class Sequence(Progress):
             if job.logprobs is not None:
                 choice = scores(logits, choice.id, job.logprobs)
         token = choice.id
-        text, finish = self._append(token)
+        self.ids.append(token)
+        if job.receipt and not isinstance(logits, TopK):
+            self.row_digests.append(row_digest(logits))
+        if constraint:
+            constraint.accept(token)
+            self._unsettled = choice
+            return None
+        text, finish = self._text_of(token)
         return Update(choice, text, finish)
+
+    # --- the constraint, which may take its time
+
+    def start_constraint(self) -> None:
+        """Let the constraint compute its first mask, while the prompt is computed."""
+        if self.constraint:
+            self.constraint.start(self.job.answered)
+
+    @property
+    def blocked(self) -> bool:
+        """True while a row or a token waits for the constraint. The sequence takes part in no step then."""
+        return self.undrawn is not None or self._unsettled is not None
+
+    @property
+    def unsettled(self) -> bool:
+        return self._unsettled is not None
+
+    def can_draw(self) -> bool:
+        """Whether a token can be drawn from the next row: no mask is awaited."""
+        return self.constraint is None or self.constraint.masked()
+
+    def has_settled(self) -> bool:
+        return self.constraint is None or self.constraint.settled()
+
+    def settle(self) -> Update | None:
+        """The update of a token that waited for the constraint; None if it still waits."""
+        choice = self._unsettled
+        if choice is None or self.constraint is None or not self.constraint.settled():
+            return None
+        self._unsettled = None
+        text, finish = self._text_of(choice.id)
+        return Update(choice, text, finish)
+
+    def ended_by_resume(self) -> Update | None:
+        """The end of an answer that was given whole: its constraint allows no further token."""
+        if self.constraint and self.constraint.complete and len(self.ids) == len(self.job.ids) + len(self.job.answered):
+            return Update(None, self._resumed_text + self.flush_text(), "grammar")
+        return None
+
+    def close(self) -> None:
+        """Free what the constraint holds."""
+        self.undrawn = self._unsettled = None
+        if self.constraint:
+            self.constraint.close()
+
+    # --- text and ends
 
     def flush_text(self) -> str:
         """Text that was held back because it could have been part of a character or of a stop string."""
@@ -224,13 +309,10 @@ class Sequence(Progress):
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
 
-    def _append(self, token: int) -> tuple[str, str | None]:
-        """Add a token to the answer: the text to show, and the reason if the answer ends with it."""
-        self.ids.append(token)
+    def _text_of(self, token: int) -> tuple[str, str | None]:
+        """The last token's text to show, and the reason if the answer ends with it."""
         if len(self.ids) < self._only_eos_below and token not in self._eog:
             return self._detokenizer.push(token), None
-        if self._constraint:
-            self._constraint.accept(token)
         ended = token in self._eog
         text = self._stops.push("" if ended else self._detokenizer.push(token))
         finish = self._why_ended(ended)
@@ -242,7 +324,7 @@ class Sequence(Progress):
             return "eos"
         if self._stops.found is not None:
             return "stop"
-        if self._constraint and self._constraint.complete:
+        if self.constraint and self.constraint.complete:
             return "grammar"
         if self.job.max_tokens is not None and self.generated >= self.job.max_tokens:
             return "length"

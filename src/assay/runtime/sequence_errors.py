@@ -13,6 +13,15 @@ class QueueFull(AssayError):
         self.retry_after = retry_after  # seconds
 
 
+class CompilersBusy(AssayError):
+    """Other grammars keep all compilers busy; this one may be right."""
+
+    retry_after = 5  # seconds
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"{param}: other grammars keep all compilers busy; try again later")
+
+
 class DeadlinePassed(AssayError):
     """The request exceeded its time limit."""
 

@@ -5,21 +5,25 @@ together. The scheduler then draws from each row of logits in turn, as long as t
 Logits do not depend on the batch, and random numbers depend on seed and position only. Every drawn token is therefore
 the one that plain decoding would have drawn; a rejected draft costs time and nothing else.
 
-Drafts come from the sequence's own text (`ngram_draft.py`) or from a small model (`draft_model.py`). A draft is
-verified if that is expected to raise tokens per second. Two measurements decide: the acceptance rate of such drafts,
-and the duration of a step by its number of tokens (`StepCosts`). Change this module to change that decision.
+Drafts come from the sequence's own text (`ngram_draft.py`), from a small model (`draft_model.py`) or from the file's
+own draft head (`mtp_draft.py`). A draft is verified if that is expected to raise tokens per second. Two measurements
+decide: the acceptance rate of such drafts, and the duration of a step by its number of tokens (`StepCosts`). Change
+this module to change that decision.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from statistics import median
 from typing import Protocol
+from weakref import WeakSet
 
+from assay.engines.contract import Array, PagedEngine
 from assay.runtime.ngram_draft import AcceptanceRate
+from assay.runtime.pages import Pages
 from assay.runtime.sequence import Sequence
 
 MAX_DRAFT = 15  # drafted tokens of one sequence in one step
@@ -82,6 +86,16 @@ def _sizes(limit: int) -> Iterator[int]:
 class Drafter(Protocol):
     """Drafts tokens for sequences whose own text gives no draft that pays."""
 
+    reads: tuple[str, ...] = ()  # nodes of the model whose rows it is given
+
+    def attach(self, engine: PagedEngine, pages: Pages) -> None:
+        """Called once, before anything else, with the model's engine and its pages."""
+        return
+
+    def observe(self, sequence: Sequence, start: int, nodes: Mapping[str, Array]) -> None:
+        """The rows of `reads` for tokens start, start + 1, … of a sequence: computed, and not taken back."""
+        return
+
     def draft(self, wanted: dict[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to `wanted[sequence]` tokens after each sequence."""
         ...
@@ -103,6 +117,12 @@ class Speculator:
         self._rate = AcceptanceRate(0.6)  # of the draft model
         self._draft_seconds = 0.0  # that the draft model takes for one token of all sequences
         self._idle_steps = 0  # since the draft model was used
+        self._read: WeakSet[Sequence] = WeakSet()  # sequences whose prompt the draft model has read
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nodes of the model that the drafter must be given."""
+        return self.drafter.reads if self.drafter else ()
 
     def choose(self, room: dict[Sequence, int]) -> dict[Sequence, list[int]]:
         """Drafts for decoding sequences, at most `room` tokens each: as many as maximise tokens per second."""
@@ -163,5 +183,7 @@ class Speculator:
         n = best or 2
         started = time.perf_counter()
         drafts = drafter.draft({sequence: min(n, limit) for sequence, limit in room.items() if limit})
-        self._draft_seconds = (time.perf_counter() - started) / n
+        if drafts and self._read.issuperset(drafts):  # else it read a prompt first, unlike in the next draft
+            self._draft_seconds = (time.perf_counter() - started) / n
+        self._read.update(drafts)
         return {sequence: tokens for sequence, tokens in drafts.items() if tokens}

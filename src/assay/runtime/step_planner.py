@@ -21,7 +21,7 @@ from assay.runtime.fair_shares import FairShares
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.prefix_keys import common
 from assay.runtime.sequence import Sequence
-from assay.runtime.speculation import Speculator
+from assay.runtime.speculation import MAX_DRAFT, Speculator
 
 _MIN_COPY = PAGE // 2  # common tokens from which a sequence waits one step in order to copy a page
 _MAX_RUN = 63  # tokens that a decode run generates after its first, at most
@@ -51,8 +51,10 @@ class StepPlanner:
         self.max_running, self.chunk = max_running, chunk
         self.decode_seconds = 0.0  # duration of the last step that only decoded, per token
         self._pages, self._graph = pages, engine.graph
-        # A stopped run has computed surplus tokens, which are cut from the state.
-        self._runner = engine.decode_runner if engine.graph.state.cuttable else None
+        # A stopped run has computed surplus tokens, which are cut from the state. It gives no rows to a draft head.
+        runs = engine.graph.state.cuttable and not (speculator and speculator.reads)
+        self._runner = engine.decode_runner if runs else None
+        self._engine = engine
         self._speculator = speculator
         self._on_preempt = on_preempt
 
@@ -99,7 +101,7 @@ class StepPlanner:
         self._pages.close(sequence.lease)
         sequence.lease = None
         sequence.discard_kept()
-        sequence.draft = []
+        sequence.draft, sequence.undrawn = [], None
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
@@ -110,7 +112,8 @@ class StepPlanner:
 
     def _plan_decoding(self, plan: Plan) -> None:
         for sequence in list(self.running):
-            if sequence.pending == 1 and sequence in self.running and not self._reserve(sequence, 1, plan):
+            ready = sequence.pending == 1 and not sequence.blocked
+            if ready and sequence in self.running and not self._reserve(sequence, 1, plan):
                 self.preempt(sequence, plan)
 
     def _plan_prompts(self, plan: Plan) -> None:
@@ -118,7 +121,8 @@ class StepPlanner:
         budget = self.chunk
         can_admit = True
         by_request: Counter[tuple[str, str]] = Counter()  # prompt tokens of this step
-        queue = sorted((*(s for s in self.running if s.pending > 1), *self.waiting), key=self._rank)
+        waiting = (s for s in self.waiting if not s.blocked)
+        queue = sorted((*(s for s in self.running if s.pending > 1), *waiting), key=self._rank)
         for sequence in queue:
             if not sequence.lease:
                 if not can_admit or not self._tokens_of(sequence, budget) or self._exceeds_share(sequence):
@@ -140,7 +144,10 @@ class StepPlanner:
             sequence.draft = []
         if not self.only_decodes(plan):
             return
-        for sequence, draft in speculator.choose({s: max(s.max_further, 0) for s in plan}).items():
+        most = MAX_DRAFT
+        if not self._graph.state.cuttable:  # each drafted token leaves a state, so that the next can be taken back
+            most = min(most, max(self._engine.spare_states - len(plan), 0) // len(plan))
+        for sequence, draft in speculator.choose({s: max(min(s.max_further, most), 0) for s in plan}).items():
             assert sequence.lease
             with suppress(OutOfPages):
                 self._pages.reserve(sequence.lease, 1 + len(draft))
@@ -201,7 +208,25 @@ class StepPlanner:
         if sequence.job.keep and sequence.pending <= self.chunk and budget < sequence.pending:
             return 0
         scored = sequence.job.prompt_logprobs is not None
-        return min(sequence.pending, budget, max(self.chunk // 4, 1) if scored else budget)
+        n = min(sequence.pending, budget, max(self.chunk // 4, 1) if scored else budget)
+        return n if self._graph.state.cuttable else self._to_snapshot(sequence, n, budget)
+
+    def _to_snapshot(self, sequence: Sequence, n: int, budget: int) -> int:
+        """At most n tokens, so that the step ends where a snapshot of the state is wanted, or at the end of a page.
+
+        A prompt is resumed at page ends only, so its last step begins at its last page end.
+        """
+        start, last = sequence.computed, n == sequence.pending
+        if sequence.lease:
+            n = self._pages.next_place(sequence.lease, start + n) - start
+        end = start + n
+        whole = end - end % PAGE
+        if last and end == start + sequence.pending:
+            whole = end - 1 - (end - 1) % PAGE
+            return whole - start if whole > start else n
+        if whole > start:
+            return whole - start
+        return n if budget == self.chunk else 0  # the rest of a budget, less than a page: wait for the next step
 
     def _is_uncuttable(self, sequence: Sequence) -> bool:
         """True if a text must be computed in one chunk: tokens see later ones, or a kept node pools all of them."""
@@ -233,6 +258,7 @@ class StepPlanner:
             self._pages.close(lease)
             return False
         sequence.lease = lease
+        sequence.start_constraint()
         if not sequence.times.admitted:
             sequence.times.admitted = time.monotonic()
             sequence.cached = lease.length

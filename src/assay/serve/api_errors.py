@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import AssayError
-from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError, NoGrammars, NoLogits, QueueFull
+from assay.runtime.sequence_errors import (
+    CompilersBusy,
+    DeadlinePassed,
+    EngineFailed,
+    GrammarError,
+    NoGrammars,
+    NoLogits,
+    QueueFull,
+)
 
 log = logging.getLogger("assay.serve")
 
@@ -26,7 +34,9 @@ KINDS: dict[str, ErrorKind] = {
     "invalid_json": ErrorKind(400, "invalid_request_error", "the body is not JSON"),
     "invalid_value": ErrorKind(400, "invalid_request_error", "a field has an invalid value; `param` names the field"),
     "context_length_exceeded": ErrorKind(400, "invalid_request_error", "the prompt is longer than the context"),
-    "invalid_grammar": ErrorKind(400, "invalid_request_error", "a schema or grammar does not compile in time"),
+    "invalid_grammar": ErrorKind(
+        400, "invalid_request_error", "a schema or grammar does not compile in time, or a token of it takes too long"
+    ),
     "invalid_prompt": ErrorKind(400, "invalid_request_error", "the chat template rejects these messages"),
     "unsupported": ErrorKind(400, "invalid_request_error", "this model or server cannot do this"),
     "invalid_api_key": ErrorKind(401, "authentication_error", "the key is missing or wrong"),
@@ -77,6 +87,7 @@ class ApiError(Exception):
 # Codes of the runtime's exceptions. The most specific class of an exception decides.
 CODES: dict[type[BaseException], str] = {
     QueueFull: "rate_limit_exceeded",
+    CompilersBusy: "rate_limit_exceeded",
     DeadlinePassed: "deadline_exceeded",
     EngineFailed: "internal_error",
     NoGrammars: "unsupported",
@@ -94,5 +105,5 @@ def as_api_error(error: Exception) -> ApiError:
     if code is None:
         log.error("a request failed", exc_info=error)
         return ApiError("internal_error", "the server failed; see its log")
-    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFull) else {}
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFull | CompilersBusy) else {}
     return ApiError(code, str(error), error.param if isinstance(error, GrammarError) else None, headers)

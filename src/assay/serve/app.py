@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from assay.serve.api import openapi
 from assay.serve.api.routes import ROUTES
 from assay.serve.api.server_state import HttpCall, State
-from assay.serve.http.exchange import Handler, HttpReply, endpoint
+from assay.serve.http.exchange import ExchangeContext, Handler, HttpReply, dumps, endpoint
 from assay.serve.http.guard import Guard
 
 _TYPES = {
@@ -24,19 +24,22 @@ _TYPES = {
 
 def create(state: State) -> ASGIApp:
     """The application of a server with this state."""
-    state.openapi = openapi.document(ROUTES, with_key=state.key is not None)
+    state.openapi = dumps(openapi.document(ROUTES, with_key=state.key is not None))
 
-    def route(path: str, method: str, handler: Handler, body: Any = None) -> Route:
-        return Route(path, _Endpoint(endpoint(state, state.limits, handler, body)), methods=[method])
+    service = ExchangeContext(state, state.limits, state.threads.run, state.uploads)
+
+    def route(path: str, method: str, handler: Handler, body: Any = None, *, uploads: bool = False) -> Route:
+        return Route(path, _Endpoint(endpoint(service, handler, body, uploads=uploads)), methods=[method])
 
     def count(path: str, status: int) -> None:
         state.metrics.http.labels(path, str(status)).inc()
 
-    routes = [route(r.path, r.method, r.handler, r.request) for r in ROUTES]
+    routes = [route(r.path, r.method, r.handler, r.request, uploads=r.uploads) for r in ROUTES]
     routes += [route(path, "GET", _constant(reply)) for path, reply in _page().items()]
     inner = Router(routes, redirect_slashes=False)
     paths = {r.path for r in ROUTES}
-    return Guard(inner, paths, count, state.key, state.any_host, state.limits.connections, state.cors)
+    host = None if state.any_host else state.host
+    return Guard(inner, paths, count, state.key, host, state.limits.connections, state.cors)
 
 
 class _Endpoint:

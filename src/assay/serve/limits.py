@@ -24,12 +24,21 @@ class ServerLimits:
     text: int = 256 << 10  # characters of a /tokenize request.
     ids: int = 256 << 10  # tokens of a /detokenize request.
     pieces: int = 8 << 10  # tokens that are returned with their pieces.
-    scores: int = 128 << 10  # log-probabilities of the prompts of one request.
-    nodes: int = 64 << 10  # arrays and objects in a body.
+    scores: int = 256 << 10  # log-probabilities of the prompts, or of the answers, of a reply that is held whole.
+    nodes: int = 64 << 10  # arrays, objects, keys and texts in a body.
+    items: int = 320 << 10  # items of arrays and fields of objects in a body.
+    depth: int = 128  # nesting of arrays and objects in a body.
     trace_tokens: int = 128  # at most `chunk`.
     lens_positions: int = 64
     examine_s: float = 180.0  # time to diagnose one dump.
+    examine_memory: int = 4 << 30  # bytes that the process that diagnoses may allocate.
+    examine_tokens: int = 1024  # tokens of a dump that is diagnosed.
+    upload: int = 256 << 20  # bytes of an uploaded dump.
+    upload_s: float = 120.0  # time for an upload to arrive.
     request_s: float = 600.0  # deadline: from arrival to the last token.
+
+    # All requests.
+    bodies: int = 128 << 20  # bodies of all requests in progress; small ones are always received.
 
     # The queue.
     running: int = 32
@@ -38,6 +47,7 @@ class ServerLimits:
 
     # The connection.
     headers: int = 32 << 10
+    header_lines: int = 128
     header_s: float = 10.0  # from the first byte to the last header.
     body_s: float = 30.0
     idle_s: float = 30.0  # between two requests.

@@ -18,13 +18,14 @@ from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
 from assay.runtime.opening import OpenOptions
+from assay.runtime.receipts import Signer
 from assay.serve import app
 from assay.serve.api.server_state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Make, ModelPool, ServedModel, open_models
+from assay.serve.pool.models import Make, ModelPool, ServedModel, open_models, states_line
 from assay.system import machine
 
 SWITCH_S = 0.0001  # interpreter switch interval: a thread that parses a long text must not delay engine steps
@@ -42,6 +43,8 @@ class Config:
     memory: int | None = None  # bytes for loaded models; None: three quarters of the machine's memory
     options: OpenOptions = field(default_factory=OpenOptions)
     limits: ServerLimits = field(default_factory=ServerLimits)
+    receipts: Path | None = None  # the file of the key that signs a receipt for every answer
+    report: Callable[[str], None] = lambda line: None  # takes lines about the memory of models with a state
     make: Make = ServedModel  # makes a model of the server: computed in this process, or by replicas
 
 
@@ -65,7 +68,8 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     # DNS rebinding: a web page can make a browser call a loopback server under another host name. So the Host header
     # must name this machine, unless a key protects the server or any client may call it.
     any_host = config.key is not None or not is_loopback(config.host)
-    state = State(models, limits, registry, metrics, config.key, any_host, config.cors)
+    signer = Signer.of_file(config.receipts) if config.receipts is not None else None
+    state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
     sock = listen(config.host, config.port)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -80,7 +84,14 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     ending: list[asyncio.Task[None]] = []
     server = Server(settings, lambda: ending.append(asyncio.ensure_future(_drain(models, limits))))
     loading = asyncio.ensure_future(_load_first(models, server))
-    loading.add_done_callback(lambda task: ready(url) if not task.cancelled() and not task.exception() else None)
+
+    def loaded(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not task.exception():
+            ready(url)
+            for line in filter(None, map(states_line, entries)):
+                config.report(line)
+
+    loading.add_done_callback(loaded)
     try:
         await server.serve(sockets=[sock])
     finally:

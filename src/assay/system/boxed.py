@@ -2,9 +2,9 @@
 
     python -I -S boxed.py  '{"script": path, "paths": […], "memory": bytes, "cpu_s": s, "threads": bool}'
 
-It loads the script, calls its `warm()`, drops all privileges it does not need (`confine.py`), and then serves: one
-request per line on stdin, one answer per line on stdout. `answer(request) -> reply` of the script takes and returns
-JSON data. It must not raise, except MemoryError.
+It loads the script, calls its `warm()`, drops all privileges it does not need (`confine.py`), writes the line `ready`,
+and then serves: one request per line on stdin, one answer per line on stdout. `answer(request) -> reply` of the script
+takes and returns JSON data. It must not raise, except MemoryError.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def main() -> None:
     task.warm()  # late imports must happen before files are blocked
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     confine.confine(given["memory"], threads=given["threads"])
+    sink.write(b"ready\n")
+    sink.flush()
     for line in source:
         confine.allow_cpu(given["cpu_s"])
         try:

@@ -34,6 +34,18 @@ CALLS = {
     "tgkill": (234, 131), "membarrier": (324, 283),
 }  # fmt: skip
 THREADS = {"clone": (56, 220), "clone3": (435, 435)}  # for a library that starts threads
+# For a process that gets sockets from its parent, limits its own CPU time and lowers its priority.
+SOCKETS = {
+    "recvfrom": (45, 207), "sendto": (44, 206), "select": (23, -1), "pselect6": (270, 72), "setitimer": (38, 103),
+    "getpriority": (140, 141), "setpriority": (141, 140), "fcntl": (72, 25), "getsockname": (51, 204),
+    "getsockopt": (55, 209),
+}  # fmt: skip
+# For a process that makes a copy of itself for each task.
+FORKS = THREADS | SOCKETS | {
+    "recvmsg": (47, 212), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24), "fork": (57, -1), "wait4": (61, 260),
+    "set_tid_address": (218, 96), "prctl": (157, 167), "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446), "seccomp": (317, 277), "close_range": (436, 436),
+}  # fmt: skip
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _ALLOW, _EPERM = 0x7FFF0000, 0x00050000 | 1
@@ -42,15 +54,21 @@ _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
 _LANDLOCK_RIGHTS = (13, 14, 15, 15, 16)  # number of file access rights, by ABI version
 
 
-def confine(memory: int, *, threads: bool = False) -> list[str]:
-    """Drop all privileges that computing on a pipe does not need. Returns the names of the active layers."""
-    held = ["rlimits"] if _limit(memory, threads) else []
+def confine(
+    memory: int, *, threads: bool = False, further: dict[str, tuple[int, int]] | None = None, descriptors: int = 3
+) -> list[str]:
+    """Drop all privileges that computing on a pipe does not need. Returns the names of the active layers.
+
+    `further` are system calls to allow beyond the table, and `descriptors` is the number of open files allowed.
+    """
+    further = further or {}
+    held = ["rlimits"] if _limit(memory, threads or "clone" in further, descriptors) else []
     if sys.platform != "linux":
         return held
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         held.append("no_new_privs")
-        held += ["landlock"] * _landlock(libc) + ["seccomp"] * _seccomp(libc, threads)
+        held += ["landlock"] * _landlock(libc) + ["seccomp"] * _seccomp(libc, threads, further)
     return held
 
 
@@ -66,12 +84,12 @@ def allow_cpu(seconds: int) -> None:
         return
 
 
-def _limit(memory: int, threads: bool) -> bool:
+def _limit(memory: int, threads: bool, descriptors: int) -> bool:
     try:
         import resource
     except ImportError:
         return False
-    limits = {"RLIMIT_AS": memory, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 3, "RLIMIT_CORE": 0}
+    limits = {"RLIMIT_AS": memory, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": descriptors, "RLIMIT_CORE": 0}
     for name, limit in limits.items() if threads else (limits | {"RLIMIT_NPROC": 0}).items():
         try:
             resource.setrlimit(getattr(resource, name), (limit, limit))
@@ -96,12 +114,12 @@ def _landlock(libc: Any) -> bool:
         os.close(ruleset)
 
 
-def _seccomp(libc: Any, threads: bool) -> bool:
+def _seccomp(libc: Any, threads: bool, further: dict[str, tuple[int, int]]) -> bool:
     """A filter with an allow-list of the table's system calls; any other call returns EPERM."""
     if platform.machine() not in _AUDIT or sys.maxsize < 2**32:
         return False
     column, audit = _AUDIT[platform.machine()]
-    table = CALLS | THREADS if threads else CALLS
+    table = CALLS | (THREADS if threads else {}) | further
     numbers = sorted({row[column] for row in table.values()} - {-1})
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _EPERM), (_LOAD, 0, 0, 0)]
     for at, number in enumerate(numbers):

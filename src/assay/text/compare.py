@@ -33,8 +33,14 @@ _CUT_RULE = {
     "llama": "merge the adjacent pair with the highest score first",
     "bert": "take the longest token that fits, from the left of each word",
     "t5": "take the segmentation with the highest sum of scores",
+    "rwkv": "take the longest token that fits, from the left",
 }
-_CUT_FAULT = {"llama": "spm-merge-order", "bert": "wordpiece-match", "t5": "unigram-path"}
+_CUT_FAULT = {
+    "llama": "spm-merge-order",
+    "bert": "wordpiece-match",
+    "t5": "unigram-path",
+    "rwkv": "wordpiece-match",
+}
 _ALIKE = 0.3  # share of equal characters below which two texts count as unrelated
 
 # Texts that identify the template of a family; the first match counts.

@@ -24,12 +24,13 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.text.merge import merge
-from assay.text.pretokenize import PreTokenizer
+from assay.text.pretokenize import LONG, PreTokenizer
 from assay.text.vocab import MERGES, Vocab
 
 SPACE = "\u2581"  # SentencePiece's visible space
 _CACHED_LENGTH = 64
 _CACHED_PIECES = 1 << 18
+_AT_ONCE = 8192  # pieces looked up in one call
 _CUT_FURTHER = 64
 _ESCAPE = 0xDC00  # a byte that is not UTF-8 is represented by this surrogate plus the byte
 
@@ -56,7 +57,10 @@ class Remembered(dict[str, tuple[int, ...]]):
         return ids
 
     def of(self, pieces: list[str]) -> list[int]:
-        return list(chain.from_iterable(map(self.__getitem__, pieces)))
+        ids: list[int] = []
+        for start in range(0, len(pieces), _AT_ONCE):  # other threads run between two slices
+            ids += chain.from_iterable(map(self.__getitem__, pieces[start : start + _AT_ONCE]))
+        return ids
 
 
 def _byte_alphabet() -> list[str]:
@@ -115,7 +119,12 @@ class SafeCuts:
         word = f"[^{SPACE}{newline}]"
         glue = f"(?:(?<=[{re.escape(''.join(sorted(joined)))}]){SPACE}+{word}*)*" if joined else ""
         rest = f"|{newline}" if newline else ""
-        return re.compile(f"{SPACE}*{word}+{glue}|{SPACE}+{rest}").findall
+        pattern = re.compile(f"{SPACE}*{word}+{glue}|{SPACE}+{rest}")
+
+        def cut(text: str) -> list[str]:
+            return pattern.findall(text) if len(text) <= LONG else [match[0] for match in pattern.finditer(text)]
+
+        return cut
 
     @cached_property
     def _neighbours(self) -> frozenset[str]:

@@ -98,6 +98,7 @@ _COLLAPSE = _Collapse()
 _SPACES = {ord(c): _SPACE for c in WHITE_SPACE}
 
 
+LONG = 32 << 10  # characters of a text that is searched match by match
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
@@ -119,10 +120,26 @@ def _expand(expression: str) -> str:
     return "".join(out)
 
 
+def _split_by_turns(pattern: re.Pattern[str], text: str) -> list[str]:
+    """`pattern.split(text)` for an expression that is one group, match by match: other threads run in between.
+
+    One call of `split` would hold the interpreter's lock for half a second for a text of two megabytes.
+    """
+    parts: list[str] = []
+    last = 0
+    for match in pattern.finditer(text):
+        parts += (text[last : match.start()], match[0])
+        last = match.end()
+    return [*parts, text[last:]]
+
+
 def _by_expression(expression: str) -> Split:
     r"""Isolate every match. An expression without `\p{..}` searches the text itself, with white space unified."""
     table = _COLLAPSE if r"\p{" in expression else _SPACES
-    search = re.compile(f"({_expand(expression)})", re.ASCII).split
+    pattern = re.compile(f"({_expand(expression)})", re.ASCII)
+
+    def search(text: str) -> list[str]:
+        return pattern.split(text) if len(text) <= LONG else _split_by_turns(pattern, text)
 
     def split(text: str) -> list[str]:
         if text.isascii():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import lru_cache
+from importlib import import_module
 from types import GeneratorType
 from typing import Any
 
@@ -21,6 +22,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_OUTPUT = 1 << 25  # characters
+_LATE_IMPORTS = ("textwrap", "html", "html.entities", "jinja2.constants", "pprint", "random", "urllib.parse")
 
 
 class Refused(Exception):
@@ -125,7 +127,12 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def warm() -> None:
-    """Render a template, and a failing one, once: this triggers all late imports."""
+    """Render a template, and a failing one, once, and import what Jinja imports when a filter is first used.
+
+    No file can be opened afterwards, so an import would fail then.
+    """
+    for name in _LATE_IMPORTS:
+        import_module(name)
     source = "{% for m in x %}{{ m|tojson }}{{ m.a|trim }}{% endfor %}{{ strftime_now('%d %b %Y') }}{{ x|length }}"
     render(source, {"x": [{"a": " b "}]})
     answer({"template": "{{ raise_exception(1) }}", "variables": {}})

@@ -191,6 +191,11 @@ def encode_chat(
     text = template.render(
         messages, add_generation_prompt=add_generation_prompt, tools=tools, timeout=timeout, **variables
     )
+    return encode_rendered(tokenizer, text)
+
+
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a rendered conversation, as `encode_chat` gives them."""
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     bos = tokenizer.bos
     if bos is None:

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
@@ -16,6 +17,7 @@ from assay.text.special import SpecialTokens
 from assay.text.unigram import Unigram
 from assay.text.vocab import NAMELESS, NoVocabulary, TokenKind, Vocab, nameless_vocab, read_vocab
 from assay.text.wordpiece import WordPiece, readable
+from assay.text.world import World, unescaped
 
 
 class Tokenizer:
@@ -41,6 +43,11 @@ class Tokenizer:
             if not nameless:
                 raise
             return cls(file, nameless_vocab(nameless, str(error)))
+
+    @property
+    def path(self) -> Path:
+        """The file that the vocabulary was read from."""
+        return self._file.path
 
     @property
     def n_vocab(self) -> int:
@@ -96,6 +103,8 @@ class Tokenizer:
             return WordPiece(self.vocab)
         if self.vocab.model == "t5":
             return Unigram(self._file, self.vocab)
+        if self.vocab.model == "rwkv":
+            return World(self.vocab)
         return ScoredMerges(self.vocab)
 
     def with_pre(self, pre: PreTokenizer) -> Tokenizer:
@@ -167,6 +176,8 @@ class Tokenizer:
         if kind & TokenKind.SPECIAL:
             return text.encode()
         if kind & TokenKind.NORMAL:
+            if self.vocab.model == "rwkv":
+                return unescaped(text)
             if self.vocab.pre is None or not self.vocab.pre.byte_encode:
                 return text.replace(SPACE, " ").encode()
             return b"".join(bytes([CHAR_TO_BYTE[c]]) if c in CHAR_TO_BYTE else c.encode() for c in text)

@@ -92,6 +92,7 @@ _MODELS = {
     "llama": _Model({"bos": 1, "eos": 2, "unk": 0}, add_bos=True, add_space_prefix=True),
     "bert": _Model({"bos": 101, "sep": 102, "unk": 100}, add_bos=True),
     "t5": _Model({"eos": 1, "unk": 2}, add_bos=False, add_eos=True),
+    "rwkv": _Model({}, add_bos=False),
 }
 _BYTE_PAIRS = _Model({}, add_bos=False)
 _MERGING = ("gpt2", "gemma4")  # models with a pre-tokenizer
@@ -101,7 +102,7 @@ _MERGING = ("gpt2", "gemma4")  # models with a pre-tokenizer
 class Vocab:
     """The vocabulary and its flags. `ids` maps the text of a token to its id."""
 
-    model: str  # "llama", "gpt2", "bert", "t5" or NAMELESS
+    model: str  # "llama", "gpt2", "bert", "t5", "rwkv" or NAMELESS
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes  # TokenKind per token
@@ -233,7 +234,8 @@ def _scores(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.float32] | None:
     scores = _array(file, SCORES, n_tokens, (np.floating, np.integer))
     if scores is None:
         return None
-    scores = scores.astype(np.float32)
+    with np.errstate(all="ignore"):  # scores that no float32 holds are refused below
+        scores = scores.astype(np.float32)
     if not np.isfinite(scores).all():
         where = int(np.flatnonzero(~np.isfinite(scores))[0])
         raise AssayError(f"{file.path.name}: {SCORES}: token {where} has the score {scores[where]}, not a number")

@@ -1,34 +1,42 @@
-"""One self-contained HTML page: a map of layers and operations, the values behind every cell, the ranked causes.
+"""One self-contained HTML page: what to fix, a map of layers and operations, the values behind every cell, the causes.
 
-The file holds all data and scripts and makes no request. Colour is never the only sign: every cell carries a mark, so
-that the page can be read on paper and by people with colour blindness.
+`content` is the data, which `serve/page/report.js` draws: in this page, and in the Diagnose view of the web page. The
+file holds all data and scripts and makes no request. Colour is never the only sign: every cell carries a mark, so that
+the page can be read on paper and by people with colour blindness.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from importlib import resources
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.reference.blas import one_thread
 from assay.engines.reference.weights import Weights
 from assay.graph import Node, split
 from assay.models import Model
+from assay.system import heap
+from assay.system.counting import counted
+from assay.system.documents import document, script, style
 from assay.system.files import write
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import words
 from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
 from assay.verify.faults import FAULTS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.known import ABSENT, KINDS, NOT_FINITE, Known, sentence, told
+from assay.verify.judge.overflow import NonFiniteOrigin
 from assay.verify.judge.shared_pass import Last, evaluate_all, sweep
 
 Array = NDArray[Any]
+_LONG = re.compile(r"\d+\.\d{7,}(?:e[-+]?\d+)?")  # 9.999999747378752e-06 is shown as 1e-05
 _SHOWN = 12  # values of a node shown side by side
-_PLACE = "{{assay:data}}"
 
 
 def write_html(path: Path, model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> None:
@@ -38,31 +46,48 @@ def write_html(path: Path, model: Model, dump: Dump, diff: Diff | None, diagnosi
 
 def page(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> str:
     """The page as text."""
-    data = content(model, dump, diff, diagnosis)
-    template = resources.files("assay.verify").joinpath("report.html").read_text("utf-8")
-    packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
-    title = html.escape(f"assay: {data['title']}")
-    return template.replace("{{assay:title}}", title).replace(_PLACE, packed)
+    return drawn(content(model, dump, diff, diagnosis))
 
 
-def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> dict[str, Any]:
-    """The data that the page shows."""
+def drawn(data: dict[str, Any]) -> str:
+    """The page of this content."""
+    parts = {
+        "title": html.escape(f"assay: {data['title']}"),
+        "style": style("serve/page/report.css"),
+        "script": script("figures.js", "nodemap.js", "report.js"),
+        "data": json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028"),
+    }
+    return document("verify/report.html", parts)
+
+
+def content(
+    model: Model, dump: Dump | None, diff: Diff | None, diagnosis: Diagnosis | None = None, source: str = ""
+) -> dict[str, Any]:
+    """The data that the page shows. Without a dump, `source` names what was judged: a server, by its answers."""
     nodes = diff.nodes if diff is not None else ()
-    samples = _samples(model, dump, nodes) if diff is not None else {}
+    samples = _samples(model, dump, nodes) if diff is not None and dump is not None else {}
     said = diagnosis if diagnosis is not None else diff
+    broken = said.broken if said is not None else None
     verdict = said.verdict if said is not None else ""
     return {
-        "title": f"{model.file.path.name} against {dump.source}",
+        "title": f"{model.file.path.name} against {source if dump is None else dump.source}",
         "verdict": verdict,
-        "headline": _headline(model, verdict, diagnosis, diff),
-        "engine": dump.engine,
-        "tokens": list(dump.tokens),
-        "steps": list(dump.steps),
+        "wrong": said is not None and not said,
+        "told": _told(nodes, broken),
+        "kinds": [{"id": kind.id, "mark": kind.mark, "legend": _legend(kind, broken)} for kind in KINDS],
+        "broken": {"words": broken.words, "fix": broken.fix, "sure": broken.sure} if broken is not None else None,
+        "headline": _headline(model, verdict, diagnosis, diff, broken),
+        "engine": "" if dump is None else dump.engine,
+        "tokens": [] if dump is None else list(dump.tokens),
+        "steps": [] if dump is None else list(dump.steps),
         "arithmetic": diff.arithmetic.name if diff is not None else "",
         "first": diagnosis.first_wrong if diagnosis is not None else diff.first_name if diff is not None else None,
-        "roles": _roles(model, nodes),
+        "roles": _roles(model, [n.name for n in nodes] + ([broken.found.node] if broken is not None else [])),
         "layers": model.hparams.n_layer,
-        "nodes": [_cell(model, n, samples) for n in nodes],
+        "nodes": [
+            *(_cell(model, n, samples) for n in nodes),
+            *([_broken_cell(model, broken)] if broken is not None else []),
+        ],
         "causes": [_cause(c, model, diff) for c in diagnosis.causes] if diagnosis is not None else [],
         "unexplained": list(diagnosis.unexplained) if diagnosis is not None else [],
         "relations": [r.text for r in diagnosis.relations] if diagnosis is not None else [],
@@ -71,16 +96,45 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     }
 
 
-def _headline(model: Model, verdict: str, diagnosis: Diagnosis | None, diff: Diff | None) -> str:
+def _told(nodes: Sequence[NodeVerdict], broken: NonFiniteOrigin | None) -> str:
+    if broken is None:
+        return told(nodes)
+    wrong = any(n.verdict == "wrong" for n in nodes)
+    before = told(nodes) if wrong else f"the {counted(len(nodes), 'node')} before it agree with the definition"
+    return f"{broken.found.node} is the first that is not finite; {before}"
+
+
+def _legend(kind: Known, broken: NonFiniteOrigin | None) -> str:
+    """Nodes after the first value that is not finite are not judged, so they cannot be told from missing ones."""
+    return f"{kind.legend}, or not judged" if kind is ABSENT and broken is not None else kind.legend
+
+
+def _broken_cell(model: Model, broken: NonFiniteOrigin) -> dict[str, Any]:
+    """The first node with a value that is not finite. It has no verdict, because nothing can be computed with it."""
+    role, layer = split(broken.found.node)
+    return {
+        "name": broken.found.node, "role": role, "layer": layer, "verdict": "wrong", "own": None,
+        "known": NOT_FINITE.id, "said": broken.words, "nmse": None, "own_nmse": None, "cosine": None, "by": None,
+        "formula": _formula(model, broken.found.node), "segment": list(broken.between), "rows": [],
+    }  # fmt: skip
+
+
+def _formula(model: Model, name: str) -> str:
+    return _LONG.sub(lambda x: f"{float(x[0]):.7g}", str(model.graph[name])) if name in model.graph else ""
+
+
+def _headline(
+    model: Model, verdict: str, diagnosis: Diagnosis | None, diff: Diff | None, broken: NonFiniteOrigin | None
+) -> str:
     first = diff.first_wrong if diff is not None else None
-    broken = diagnosis.broken if diagnosis is not None else diff.broken if diff is not None else None
     if broken is not None:
-        return broken.words
+        return f"{broken.found.node} holds {broken.found.what}"
     if diagnosis is not None and diagnosis.causes:
-        c = diagnosis.causes[0]
-        said = words(c, model)
-        guess = "" if said.title == "cause" else f"{said.title}: "
-        return f"{guess}{c.fault} at {c.node}: {said.wrong}"
+        c, n = diagnosis.causes[0], len(diagnosis.causes)
+        if n > 1:
+            return f"{n} known mistakes give these values; the first, {c.fault}, is at {c.node}"
+        sure = "a known mistake gives" if words(c, model).title == "cause" else "best guess: a known mistake may give"
+        return f"{sure} these values: {c.fault} at {c.node}"
     if first is not None:
         return f"{first.name} is the first wrong node"
     if verdict == "undecided":
@@ -88,9 +142,9 @@ def _headline(model: Model, verdict: str, diagnosis: Diagnosis | None, diff: Dif
     return "every node agrees with the definition" if verdict in ("same", "healthy") else "within the noise"
 
 
-def _roles(model: Model, nodes: tuple[NodeVerdict, ...]) -> list[str]:
+def _roles(model: Model, names: list[str]) -> list[str]:
     """Columns: the operations of a layer in order of computation."""
-    seen = {split(n.name)[0] for n in nodes if split(n.name)[1] is not None}
+    seen = {role for role, layer in map(split, names) if layer is not None}
     return list(dict.fromkeys(r for r, i in (split(node.name) for node in model.graph) if i is not None and r in seen))
 
 
@@ -103,11 +157,13 @@ def _cell(model: Model, n: NodeVerdict, samples: dict[str, Any]) -> dict[str, An
         "layer": layer,
         "verdict": n.verdict,
         "own": n.own,
+        "known": n.known.id,
+        "said": sentence(n),
         "nmse": _finite(e.nmse),
         "own_nmse": _finite(e.own_nmse),
         "cosine": _finite(e.cosine),
         "by": n.explained_by,
-        "formula": str(model.graph[n.name]) if n.name in model.graph else "",
+        "formula": _formula(model, n.name),
         "segment": list(e.segment) if len(e.segment) > 1 else [],
         "rows": samples.get(n.name, []),
     }
@@ -160,7 +216,7 @@ class _Sampler:
             want, mine = (measure(obs, v, axis, self.head_width) for v in (truth, own))
             where = self.verdicts[name].evidence.where if obs.kind == "values" else ()
             for index in _places(target, where):
-                values = [float(a[index]) for a in (target, want, mine)]
+                values = [float(f"{a[index]:.9g}") for a in (target, want, mine)]
                 if all(np.isfinite(values)):
                     rows.append([_label(obs.kind, index, obs.data), *values])
             if len(rows) >= 2 * _SHOWN:
@@ -192,5 +248,6 @@ def _label(kind: str, index: tuple[int, ...], data: Any) -> str:
 
 def _samples(model: Model, dump: Dump, nodes: tuple[NodeVerdict, ...]) -> dict[str, list[list[Any]]]:
     sampler = _Sampler(model, dump, nodes)
-    sweep(model, [sampler])
+    with one_thread(model.graph), heap.kept():
+        sweep(model, [sampler], "writing the report")
     return sampler.found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from assay.errors import AssayError
-from assay.serve.http.exchange import Event, Events, HttpCall, _answer, dumps, json_template
+from assay.serve.http.exchange import Event, Events, HttpCall, _answer, dumps, json_pieces, json_template
 
 
 def written(*rounds: list[Event | Exception]) -> list[bytes]:
@@ -60,3 +60,23 @@ def test_a_mold_gives_the_json_of_the_whole(text: str) -> None:
 
     assert json_template(make)(text) == dumps(make(text))
     assert json.loads(json_template(make)(text)) == make(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {}, [], {"a": []}, {"a": {}}, [[]], None, "é\n", {"a": {"b": [1.5, None, True, "x"]}}, list(range(5000)),
+        [{"a": [i], "b": "x"} for i in range(200)], [[1, 2]] * 3, {"é": [["a"] * 3] * 65}, [[{"p": 0.5}] * 3] * 70,
+    ],
+)  # fmt: skip
+def test_pieces_are_the_json_of_the_whole(value: Any) -> None:
+    assert b"".join(json_pieces(value)) == dumps(value)
+
+
+def test_pieces_are_short() -> None:
+    rows = [{"embedding": [0.123456789] * 4096} for _ in range(20)]
+    assert max(map(len, json_pieces({"data": rows}))) < 100_000
+
+
+def test_bytes_in_a_value_are_json_already() -> None:
+    assert json.loads(b"".join(json_pieces({"a": [b'{"x":1}', b"2"], "b": b"[]"}))) == {"a": [{"x": 1}, 2], "b": []}

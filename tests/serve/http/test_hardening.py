@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import random
@@ -16,7 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from assay.errors import AssayError
 from assay.serve.api_errors import KINDS
+from assay.serve.http.connection import is_loopback, listen
 from tests.serve.conftest import Server, Start
 from tests.tiny import make
 from tests.waiting import wait_until
@@ -64,6 +67,56 @@ def test_only_this_machines_name_is_answered(server: Server) -> None:
         assert httpx.get(f"{server.url}/v1/models", headers={"Host": host}).status_code == 200
 
 
+LOOPBACKS = ("127.0.0.1", "127.1", "0x7f000001", "2130706433", "localhost", "localhost.", "127.8.8.8",
+             "::1", "0:0:0:0:0:0:0:1", "[::1]", "::ffff:127.0.0.1")  # fmt: skip
+
+
+@pytest.mark.parametrize("host", LOOPBACKS)
+def test_loopback_in_every_spelling(host: str) -> None:
+    """What the socket binds to decides, not how it was written."""
+    assert is_loopback(host)
+    try:
+        with listen(host, 0) as bound:
+            found = ipaddress.ip_address(bound.getsockname()[0])
+    except AssayError:
+        pytest.skip("this machine has no IPv6")
+    assert (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "no.such.host.invalid", "a" * 300, "\0", "fe80::1"])
+def test_what_is_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["127.1", "::ffff:127.0.0.1"])
+def test_a_loopback_server_checks_the_host_however_it_was_spelled(start: Start, tiny: Path, host: str) -> None:
+    server = start([("tiny", tiny)], host=host)
+    url = f"http://127.0.0.1:{server.url.rsplit(':', 1)[1]}/v1/models"
+    assert code(httpx.get(url, headers={"Host": "evil.example"})) == (403, "forbidden_host")
+    for name in (*LOOPBACKS[:6], "[::1]", "127.1:8080", "LOCALHOST.:1"):
+        assert httpx.get(url, headers={"Host": name}).status_code == 200, name
+    for name in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "1.2.3.4.5", "0x7f.example"):
+        assert httpx.get(url, headers={"Host": name}).status_code == 403, name
+
+
+@pytest.mark.parametrize("port", [65536, 99999, 2**31, -1])
+def test_a_port_that_is_no_port(port: int) -> None:
+    with pytest.raises(AssayError, match=rf"found {port}, expected 0 to 65535"):
+        listen("127.0.0.1", port)
+
+
+def test_a_server_for_everyone_without_a_key_warns(tiny: Path) -> None:
+    for extra, warned in ((["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--api-key", "k"], False)):
+        command = [sys.executable, "-m", "assay", "serve", str(tiny), "--port", "0", "--json", *extra]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.terminate()
+        said = process.stderr.read()
+        assert process.wait(60) == 0
+        assert ("every machine that reaches this port may use the server" in said) == warned, said
+
+
 def test_it_listens_on_loopback_by_default(server: Server) -> None:
     assert server.url.startswith("http://127.0.0.1:")
 
@@ -103,6 +156,9 @@ def test_every_response_carries_the_security_headers(server: Server) -> None:
         ("/v1/completions", {"prompt": ["a"] * 65}, "prompt"),
         ("/v1/completions", {"prompt": ["a"] * 10, "n": 16}, "n"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of"),
+        ("/v1/completions", {"prompt": "a", "n": 16, "logprobs": 20, "max_tokens": 5000}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": ASK, "n": 16, "logprobs": True, "max_tokens": 20_000}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/v1/trace", {"prompt": "a", "tokens": [1]}, "prompt"),
         ("/v1/trace", {"prompt": "a", "nodes": ["nothing-*"]}, "nodes"),
@@ -226,6 +282,26 @@ def test_a_slow_sender_is_cut_off(start: Start, tiny: Path) -> None:
         connection.settimeout(30)
         connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 100_000)
         assert b" 400 " in connection.recv(10_000)
+
+
+@pytest.mark.parametrize("headers", [b"X: a\r\n" * 200, b"X: " + b"a" * 40_000 + b"\r\n", b"X: a\n" * 20_000])
+@pytest.mark.parametrize(
+    "before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "pipelined"]
+)
+def test_headers_that_arrive_at_once_are_limited_too(server: Server, headers: bytes, before: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(30)
+        connection.sendall(before + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+        received = b""
+        while part := connection.recv(10_000):
+            received += part
+    assert received.count(b"HTTP/1.1 200") == bool(before) and b"HTTP/1.1 400" in received, received
+
+
+def test_a_client_may_send_a_hundred_headers(server: Server) -> None:
+    headers = {f"X-{i}": "a" * 200 for i in range(100)}
+    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ def test_check_finds_a_cache_fault(model: Model) -> None:
     from assay.verify.conformance.engine_check import check_engine
 
     class Forgetful(ReferenceEngine):
-        def _chunk(self, i: int, chunk: Chunk, keep, emit):  # type: ignore[no-untyped-def]
+        def _chunk(self, i: int, chunk: Chunk, *rest):  # type: ignore[no-untyped-def]
             if chunk.start:
                 for name in self._pools:
                     self._pools[name][chunk.start - 1] = 0
-            return super()._chunk(i, chunk, keep, emit)
+            return super()._chunk(i, chunk, *rest)
 
     checks = {c.name: c for c in check_engine(lambda: Forgetful(model, np.float32), model, TOKENS, (6,))}
     assert checks["6 tokens, prefill"].passed

@@ -1,14 +1,20 @@
-"""The synthetic model of every block type, opened once."""
+"""The synthetic model of every block type, opened once; diagnoses of healthy engines, made once."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.diagnosis.diagnose_dump import diagnose
+from tests import planting
 from tests.synthetic import make_kquant
 
 
@@ -24,4 +30,32 @@ def model(path: Path) -> Model:
 
 @pytest.fixture(scope="session")
 def weights(model: Model) -> Weights:
-    return Weights(model.file)
+    return planting.weights_of(model.file)
+
+
+Diagnosed = Callable[[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def healthy(model: Model, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
+    """The diagnosis of the second engine without a fault, by its arithmetic and the style of its dump.
+
+    Tests in several files ask about the same cases. Each is diagnosed once: the answer is kept in a file that all
+    workers read, and a worker that needs it waits for the one that computes it.
+    """
+    folder = run_folder / "healthy"
+    folder.mkdir(exist_ok=True)
+
+    def diagnosed(arithmetic: str, style: str) -> dict[str, Any]:
+        answer = folder / f"{arithmetic}-{style}.json"
+        with answer.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not answer.exists():
+                case = planting.second(model.file.path, arithmetic=arithmetic)
+                dump = planting.dump(case, style, model, tmp_path_factory.mktemp("healthy"))
+                found = diagnose(model, dump, weights=planting.weights_of(model.file))
+                answer.write_text(json.dumps({"alarm": not found, **found.to_dict()}, default=str))
+        known: dict[str, Any] = json.loads(answer.read_text())
+        return known
+
+    return diagnosed

@@ -14,6 +14,7 @@ from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
 from tests import planting
+from tests.verify.diagnosis.conftest import Diagnosed
 
 
 def printed(
@@ -42,7 +43,7 @@ def printed(
 
 def found(model: Model, path: Path, style: str, *bugs: str, arithmetic: str = "f32") -> Diagnosis:
     case = planting.second(model.file.path, *bugs, arithmetic=arithmetic)
-    return diagnose(model, planting.dump(case, style, model, path / style))
+    return diagnose(model, planting.dump(case, style, model, path / style), weights=planting.weights_of(model.file))
 
 
 @pytest.mark.slow
@@ -68,9 +69,9 @@ def test_a_fault_is_heard_where_it_shows_first(model: Model, tmp_path: Path, bug
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16"])
-def test_healthy_engines_are_healthy(model: Model, tmp_path: Path, arithmetic: str) -> None:
+def test_healthy_engines_are_healthy(healthy: Diagnosed, arithmetic: str) -> None:
     for style in ("full", "last", "layers"):
-        assert found(model, tmp_path, style, arithmetic=arithmetic), style
+        assert not healthy(arithmetic, style)["alarm"], style
 
 
 @pytest.mark.slow
@@ -85,4 +86,4 @@ def test_healthy_engines_are_healthy(model: Model, tmp_path: Path, arithmetic: s
 def test_digits_are_no_evidence(model: Model, tmp_path: Path, fmt: str, first: int, rms: bool, row: int) -> None:
     case = planting.second(model.file.path, steps=(8,))
     dump = load_dump(printed(case, tmp_path / "x.jsonl", fmt, first, rms, row), model)
-    assert diagnose(model, dump).verdict == "healthy"
+    assert diagnose(model, dump, weights=planting.weights_of(model.file)).verdict == "healthy"

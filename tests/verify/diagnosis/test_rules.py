@@ -32,6 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     build = tmp_path_factory.mktemp("rules")
     paths = {
         "window": tiny.make(build / "window.gguf", window=6, type="Q8_0"),
+        "wide": tiny.make(build / "wide.gguf", window=6, type="Q8_0", n_embd=128),
         "synthetic": make_kquant(build / "synthetic.gguf"),
     }
     return {name: load(open_file(path)) for name, path in paths.items()}
@@ -39,7 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 
 def found(model: Model, path: Path, style: str, *bugs: str, **options: object) -> Diagnosis:
     case = planting.second(model.file.path, *bugs, tokens=TOKENS, steps=STEPS, **options)
-    return diagnose(model, planting.dump(case, style, model, path, TOKENS, STEPS))
+    dump = planting.dump(case, style, model, path, TOKENS, STEPS)
+    return diagnose(model, dump, weights=planting.weights_of(model.file))
 
 
 @pytest.mark.parametrize(("bug", "style"), [("eps-place", "full"), ("eps-value", "full"), ("eps-place", "layers")])
@@ -58,12 +60,11 @@ def test_a_fault_that_looks_like_another_rule(models: dict[str, Model], tmp_path
 
 
 @pytest.mark.parametrize("kind", ["f16", "kv16", "kvq8"])
-def test_a_value_on_an_edge_is_no_fault(tmp_path: Path, kind: str) -> None:
+def test_a_value_on_an_edge_is_no_fault(models: dict[str, Model], kind: str) -> None:
     """Runs of a right engine (the second one, x86) in which one rounding fell otherwise than in the definition. A fault
     that turns the same one, and moves next to nothing itself, accounts for everything that follows."""
-    model = load(open_file(tiny.make(tmp_path / "model.gguf", window=6, type="Q8_0", n_embd=128)))
-    dump = load_dump(Path(__file__).parents[2] / "data" / "edges" / f"{kind}.jsonl", model)
-    said = diagnose(model, dump)
+    dump = load_dump(Path(__file__).parents[2] / "data" / "edges" / f"{kind}.jsonl", models["wide"])
+    said = diagnose(models["wide"], dump, weights=planting.weights_of(models["wide"].file))
     assert said.verdict in ("healthy", "undecided"), said.to_dict()
 
 
@@ -110,10 +111,9 @@ def test_undecided_is_no_alarm_and_no_health() -> None:
     assert said.startswith("undecided:") and "healthy" not in said and "dump l_out-0 whole" in said
 
 
-def test_a_kernel_that_shows_no_inside_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_kernel_that_shows_no_inside_leaves_nothing_open(models: dict[str, Model], tmp_path: Path) -> None:
     """Flash attention has no scores to dump, so the dump is complete without them."""
-    model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
-    assert found(model, tmp_path, "full", arithmetic="flash+kv16").verdict == "healthy"
+    assert found(models["wide"], tmp_path, "full", arithmetic="flash+kv16").verdict == "healthy"
 
 
 def test_values_too_large_to_be_squared_tell_nothing_of_a_rule(models: dict[str, Model], tmp_path: Path) -> None:

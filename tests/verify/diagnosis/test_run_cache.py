@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from assay.engines.reference.weights import Weights
-from assay.models import Model
+from assay.gguf import open_file
+from assay.models import Model, load
 from assay.verify.diagnosis import run_cache
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.run_cache import RunCache, run_cache_of
-from tests import planting
+from tests import planting, tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Two layers of 64: whether a run was kept or computed does not depend on its size."""
+    return load(open_file(tiny.make(tmp_path_factory.mktemp("model") / "tiny.gguf", type="Q8_0")))
 
 
 @pytest.mark.parametrize("style", ["last", pytest.param("logits", marks=pytest.mark.slow)])

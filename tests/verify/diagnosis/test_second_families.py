@@ -82,7 +82,7 @@ def test_a_healthy_family_raises_no_alarm(name: str, arithmetic: str, path: Path
     model = load(open_file(path))
     dump = dumped(model, path, arithmetic=arithmetic)
     assert len(dump.observations) > 40
-    diff = judge(model, dump, cache=False)
+    diff = judge(model, dump)
     assert diff, text(diff, model)
 
 
@@ -110,5 +110,5 @@ def test_far_into_a_text_the_angles_are_rounded() -> None:
 def test_a_planted_bug_is_named(name: str, bug: str, path: Path) -> None:
     others.make(name, path)
     model = load(open_file(path))
-    found = diagnose(model, dumped(model, path, bug), weights=Weights(model.file), cache=False)
+    found = diagnose(model, dumped(model, path, bug), weights=Weights(model.file))
     assert grade(found, (bug,)) in ("right", "tied"), (found.verdict, [(c.fault, c.how) for c in found.causes])

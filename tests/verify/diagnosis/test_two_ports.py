@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
@@ -22,17 +23,18 @@ from tests.synthetic import with_factors
 from tests.verify.diagnosis.test_likelihood import printed
 
 STORY = (1, 9038, 2501, 263, 931, 29892, 727, 471, 263, 2217)
-Port = Callable[[str, Path], tuple[Model, Dump]]
+Port = Callable[[str, Path], tuple[Model, Dump, Weights]]
 
 
 def ported(path: Path, bug: str, tokens: tuple[int, ...], arithmetic: str) -> Port:
     model, steps = load(open_file(path)), (len(tokens),)
+    weights = Weights(model.file)  # decoded once for all three kinds of evidence
     case = planting.second(path, bug, tokens=tokens, steps=steps, arithmetic=arithmetic)
 
-    def dumped(evidence: str, folder: Path) -> tuple[Model, Dump]:
+    def dumped(evidence: str, folder: Path) -> tuple[Model, Dump, Weights]:
         if evidence == "five printed values":
-            return model, load_dump(printed(case, folder / "x.jsonl", "%.6g", 5, True, -1, tokens), model)
-        return model, planting.dump(case, evidence, model, folder, tokens, steps)
+            return model, load_dump(printed(case, folder / "x.jsonl", "%.6g", 5, True, -1, tokens), model), weights
+        return model, planting.dump(case, evidence, model, folder, tokens, steps), weights
 
     return dumped
 
@@ -52,7 +54,8 @@ EVIDENCE = pytest.mark.parametrize("evidence", ["full", "layers", "five printed 
 
 
 def named(port: Port, evidence: str, folder: Path) -> list[tuple[str, bool]]:
-    result = diagnose(*port(evidence, folder))
+    model, dump, weights = port(evidence, folder)
+    result = diagnose(model, dump, weights=weights)
     return [(cause.fault, cause.confidence >= 0.9) for cause in result.causes]
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import AssayError
-from assay.models import Model
+from assay.gguf import open_file
+from assay.models import Model, load
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
@@ -223,3 +224,27 @@ def test_a_log_is_judged(model: Model, truth: Dump, tmp_path: Path) -> None:
     assert judge(model, dump).verdict == "same"
     (tmp_path / "x.log").write_text(text.replace("first_10=[", "first_10=[1"))
     assert not judge(model, load_dump(tmp_path / "x.log", model))
+
+
+@pytest.mark.parametrize("log", ["gate_up_swapped", "scale_missing"])
+def test_an_engine_that_is_wrong_from_layer_0_on_shows_one_row(log: str, smollm2: Path) -> None:
+    """No list is near any row of the definition: the first layer decides, and all kinds of values are of one row."""
+    model = load(open_file(smollm2))
+    dump = load_dump(LOGS / f"{log}.txt", model, tokens=(504, 3575, 282, 4649, 314))
+    assert dump.prompt == "The capital of France is"
+    assert {o.rows for o in dump.observations} == {(4, 5)}
+    assert {o.name for o in dump.observations} == {*(f"l_out-{i}" for i in range(30)), "result_output"}
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        ('prompt: "The sky"', "The sky"),
+        ("Prompt = 'a b'", "a b"),
+        ("input_text: “x”", "x"),
+        ("prompt tokens: 5", ""),
+        ("prompt: 5.25", ""),
+    ],
+)
+def test_a_quoted_prompt_is_kept(line: str, prompt: str, tmp_path: Path) -> None:
+    assert read_log(tmp_path / "x.log", text=f"{line}\nlayer 0 out: 1.5 2.5 3.5\n").prompt == prompt

@@ -18,8 +18,9 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump, read_dump
+from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.reading_notes import grouped_notes
-from assay.verify.dumps.observation import Dump, to_hf
+from assay.verify.dumps.observation import Dump, Observation, to_hf
 from assay.verify.dumps.tracing import take_trace, write_trace
 from assay.verify.judge.verdict import compare, judge
 from tests import tiny
@@ -188,3 +189,18 @@ def test_an_index_beyond_the_values_is_one_line(model: Model, tmp_path: Path) ->
     path.write_text("\n".join(map(json.dumps, said)))
     with pytest.raises(AssayError, match="index 2147483647 is outside"):
         load_dump(path, model)
+
+
+def test_values_after_a_fault_do_not_decide_which_row_was_printed(tmp_path: Path) -> None:
+    """The first token's row often has one huge value. Beside it any small values look near, so a faulty engine's values
+    must not outvote those before the fault."""
+    model = load(open_file(tiny.make(tmp_path / "tiny.gguf", n_layer=8)))
+    rng, n = np.random.default_rng(1), 5
+    names = ["embd", *(f"l_out-{layer}" for layer in range(8))]
+    truth = {name: rng.standard_normal((n, 64)) for name in names}
+    for name in names[1:]:
+        truth[name][0, -1] = 1e4
+    shown = [Observation("embd", "first", truth["embd"][-1, :8])]
+    shown += [Observation(name, "first", rng.standard_normal(8)) for name in names[1:]]  # after the fault
+    found, _ = choose_readings(shown, model, n, lambda wanted: {name: truth[name] for name in wanted})
+    assert [obs.rows for obs in found] == [(n - 1, n)] * len(shown)

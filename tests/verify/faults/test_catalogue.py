@@ -34,8 +34,9 @@ def weights(model: Model) -> Weights:
 
 
 def test_the_table_is_complete() -> None:
-    assert len(FAULTS) == 220
+    assert len(FAULTS) == 324
     fed = {feed.fault for feed in FEEDS}
+    hidden = {"st-leak", "st-pad-enters", "st-rollback"}  # other calls between the dumped ones give their values
     for fault in FAULTS.values():
         assert fault.wrong and fault.right and fault.symptom and fault.shows and fault.probe
         assert fault.kinds, fault.id
@@ -44,6 +45,7 @@ def test_the_table_is_complete() -> None:
             or fault.waits
             or fault.stage in ELSEWHERE
             or fault.id in fed
+            or fault.id in hidden
             or fault.kinds == (FaultKind.CHOICE,)
         ), fault.id
         assert fault.links or fault.evidence in ("N", "T"), fault.id

@@ -66,7 +66,7 @@ def named(model: Model, tokens: tuple[int, ...], positions: tuple[int, ...], ids
                 for n, v in values.items()
             )
             dump = Dump("planted", tokens, positions, (len(tokens),), seen, "planted")
-            found = diagnose(model, dump, weights=weights, cache=False)
+            found = diagnose(model, dump, weights=weights)
             tried += 1
             if not any(id == cause.fault or id in cause.equivalent for cause in found.causes):
                 missed.append(f"{id}: {variant.text(p)} ({found.verdict}, {[cause.fault for cause in found.causes]})")

@@ -43,7 +43,7 @@ def golden(shared_dir: Path, name: str) -> tuple[Model, Dump]:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NAMES])
 def test_llamacpps_values_are_right(shared_dir: Path, name: str) -> None:
     model, dump = golden(shared_dir, name)
-    diff = judge(model, dump, cache=False)
+    diff = judge(model, dump)
     assert diff, text(diff, model)
     assert diff.arithmetic.name == ("f32, GELU table" if name in GELU else "f32")
 
@@ -68,7 +68,7 @@ def test_one_value_is_found(shared_dir: Path, name: str) -> None:
         at = np.unravel_index(int(np.abs(value).argmax()), value.shape)
         value[at] *= 1.001
         changed = tuple(o if o.name != role else replace(o, data=value) for o in dump.observations)
-        found = judge(model, replace(dump, observations=changed), cache=False)
+        found = judge(model, replace(dump, observations=changed))
         assert found.first_wrong is not None and found.first_wrong.name == role and found.first_wrong.own, role
 
 
@@ -84,5 +84,5 @@ def test_half_precision_is_no_fault(shared_dir: Path, name: str, kind: str) -> N
     names = [node.name for node in model.graph if node.op != "cache"]
     for kept in (names, [n for n in names if n.startswith(("l_out", "result"))]):
         seen = tuple(Observation(n, "values", values[n], shape=values[n].shape, foreign=n) for n in kept)
-        diff = judge(model, replace(dump, observations=seen), cache=False)
+        diff = judge(model, replace(dump, observations=seen))
         assert diff, text(diff, model)

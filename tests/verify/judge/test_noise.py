@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+
 from assay.models import Model
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
@@ -9,6 +14,12 @@ from assay.verify.judge.noise import cache_path, load_levels
 from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(own_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that no other test writes to."""
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "home"))
 
 
 def test_noise_is_remembered_per_model_and_tokens(model: Model, truth: Dump) -> None:
@@ -26,3 +37,10 @@ def test_damaged_cache_is_computed_anew(model: Model, truth: Dump) -> None:
     judge(model, truth)
     path.write_bytes(b"\x93NUMPY damaged")
     assert judge(model, truth).verdict == "same"
+
+
+def test_kept_noise_is_the_noise_that_is_computed(model: Model, truth: Dump) -> None:
+    judge(model, truth)
+    kept, computed = judge(model, truth), judge(model, truth, cache=False)
+    for a, b in zip(kept.nodes, computed.nodes, strict=True):
+        assert np.array_equal(a.evidence.carried, b.evidence.carried) and a.verdict == b.verdict

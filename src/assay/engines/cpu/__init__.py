@@ -37,7 +37,9 @@ from assay.engines.contract import (
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Attention, Gated, fuse
-from assay.engines.plan.state_layout import KV_TYPES, cache_pools
+from assay.engines.plan.state_layout import KV_TYPES, cache_pools, slot_offsets
+from assay.engines.plan.state_layout import state_slots as count_slots
+from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
@@ -63,18 +65,25 @@ def available_memory() -> int:
 
 
 class _Tensors:
-    """Weights in native form, each loaded once: interleaved copies, or the mapped file if memory is short."""
+    """Weights in native form, each loaded once: interleaved copies, or the mapped file if memory is short.
+
+    The copies are made in the background, after the first step or a second of rest; later steps wait for them."""
 
     def __init__(self, file: GGUFFile, graph: Graph, pool: _native.Pool, exact: bool, pack: bool) -> None:
-        self.file, self.pool, self.exact = file, pool, exact
+        self.file, self.exact = file, exact
         self.pack = pack
-        self.arena = _native.Arena()
-        self.products = {name for node in graph if node.has(Trait.PRODUCT) for name in node.weights}
+        self.loader = _native.Loader(pool)
+        self.products: set[str] = set()
         self.matrices: dict[str, _native.Weight] = {}
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
         self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that replace those of the file
+        self.add(graph)
+
+    def add(self, graph: Graph) -> None:
+        """Load the weights of a graph that are not loaded yet."""
+        self.products |= {name for node in graph if node.has(Trait.PRODUCT) for name in node.weights}
         for group in fuse(graph, (), self.format, GATES).groups:
             if isinstance(group, Gated) and group.one_matrix:
                 self.halves(group.gate.weights[0])
@@ -113,7 +122,7 @@ class _Tensors:
         raw = raw.reshape(*shape[:-1], -1)[rows]
         count = raw.shape[0] if len(shape) == 3 else 1
         size = (count, raw.shape[-2], shape[-1])
-        return _native.Weight(self.arena, self.pool, raw, kind, size, self.pack and pack, mapped)
+        return _native.Weight(self.loader, raw, kind, size, self.pack and pack, mapped)
 
     def swap(self, name: str, raw: NDArray[np.uint8]) -> Callable[[], None]:
         """Replace a tensor's blocks by others of the same type. Call the result to restore them."""
@@ -172,6 +181,8 @@ class CpuEngine(PagedEngine):
         pack: bool | None = None,
         graph: Graph | None = None,
         isa: str | None = None,
+        state_slots: int | None = None,
+        lender: CpuEngine | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise AssayError(f"engine cpu: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
@@ -182,7 +193,7 @@ class CpuEngine(PagedEngine):
         if not 1 <= threads <= 1024:
             raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
         try:
-            self._pool = _native.Pool(threads, isa or "")
+            self._pool: _native.Pool = lender._pool if lender else _native.Pool(threads, isa or "")
         except ValueError as error:
             raise AssayError(f"engine cpu: {error}") from None
         self.isa = self._pool.isa
@@ -209,21 +220,45 @@ class CpuEngine(PagedEngine):
                 for p in pools
             ]
             self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
-            self._tensors: _Tensors | None = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
+            self._states = self._state_memory(state_slots)
+            self._tensors: _Tensors | None = lender._tensors if lender else None
+            if self._tensors:
+                self._tensors.add(self.graph)
+            else:
+                self._tensors = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
         except ValueError as error:
             raise AssayError(f"{model.file.path}: {error}") from None
         except MemoryError as error:
             raise AssayError(f"{model.file.path}: {error}; use fewer pages or pack=False") from None
 
+    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+        a = self.arithmetic
+        return CpuEngine(
+            self.model, threads=self.threads, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages, graph=graph,
+            lender=self,
+        )  # fmt: skip
+
+    def _state_memory(self, asked: int | None) -> StatePlaces:
+        """State slots, two for each that a chunk can name: a batch that fails leaves the state as it was."""
+        _, floats = slot_offsets(self.graph)
+        self.state_slots = count_slots(self.graph, asked)
+        if self.state_slots:
+            self.state_slots = min(self.state_slots, max(2, machine.memory() // 4 // (8 * floats)))
+            self._cache.add_states(2 * self.state_slots, floats)
+        self.spare_states = self.state_slots
+        return StatePlaces(self.state_slots)
+
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
+        self._states.check(self, batch)
         outputs: list[Output] = []
-        for names in in_turns(self.graph, keep, batch) if emit else (keep,):
-            outputs = hand_over(self._forward(batch, frozenset(names)), emit)
+        with self._states.updated(batch) as targets:
+            for names in in_turns(self.graph, keep, batch) if emit else (keep,):
+                outputs = hand_over(self._forward(batch, frozenset(names), targets), emit)
         return outputs
 
-    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
+    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets) -> list[Output]:
         compiled = self._compiled(keep)
         domains = {e.domain for e in compiled.externals}
         cut = not self.graph.whole and "sequences" not in domains
@@ -233,7 +268,7 @@ class CpuEngine(PagedEngine):
                 "engine cpu: cannot trace attention scores: keys outside the window were evicted; keep fewer nodes"
             )
         for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
-            self._run(compiled, step, results.take(step))
+            self._run(compiled, step, self._states.read_and_written(step, targets), results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 
     def _compiled(self, keep: frozenset[str]) -> Compiled:
@@ -248,12 +283,14 @@ class CpuEngine(PagedEngine):
         self._programs[keep] = found
         return found
 
-    def _run(self, compiled: Compiled, step: Step, arrays: list[NDArray[np.float32]]) -> None:
+    def _run(
+        self, compiled: Compiled, step: Step, states: NDArray[np.int32], arrays: list[NDArray[np.float32]]
+    ) -> None:
         interruptible = threading.current_thread() is threading.main_thread()
         try:
             compiled.program.run(
-                step.tokens(), step.positions(), step.table(1 + len(self.windows)), step.pages(self.windows), arrays,
-                interruptible,
+                step.tokens(), step.positions(), step.table(1 + len(self.windows)), step.pages(self.windows), states,
+                arrays, interruptible,
             )  # fmt: skip
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
@@ -275,6 +312,13 @@ class CpuEngine(PagedEngine):
     def copy_page(self, source: int, to: int, window: int = 0) -> None:
         self._cache.copy_page(source, to, [0, *self.windows].index(window))
 
+    def copy_state(self, source: int, to: int, length: int | None = None) -> None:
+        self._cache.copy_state(self._states.at(source, length), self._states.place[to])
+        self._states.copied(source, to, length)
+
+    def cut_state(self, slot: int, length: int) -> None:
+        self._states.cut(slot, length)
+
     def close(self) -> None:
         """Free weights and programs. Nothing can be computed afterwards."""
         self._programs.clear()
@@ -285,4 +329,5 @@ class CpuEngine(PagedEngine):
         weights = sum(w.bytes for w in self._tensors.weights()) if self._tensors else 0
         buffers = sum(c.program.arena_bytes for c in self._programs.values())
         page, *others = self._cache.page_bytes
-        return MemoryUse(weights, buffers, page, sum(map(mul, others, self.windows.values())))
+        states = 8 * slot_offsets(self.graph)[1] * self.state_slots  # two float32 copies of each slot
+        return MemoryUse(weights, buffers, page, sum(map(mul, others, self.windows.values())), states)

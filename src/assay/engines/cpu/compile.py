@@ -6,6 +6,7 @@ a row for each operation. Touch this when the cpu engine gets a kernel for a fur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,8 +18,9 @@ from assay._native import Cache, Mask, Pool, Program, Vector, Weight
 from assay.engines.cpu.foreign_kernels import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
-from assay.engines.plan.state_layout import cache_pools
+from assay.engines.plan.state_layout import cache_pools, slot_offsets
 from assay.engines.plan.values import RopeTable, attention_mask, heads_in_row, rope_table, row_width
+from assay.engines.reference.recurrent_functions import xielu_factors
 from assay.errors import AssayError
 from assay.graph import Graph, Node, Trait
 
@@ -72,6 +74,7 @@ class _Compiler:
         plan = fuse(self.graph, self.keep, self.tensors.format, GATES)
         self.domains = plan.domains
         self.pools = cache_pools(self.graph)
+        self.states, _ = slot_offsets(self.graph)  # node -> where its state begins in a state slot
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
         self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
         self.tables: dict[tuple[RopeTable, str], int] = {}  # (table, domain) -> native value
@@ -351,6 +354,63 @@ class _Compiler:
                 return value
         return self._new(kqv.name)
 
+    # -- layers that remember ------------------------------------------------------------------------------
+
+    def _convolution(self, node: Node) -> None:
+        w = self.tensors.vector(node.weights[0])
+        self.program.causal_conv(self._input(node), w, self.states[node.name], self._new(node.name))
+
+    def _shift(self, node: Node) -> None:
+        self.program.shift(self._input(node), self.states[node.name], self._new(node.name))
+
+    def _scan(self, node: Node) -> None:
+        attrs = node.all_attrs()
+        self.program.scan(
+            node.op,
+            [self._get(name, "tokens") for name in node.inputs],
+            self.tensors.vector(node.weights[0]) if node.weights else None,
+            heads=attrs["n_head"],
+            groups=attrs.get("n_head_k") or attrs.get("n_group") or 1,
+            channels=int(attrs["state"][-1]),
+            scale=float(attrs.get("scale", 1.0)),
+            state=self.states[node.name],
+            out=self._new(node.name),
+        )
+
+    def _show_state(self, node: Node) -> None:
+        shapes = {name: self.graph.state.by_node[name].shape for name in node.inputs}
+        parts = [(self.states[name], math.prod(shape)) for name, shape in shapes.items()]
+        self.program.show_state(parts, node.op == "state_after", self._new(node.name))
+
+    def _many(self, node: Node) -> None:
+        """A row operation of several operands, with the numbers that its kernel takes."""
+        attrs, width = node.all_attrs(), self._width(node.name)
+        numbers: tuple[float, ...] = ()
+        weight = self.tensors.vector(node.weights[0]) if node.weights else None
+        match node.op:
+            case "l2_norm":
+                numbers = attrs["eps"], self._parts(node.inputs[0], attrs["n_head"]), attrs["floor"]
+            case "xielu":
+                factors = xielu_factors(attrs["alpha_p"], attrs["alpha_n"], attrs["beta"])
+                numbers = *factors, attrs["beta"], attrs["eps"]
+            case "repeat_heads":
+                numbers = self._parts(node.inputs[0], 1), attrs["n_head"]
+            case "head_bonus":
+                numbers = (attrs["n_head"],)
+            case "mix_streams" | "add_to_streams":
+                numbers = attrs["n_stream"], attrs.get("first", 0)
+            case "lerp_row":
+                rows = self.tensors.array(node.weights[0]).reshape(-1, width)
+                weight = Vector(np.ascontiguousarray(rows[attrs["row"]]))
+        inputs = [self._get(name, self.domains[node.name]) for name in node.inputs]
+        self.program.rows_of_many(node.op, inputs, weight, [float(x) for x in numbers], self._new(node.name))
+
+    def _join(self, node: Node) -> None:
+        if len(node.inputs) == 1:
+            self._relabel(node)
+        else:
+            self._many(node)
+
     def _relabel(self, node: Node) -> None:
         """Heads first or tokens first is an axis order of the graph only. In memory rows lie token by token."""
         domain, source = self.domains[node.name], node.inputs[0]
@@ -398,4 +458,12 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "expert_gain": _Compiler._expert_rows,
     "expert_sum": _Compiler._expert_sum,
     "pool": _Compiler._pool_rows,
+    "causal_conv": _Compiler._convolution,
+    "shift": _Compiler._shift,
+    **dict.fromkeys(("delta_rule", "ssm_scan", "wkv6", "wkv7"), _Compiler._scan),
+    **dict.fromkeys(("state_before", "state_after"), _Compiler._show_state),
+    **dict.fromkeys(("softplus", "exp", "add_scalar", "length", "sparse_gate"), _Compiler._unary),
+    **dict.fromkeys(("l2_norm", "xielu", "repeat_heads", "head_gain", "add_gain", "lerp", "lerp_row"), _Compiler._many),
+    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams"), _Compiler._many),
+    "join": _Compiler._join,
 }

@@ -60,12 +60,14 @@ from assay.engines.cuda.program import Program, compile_program
 from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
-from assay.engines.cuda.step_tables import fill_decode_step, fill_step
-from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
+from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
+from assay.engines.plan.batching import Piece, Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Single, fuse
-from assay.engines.plan.state_layout import KV_TYPES
+from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
+from assay.engines.plan.state_layout import state_slots as count_slots
+from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # With the default cache type of each.
@@ -91,13 +93,15 @@ class CudaEngine(PagedEngine):
         graph: Graph | None = None,
         device: Device | None = None,
         threads: int | None = None,
+        state_slots: int | None = None,
+        lender: CudaEngine | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise AssayError(f"engine cuda: no such precision (found {precision}, expected {', '.join(PRECISIONS)})")
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
-        self.model, self.graph = model, graph or model.graph
+        self.model, self.graph, self._asked_slots = model, graph or model.graph, state_slots
         name = "cuda" if precision == "tensor" else "native"
         self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
@@ -117,24 +121,36 @@ class CudaEngine(PagedEngine):
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # pinned memory that results are copied to
         self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
         self._shifted = False  # once a position differs from its slot, masks compare positions
-        self._device: Any = device or Driver(partial(cubins, tensor=precision == "tensor"))
+        self._borrows = lender is not None
+        self._device: Any = (
+            lender._device if lender else device or Driver(partial(cubins, tensor=precision == "tensor"))
+        )
         self.isa = self._device.name
-        self._tensors: DeviceWeights | None = DeviceWeights(self._device, model.file, precision)
+        self._tensors: DeviceWeights | None = (
+            lender._tensors if lender else DeviceWeights(self._device, model.file, precision)
+        )
         try:
             self._load()
         except BaseException:
             self.close()
             raise
 
+    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+        a = self.arithmetic
+        return CudaEngine(
+            self.model, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages, graph=graph, lender=self
+        )  # fmt: skip
+
     def _load(self) -> None:
         """Load the weights and allocate the cache; an error says in one line why this is not possible."""
         assert self._tensors
         self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
-        self._check_room(self._tensors.planned(self.graph))
+        self._check_room(0 if self._borrows else self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
         self._device.zero(self._at.cache, size)
+        self._allocate_states()
         self._step = STEP if self._device.memory()[0] < ROOMY else 2 * STEP
         heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
         counters = 4 * max(self._step * heads, 65536)
@@ -147,10 +163,22 @@ class CudaEngine(PagedEngine):
         self._tensors.release_staging()
         self._device.loaded()
 
+    def _allocate_states(self) -> None:
+        """Memory for state of a fixed size: two places for each slot, of at most an eighth of the free memory."""
+        self._state_bytes = 4 * slot_offsets(self.graph)[1]
+        if wanted := count_slots(self.graph, self._asked_slots):
+            fit = self._device.memory()[0] // 8 // (2 * self._state_bytes)
+            self.state_slots = min(wanted, max(2, fit))
+            size = 2 * self.state_slots * self._state_bytes
+            self._at.states = self._device.alloc(size, f"the state of {self.state_slots} sequences")
+        self.spare_states = self.state_slots
+        self._states = StatePlaces(self.state_slots)
+
     def _first_shapes(self) -> list[Shape]:
-        cuts = max(1, len(self._cuts))
-        many = Shape(8, 8, False, 1, 8, 8, cuts, chunks=1, longest=8, keys=8 * self._loose, scores=64 * self._loose)
-        return [many] if self._loose or self.graph.whole else [Shape(1, 1, True, 1, 8), many]
+        cuts, state = max(1, len(self._cuts)), int(self.state_slots > 0)
+        keys, scores = 8 * self._loose, 64 * self._loose
+        many = Shape(8, 8, False, 1, 8, 8, cuts, chunks=1, longest=8, keys=keys, scores=scores, states=state)
+        return [many] if self._loose or self.graph.whole else [Shape(1, 1, True, 1, 8, states=state), many]
 
     def _check_room(self, weights: int) -> None:
         """Refuse a model whose weights, pages and buffers do not fit the free memory."""
@@ -166,10 +194,11 @@ class CudaEngine(PagedEngine):
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """Compute the batch; results are in its order. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
-        with self._ready():
+        self._states.check(self, batch)
+        with self._ready(), self._states.updated(batch) as places:
             outputs: list[Output] = []
             for names in in_turns(self.graph, keep, batch) if emit else (keep,):
-                outputs = hand_over(self._forward(batch, frozenset(names)), emit)
+                outputs = hand_over(self._forward(batch, frozenset(names), places), emit)
             return outputs
 
     @contextmanager
@@ -181,10 +210,11 @@ class CudaEngine(PagedEngine):
             self._device.use()
             yield
 
-    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
+    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], places: Targets) -> list[Output]:
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
+        pooled = pooled or any(self.graph[name].has(Trait.SHOWS_STATE) for name in keep)
         if not keep and self._is_decode(batch):
-            rows = self._decode(batch, 0, [0] * len(batch)).results(0)[0].reshape(len(batch), -1)
+            rows = self._decode(batch, 0, [0] * len(batch), places).results(0)[0].reshape(len(batch), -1)
             return [Output(row[None]) for row in rows]
         scored = any("S" in self.graph.shapes[name] or self._is_scores(name) for name in keep)
         results: Results | None = None
@@ -196,7 +226,7 @@ class CudaEngine(PagedEngine):
             program = self._program(shape, keep)
             if results is None:
                 results = Results([e for e, _ in program.results], batch)
-            self._run(program, step, results.take(step))
+            self._run(program, step, places, results.take(step))
         if results is not None and program is not None:
             found = results.outputs(self.graph, keep, program.aliases)
         return found
@@ -210,36 +240,49 @@ class CudaEngine(PagedEngine):
     def _forward_top(self, batch: Sequence[Chunk], k: int) -> list[Output]:
         """`TopValues.forward`. Any batch other than a decode step gives whole rows."""
         check_batch(self, batch)
-        with self._ready():
+        self._states.check(self, batch)
+        with self._ready(), self._states.updated(batch) as places:
             if k > MAX_TOP_VALUES or not self._is_decode(batch):
-                return self._forward(batch, frozenset())
-            run = self._run_of(batch, k if k == 1 else MAX_TOP_VALUES, [0] * len(batch))
+                return self._forward(batch, frozenset(), places)
+            run = self._run_of(batch, k if k == 1 else MAX_TOP_VALUES, [0] * len(batch), places)
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
         return [Output(nothing, top=top) for top in run.step(0)]
 
     def _start_run(self, batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DeviceRun:
         """`DecodeRunner.start`."""
         check_batch(self, batch, max_tokens=max_tokens)
+        self._states.check(self, batch)
         if not self._is_decode(batch):
             raise AssayError(
                 f"engine cuda: a decode run takes one token of each sequence, and its output, from at most {_GRAPHED} "
                 f"sequences (found {len(batch)} chunks of {sum(c.n_tokens for c in batch)} tokens); use forward"
             )
-        with self._ready():
-            return self._run_of(batch, 1, max_tokens, queue_depth)
+        with self._ready(), self._states.updated(batch) as places:
+            run = self._run_of(batch, 1, max_tokens, places, queue_depth)
+        self._states.run_on(batch)
+        return run
 
-    def _run_of(self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], queue_depth: int = 1) -> DeviceRun:
-        return DeviceRun(self._decode(batch, k, max_tokens, queue_depth), max_tokens, k)
+    def _run_of(
+        self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], places: Targets, queue_depth: int = 1
+    ) -> DeviceRun:
+        return DeviceRun(self._decode(batch, k, max_tokens, places, queue_depth), max_tokens, k)
 
-    def _decode(self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], queue_depth: int = 1) -> StepQueue:
+    def _decode(
+        self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], places: Targets, queue_depth: int = 1
+    ) -> StepQueue:
         """Launch a decode step and its followers. The results are whole rows, or for k > 0 the k largest logits."""
         self._note_positions(batch)
         longest = max(c.end + n for c, n in zip(batch, max_tokens, strict=True))
         program = self._program(self._one(len(batch), longest, k), frozenset())
-        return self._play(program, batch, max_tokens, queue_depth)
+        return self._play(program, batch, places, max_tokens, queue_depth)
 
     def _play(
-        self, program: Program, chunks: Sequence[Chunk], max_tokens: Sequence[int] = (), queue_depth: int = 1
+        self,
+        program: Program,
+        chunks: Sequence[Chunk],
+        places: Targets,
+        max_tokens: Sequence[int] = (),
+        queue_depth: int = 1,
     ) -> StepQueue:
         """Run a decode step as a captured graph; each result has a row per sequence. The following steps replay the
         graph on the tables and the token that their predecessor left, until every sequence has its `max_tokens`."""
@@ -251,6 +294,7 @@ class CudaEngine(PagedEngine):
         if further and program.again is None:
             program.again = self._device.capture(lambda: self._launch(program))
         fill_decode_step(program.tables, self._positions, chunks, max_tokens)
+        self._fill_states(program, Step(tuple(Piece(c, 0, 1) for c in chunks)), places)
         n = len(program.results)
         sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + further)
         ends = [0, *accumulate(sizes)]
@@ -295,7 +339,8 @@ class CudaEngine(PagedEngine):
     def _one(self, sequences: int, longest: int, best: int = 0) -> Shape:
         """The shape of a decode step: one token of each sequence, and all rows are outputs."""
         m, blocks = _power(sequences), _power(-(-longest // 256))
-        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best)
+        states = m if self.state_slots else 0
+        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best, states=states)
 
     def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
         """The shape of a step, padded. `exact`: with the exact number of keys and scores. `together`: with the number
@@ -306,15 +351,20 @@ class CudaEngine(PagedEngine):
         blocks = _power(max(-(-end // 256) for end in ends))
         tables = sum(pages_for(end) for end in ends)
         tiles = sum(self._tiles(size) for size in sizes)
+        drafted = sum(p.chunk.drafted for p in step.pieces)
+        states = _power(pieces + drafted) if self.state_slots else 0
         if exact:
             keys, scores = sum(ends), sum(a * b for a, b in zip(sizes, ends, strict=True))
-            return Shape(m, n, False, blocks, tables, tiles, cuts, pieces, max(sizes), keys, scores, self._shifted)
+            return Shape(
+                m, n, False, blocks, tables, tiles, cuts, pieces, max(sizes), keys, scores, self._shifted, states=states
+            )
         if max(sizes) == 1 and n == m and not together:
             return self._one(m, max(ends))
         m = _power(m) if m <= 64 else -(-m // 64) * 64
         outputs = 0 if n == 0 else min(m, _power(n))
         chunks = _power(pieces) if together else 0
-        return Shape(m, outputs, False, blocks, _power(tables), _power(tiles), cuts, chunks, irregular=self._shifted)
+        sizes_of = (_power(tables), _power(tiles), cuts, chunks)
+        return Shape(m, outputs, False, blocks, *sizes_of, irregular=self._shifted, states=states)
 
     def _tiles(self, tokens: int) -> int:
         return max((-(-tokens * group // rows) for group, rows in self._cuts), default=1)
@@ -372,13 +422,22 @@ class CudaEngine(PagedEngine):
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
-    def _run(self, program: Program, step: Step, arrays: list[NDArray[np.float32]]) -> None:
+    def _fill_states(self, program: Program, step: Step, places: Targets) -> None:
+        """The state of each sequence of a step, where the graph keeps any."""
+        if not places:
+            return
+        rows = self._states.read_and_written(step, places).tolist()
+        first = accumulate((row[0] for row in rows), initial=0)
+        found = [(at, n, -1 if begins else a, b) for at, (n, a, b, begins) in zip(first, rows, strict=False)]
+        fill_states(program.tables, found)
+
+    def _run(self, program: Program, step: Step, places: Targets, arrays: list[NDArray[np.float32]]) -> None:
         shape = program.shape
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
         if shape.one and not self.graph.given and shape.tokens <= _GRAPHED:
-            found = self._play(program, [p.chunk for p in step.pieces]).results(0)
+            found = self._play(program, [p.chunk for p in step.pieces], places).results(0)
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
             return
@@ -388,6 +447,7 @@ class CudaEngine(PagedEngine):
             fill_decode_step(program.tables, self._positions, [p.chunk for p in step.pieces], ())
         else:
             fill_step(program.tables, self._positions, step, shape, self._cuts)
+        self._fill_states(program, step, places)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
         self._launched()
         self._device.sync()
@@ -426,6 +486,17 @@ class CudaEngine(PagedEngine):
             self._device.copy(self._at.cache + to * size, self._at.cache + source * size, size)
             self._positions[to] = self._positions[source]
 
+    def copy_state(self, source: int, to: int, length: int | None = None) -> None:
+        with self._busy:
+            self._device.use()
+            a, b = self._states.at(source, length), self._states.place[to]
+            size = self._state_bytes
+            self._device.copy(self._at.states + b * size, self._at.states + a * size, size)
+            self._states.copied(source, to, length)
+
+    def cut_state(self, slot: int, length: int) -> None:
+        self._states.cut(slot, length)
+
     def close(self) -> None:
         """Free weights and cache; the engine cannot compute afterwards."""
         with self._busy:
@@ -434,17 +505,20 @@ class CudaEngine(PagedEngine):
             with suppress(DeviceError):  # a lost device has no memory to free
                 self._device.use()
             self._forget_programs()
-            self._tensors.close()
+            if not self._borrows:
+                self._tensors.close()
             self._tensors = None
-            for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters):
+            for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters, self._at.states):
                 if at:
                     self._device.free(at)
-            self._device.close()
+            if not self._borrows:
+                self._device.close()
 
     @property
     def memory(self) -> MemoryUse:
         weights = self._tensors.bytes if self._tensors else 0
-        return MemoryUse(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes)
+        states = 2 * self.state_slots * self._state_bytes
+        return MemoryUse(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes, states=states)
 
 
 def _loose(graph: Graph) -> bool:

@@ -13,6 +13,7 @@ from functools import cached_property
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.plan.fuse import Plan
+from assay.engines.plan.state_layout import slot_offsets
 from assay.engines.plan.values import row_width
 from assay.graph import Graph, Node, Trait
 
@@ -100,6 +101,11 @@ class CompileContext:
     def wanted(self, node: Node) -> bool:
         """False if only outputs need the node and the step has none."""
         return self.domain(node.name) != "outputs" or self.shape.outputs > 0
+
+    @cached_property
+    def state_floats(self) -> int:
+        """Values of a state slot."""
+        return slot_offsets(self.graph)[1]
 
     @cached_property
     def product_formats(self) -> frozenset[str]:

@@ -145,7 +145,7 @@ def _walk_norms(c: CompileContext, skipped: set[str]) -> Mapping[str, tuple[Fold
 
 
 def _can_walk(c: CompileContext, node: Node) -> bool:
-    if not node.has(Trait.NORM) or node.attr("n_head") or not node.weights:
+    if not node.has(Trait.NORM) or not node.weights or node.attr("n_head"):
         return False
     return len(c.graph.shapes[node.name]) == 2 and c.width(node.name) % 8 == 0
 

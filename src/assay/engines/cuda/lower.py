@@ -15,6 +15,7 @@ from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower_attention import ATTENTION
 from assay.engines.cuda.lower_products import PRODUCTS
+from assay.engines.cuda.lower_recurrent import RECURRENT
 from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.lower_walk import lower_walk
 from assay.engines.cuda.resolver import Resolver
@@ -23,7 +24,7 @@ from assay.engines.cuda.steps import (
 )
 from assay.engines.cuda.walk import WalkRun
 
-LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {**ROWS, **PRODUCTS, **ATTENTION}
+LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {**ROWS, **RECURRENT, **PRODUCTS, **ATTENTION}
 
 
 def lower(r: Resolver, steps: Sequence[KernelStep], walks: Sequence[WalkRun]) -> list[Launch]:

@@ -91,10 +91,17 @@ def _pool_rows(r: Resolver, w: PoolRows) -> Launch:
 
 
 def _map(r: Resolver, w: Map) -> Launch:
+    y, z = r.at(w.y), r.at(w.z)
+    if w.vector:
+        y = r.weights(w.vector) + 4 * w.vector_row * w.y_width
+    elif w.constant:
+        y = r.context.tensors.constant(np.array(w.constant, np.float32))
+    if w.table or w.weight:
+        z = r.weights(w.table or w.weight) + 4 * w.weight_row * w.z_width
     args = structs.MapArgs(
         x=r.at(w.x),
-        y=r.weights(w.vector) + 4 * w.vector_row * w.y_width if w.vector else r.at(w.y),
-        z=r.weights(w.table),
+        y=y,
+        z=z,
         out=r.at(w.out),
         rows=w.rows,
         width=w.width,
@@ -104,6 +111,7 @@ def _map(r: Resolver, w: Map) -> Launch:
         integer=w.integer,
         z_rows=w.table_rows,
         parts=w.parts,
+        z_width=w.z_width,
         number=w.number,
         second=w.second,
     )

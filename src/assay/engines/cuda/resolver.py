@@ -28,6 +28,7 @@ class Addresses:
     step: int  # tables of the step
     counters: int  # zeros, which kernels leave as zeros
     cache: int
+    states: int = 0  # state slots
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.schedule_experts import expert_product
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
+from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states
 from assay.engines.cuda.step_list import Schedule, StepList
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import NUMBERS
@@ -54,6 +55,7 @@ SINGLE: dict[str, Callable[[StepList, Node], None]] = {
     **dict.fromkeys(NUMBERS, rows.map_number),
     "expert_bias": rows.map_expert_table,
     "expert_gain": rows.map_expert_table,
+    **RECURRENT,
 }
 
 
@@ -84,6 +86,8 @@ def schedule(c: CompileContext) -> Schedule:
                     attention.schedule_attention(steps, group)
     if c.shape.best:
         rows.best_logits(steps, c.shape.best)
+        if c.shape.states:
+            advance_states(steps, steps.results[0][1])
     return steps.finish()
 
 

@@ -156,26 +156,45 @@ def map_rows(
     row: int = 0,
     table: str = "",
     parts: int = 1,
+    constant: tuple[float, ...] = (),
+    weight: str = "",
 ) -> None:
-    """A map of one or two inputs, of a vector of weights (row `row` of it), or of the row of `table` that y chooses."""
+    """A map of up to three inputs, of a vector of weights (row `row` of it), or of the row of `table` that y chooses.
+
+    `constant` are numbers in the place of y, and `weight` is a vector of weights in the place of the third input.
+    """
     c = steps.context
     domain, op = c.domain(node.name), op or node.op
     if domain == "scores" and op not in _ON_SCORES:
         raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only; use --engine cpu")
     sources = [steps.value_of(name, domain) for name in inputs]
-    widths = [c.width(name) for name in inputs] + ([int(c.graph.weights[vector][-1])] if vector else [])
+    widths = [c.width(name) for name in inputs]
+    if vector:
+        widths.append(
+            math.prod(int(n) for n in c.graph.weights[vector])
+            if op == "head_gain"
+            else int(c.graph.weights[vector][-1])
+        )
+    z_width = widths[2] if len(widths) > 2 else 0
+    if weight:
+        z_width = widths[0] if op == "lerp_row" else math.prod(int(n) for n in c.graph.weights[weight])
     out = steps.new(node.name)
     work = Map(
         op=op,
         x=sources[0],
-        y=sources[-1],
+        y=sources[min(1, len(sources) - 1)],
         out=out,
         rows=c.rows(domain),
         width=c.width(node.name),
+        constant=constant,
+        z=sources[2] if len(sources) > 2 else None,
+        z_width=z_width,
+        weight=weight,
+        weight_row=row if weight else 0,
         x_width=widths[0],
         y_width=(widths * 2)[1],
         vector=vector,
-        vector_row=row,
+        vector_row=row if vector else 0,
         table=table,
         table_rows=int(c.graph.weights[table][0]) if table else 0,
         integer=integer,

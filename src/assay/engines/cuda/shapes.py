@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, KV_TYPES, TILE_WORDS
+from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, KV_TYPES, STATE_WORDS, TILE_WORDS
 from assay.engines.cuda.abi.shared_memory import attend_prompt_bytes, attend_tile_bytes
 from assay.engines.plan.fuse import Attention, fuse
 from assay.engines.plan.state_layout import CachePool, cache_pools
@@ -35,6 +35,7 @@ class Shape:
     scores: int = 0  # pairs of query and key; 0 likewise.
     irregular: bool = False  # positions differ from slots
     best: int = 0  # the number of largest logits that replace an output row; 0: the whole row
+    states: int = 0  # states that the step writes, one a sequence without drafts; 0 where the graph keeps none
 
     def rows(self, domain: str) -> int:
         rows = {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}
@@ -51,6 +52,7 @@ class Shape:
         }
         sizes |= {
             "chunks": CHUNK_WORDS * self.chunks,
+            "states": STATE_WORDS * self.states,
             "keys": 2 * self.keys,
             "key_positions": self.keys,
             "pages": self.pages,

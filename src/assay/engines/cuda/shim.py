@@ -29,8 +29,7 @@ from assay.errors import AssayError
 def build(sanitize: bool = False) -> Path:
     """The shared library of all kernels, compiled once for each state of the sources. A file lock makes other processes
     wait for the compilation."""
-    key = hashlib.sha256(read_sources()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}{'-sanitize' * sanitize}.so"
+    path = _place(read_sources(), sanitize, ".so")
     if not path.exists():
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -39,31 +38,43 @@ def build(sanitize: bool = False) -> Path:
     return path
 
 
+def _place(content: bytes, sanitize: bool, suffix: str) -> Path:
+    """Where the compiled form of these sources is kept."""
+    key = hashlib.sha256(content).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}{'-sanitize' * sanitize}{suffix}"
+
+
 def _compile(path: Path, sanitize: bool) -> None:
-    compiler, flags = os.environ.get("CXX", "c++"), ["-O1", "-std=c++20", "-ffp-contract=off", "-fPIC", "-w"]
+    """Compile what has changed, then link. An object is kept for each state of its source and of the headers."""
+    compiler, flags = os.environ.get("CXX", "c++"), ["-std=c++20", "-ffp-contract=off", "-fPIC", "-w"]
     if sanitize:
         flags += ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     if os.uname().machine == "x86_64":
         flags += ["-mfma", "-mf16c"]
-    with tempfile.TemporaryDirectory() as work:
+    headers = b"".join(header.read_bytes() for header in sorted(folder().glob("*.h")))
 
-        def run(*arguments: str) -> None:
-            done = subprocess.run([compiler, *flags, *arguments], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise AssayError(f"shim: the host's compiler failed: {done.stderr.strip().splitlines()[0]}")
+    def run(*arguments: str) -> None:
+        done = subprocess.run([compiler, *flags, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssayError(f"shim: the host's compiler failed: {done.stderr.strip().splitlines()[0]}")
 
-        def compiled(source: Path) -> str:
-            to = f"{work}/{source.stem}.o"
-            run("-DASSAY_SHIM", "-x", "c++", "-c", str(source), "-o", to)
-            return to
+    def compiled(source: Path) -> str:
+        level = "-O2" if source.stem == "shim" else "-O1"  # the scheduler of threads is small, and takes most time
+        command = " ".join((compiler, *flags, level)).encode()
+        to = _place(source.read_bytes() + headers + command, sanitize, f"-{source.stem}.o")
+        if not to.exists():
+            made = to.with_suffix(f".{os.getpid()}.part")
+            run(level, "-DASSAY_SHIM", "-x", "c++", "-c", str(source), "-o", str(made))
+            made.rename(to)
+        return str(to)
 
-        sources = [folder() / "shim.cpp", *(folder() / f"{module}.cu" for module in MODULES)]
-        sources.sort(key=lambda source: source.stem != "gemm_tensor")  # first, because it takes longest
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, sources))
-        made = path.with_suffix(".part")
-        run("-shared", *objects, "-o", str(made))
-        made.rename(path)
+    sources = [folder() / "shim.cpp", *(folder() / f"{module}.cu" for module in MODULES)]
+    sources.sort(key=lambda source: source.stem != "gemm_tensor")  # first, because it takes longest
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sources))
+    made = path.with_suffix(".part")
+    run("-shared", "-Wl,-Bsymbolic", *objects, "-o", str(made))  # calls within the library need no table
+    made.rename(path)
 
 
 class Shim:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import PAGE, Chunk, pages_for
-from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, TILE_WORDS, TileWord
+from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, STATE_WORDS, TILE_WORDS, TileWord
 from assay.engines.cuda.shapes import Shape
 from assay.engines.plan.batching import Step
 
@@ -50,6 +50,13 @@ def fill_decode_step(
         if m:
             at_slots = np.arange(c.end, c.end + m)
             key_positions[c.pages[at_slots // PAGE], at_slots % PAGE] = position - c.start + at_slots
+
+
+def fill_states(at: Tables, rows: Sequence[tuple[int, int, int, int]]) -> None:
+    """The states of a step: first row, tokens, place before (-1: none) and place after, of each part of a sequence."""
+    table = at["states"].reshape(-1, STATE_WORDS)
+    table[: len(rows)] = rows
+    table[len(rows) :] = 0  # padding has no tokens
 
 
 def fill_step(

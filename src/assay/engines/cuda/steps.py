@@ -119,6 +119,11 @@ class Map:
     vector_row: int = 0
     table: str = ""  # weights of which y chooses a row
     table_rows: int = 0
+    constant: tuple[float, ...] = ()  # numbers in the place of y
+    z: Value | None = None  # a third operand
+    z_width: int = 0
+    weight: str = ""  # weights in the place of the third operand
+    weight_row: int = 0
     integer: int = 0
     parts: int = 1
     number: float = 0.0
@@ -185,6 +190,58 @@ class BestLogits:
     n_lists: int
     k: int
     merge: bool  # the second of the two launches
+
+
+# -- layers that remember (recurrent.cu) -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A recurrence, a convolution or a token shift over each sequence's tokens; or head_bonus, which has no state."""
+
+    kernel: str
+    x: tuple[Value, ...]
+    weight: str
+    out: Value
+    offset: int  # of its state in a state slot, in floats
+    channels: int
+    heads: int = 1
+    groups: int = 1
+    rows: int = 1  # of a head's state; of a convolution, its taps; of head_bonus, the rows of x
+    kind: int = 0
+    per_channel: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class ShowState:
+    """A copy of a state, before or after the step, into columns of a kept value."""
+
+    out: Value
+    offset: int
+    size: int
+    column: int
+    width: int
+    after: int
+
+
+@dataclass(frozen=True)
+class AdvanceStates:
+    """The state after this decode step becomes the state before the next one."""
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """l2_norm, row_length and sparse_gate: one warp a row, or a part of it."""
+
+    kernel: str
+    x: Value
+    out: Value
+    rows: int
+    width: int
+    parts: int
+    number: float
+    floor: bool
 
 
 # -- products (product.h) --------------------------------------------------------------------------------------------
@@ -476,7 +533,8 @@ RowWork = (
 ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
-Work = RowWork | ProductWork | AttentionWork | WalkWork
+StateWork = Scan | ShowState | AdvanceStates | RowSums
+Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
 
 
 @dataclass(frozen=True)

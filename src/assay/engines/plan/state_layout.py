@@ -16,6 +16,9 @@ from assay.graph.state import CACHE_BITS
 
 KV_TYPES = CACHE_BITS  # the types of cache that an option can name
 STATE_SLOTS = 128  # room for the state of 64 running sequences, and for as many snapshots of prefixes
+STATE_BYTES = 1 << 30  # fewer slots where 128 would take more memory than this; a slot of a 9B hybrid takes 50 MB
+LEAST_SLOTS = 8
+PLACES = 2  # copies of each slot: a step writes to the spare one (`state_places.py`); float64 in the reference engine
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,42 @@ def page_bytes(graph: Graph, kv_type: str, window: int | None = None) -> int:
     return int(PAGE * (rows + (0 if window else 4)))
 
 
-def slots_bytes(graph: Graph, kv_type: str) -> int:
-    """Bytes of all state slots: state of a fixed size that each sequence and each snapshot of a prefix has."""
-    return STATE_SLOTS * graph.state.bytes_per_sequence(kv_type)
+@dataclass(frozen=True)
+class StateMemory:
+    """The memory of state of a fixed size: a slot for each running sequence, and one for each snapshot of a prefix."""
+
+    slots: int
+    bytes_per_slot: int  # the state of one sequence, always in float32
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots, which an engine holds twice."""
+        return PLACES * self.slots * self.bytes_per_slot
 
 
-def state_slots(graph: Graph) -> int:
-    """How many state slots an engine has for this graph; none where everything is kept by position."""
-    return STATE_SLOTS if graph.state.per_sequence else 0
+def state_memory(graph: Graph, slots: int | None = None) -> StateMemory:
+    """What the states of a graph take, with as many slots as were asked for, else as many as an engine has."""
+    return StateMemory(state_slots(graph, slots), graph.state.bytes_per_sequence("f32"))
+
+
+def slot_offsets(graph: Graph) -> tuple[dict[str, int], int]:
+    """Where each node's state begins within a state slot, counted in float32 values, and the values of a whole slot.
+
+    States lie one after the other in the order of the graph, row-major, each at a multiple of 16 values (64 bytes).
+    """
+    found, at = {}, 0
+    for kept in graph.state.per_sequence:
+        found[kept.node] = at
+        at += -(-math.prod(kept.shape) // 16) * 16
+    return found, at
+
+
+def state_slots(graph: Graph, asked: int | None = None) -> int:
+    """How many state slots an engine has for this graph; none where everything is kept by position.
+
+    As many as `asked`, else as `STATE_BYTES` can hold. Sequences take slots first; snapshots have what is left.
+    """
+    each = graph.state.bytes_per_sequence("f32")
+    if not graph.state.per_sequence:
+        return 0
+    return asked or max(LEAST_SLOTS, min(STATE_SLOTS, STATE_BYTES // max(each, 1)))

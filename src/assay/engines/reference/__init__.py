@@ -12,18 +12,32 @@ Touch `functions.py` when an operation is added, and this file when a graph must
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from assay.engines.contract import PAGE, Arithmetic, Chunk, Emit, Output, PagedEngine, check_batch, pages_for
-from assay.engines.plan.state_layout import state_slots
+from assay.engines.contract import (
+    PAGE,
+    Arithmetic,
+    Chunk,
+    Emit,
+    Output,
+    PagedEngine,
+    check_batch,
+    check_state_lengths,
+    hand_over,
+    pages_for,
+)
+from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.reference.functions import FUNCTIONS
 from assay.engines.reference.weights import DEFAULT_BUDGET, Weights
+from assay.errors import AssayError
 from assay.graph import KINDS, OPS, Graph, Node, Trait
 from assay.graph.state import POSITION
 from assay.models import Model
@@ -37,6 +51,7 @@ class Hooks:
 
     operand: Callable[[Node, int, Array], Array] | None = None
     result: Callable[[Node, Array], Array] | None = None
+    state: Callable[[Node, Array], Array] | None = None  # what a node keeps for a sequence, after each step
 
 
 class Cache(Protocol):
@@ -54,9 +69,16 @@ class Cache(Protocol):
         """Keep a node's new value for the next step."""
         ...
 
+    def stored(self, name: str) -> Array:
+        """The value that was stored last, in this step."""
+        ...
+
 
 class NoCache:
-    """A step that begins its sequence and is not continued: nothing came before it, and nothing is kept."""
+    """A step that begins its sequence and is not continued: nothing came before it."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, Array] = {}
 
     def append(self, name: str, rows: Array) -> Array:
         return rows
@@ -65,32 +87,76 @@ class NoCache:
         return np.zeros(shape, dtype)
 
     def store(self, name: str, value: Array) -> None:
-        return
+        self._stored[name] = value
+
+    def stored(self, name: str) -> Array:
+        return self._stored[name]
 
 
+class _GivenState:
+    """A cache whose state before the step is given for some nodes: a foreign engine's own."""
+
+    def __init__(self, cache: Cache, given: Mapping[str, Array]) -> None:
+        self._cache, self._given = cache, given
+        self.append, self.store, self.stored = cache.append, cache.store, cache.stored
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if name in self._given:
+            return self._given[name].reshape(shape).astype(dtype)
+        return self._cache.load(name, shape, dtype)
+
+
+@np.errstate(all="ignore")  # weights and a stranger's values may be NaN, infinite or huge; the results say so
 def evaluate(
     node: Node,
     inputs: Sequence[Array],
     weights: Weights,
     cache: Cache | None = None,
-    function: Callable[..., Array] | None = None,
+    function: Callable[..., Any] | None = None,
+    keep: Callable[[Node, Array], Array] | None = None,
 ) -> Array:
-    """One node from the values of its inputs. `function(*inputs, *weights)`, if given, replaces its operation."""
-    if function is not None:
-        return function(*inputs, *(weights[name] for name in node.weights))
+    """One node from the values of its inputs. `function(*inputs, *weights)`, if given, replaces its operation.
+
+    A function for a node that keeps state of a fixed size takes the state last and returns value and new state.
+    """
+    if function is not None and not node.has(Trait.STATE):
+        return np.asarray(function(*inputs, *(weights[name] for name in node.weights)))
     few = node.has(Trait.TABLE) and node.has(Trait.MATRIX)  # a few rows of a large table are read
     get = weights.rows if few else weights.__getitem__
     operands = [*inputs, *(get(name) for name in node.weights)]
     attrs, compute = node.all_attrs(), FUNCTIONS[node.op]
     if not node.has(Trait.STATE):
-        return compute(*operands, **attrs)
+        return np.asarray(compute(*operands, **attrs))
     cache = cache or NoCache()
     if KINDS[OPS[node.op].keeps].per == POSITION:
-        return cache.append(node.name, compute(*operands, **attrs))
+        return cache.append(node.name, function(*operands) if function else compute(*operands, **attrs))
     state = cache.load(node.name, tuple(attrs.pop("state")), inputs[0].dtype)
-    value, kept = compute(*operands, state, **attrs)
-    cache.store(node.name, kept)
+    value, kept = function(*operands, state) if function else compute(*operands, state, **attrs)
+    cache.store(node.name, kept if keep is None else keep(node, kept))
     return np.asarray(value)
+
+
+def show_state(graph: Graph, node: Node, cache: Cache, dtype: np.dtype[Any]) -> Array:
+    """The value of a node that shows state: what the nodes that it reads keep, before or after this step."""
+    shapes = [tuple(graph[name].attr("state")) for name in node.inputs]
+    if node.op == "state_before":
+        states = [cache.load(name, shape, dtype) for name, shape in zip(node.inputs, shapes, strict=True)]
+    else:
+        states = [cache.stored(name) for name in node.inputs]
+    return np.asarray(FUNCTIONS[node.op](*states, **node.all_attrs()))
+
+
+def _given_state(graph: Graph, env: Mapping[str, Array]) -> dict[str, Array]:
+    """State that `env` gives: the value of a `state_before` node, cut into the parts of the nodes that keep it."""
+    found: dict[str, Array] = {}
+    for node in graph:
+        if node.op == "state_before" and node.name in env:
+            at, value = 0, env[node.name].reshape(-1)
+            for name in node.inputs:
+                size = math.prod(graph[name].attr("state"))
+                found[name] = value[at : at + size]
+                at += size
+    return found
 
 
 def interpret(
@@ -107,11 +173,21 @@ def interpret(
     """The values of `targets`. Nodes in `env` are taken from there; nodes that no target depends on are skipped.
 
     `functions` replaces the operation of some nodes, by name: a fault that no operation expresses.
+    A `state_before` node in `env` is the state that this step begins with. A `state_after` target is computed even
+    where `env` has the value of the node that keeps it, because the value does not tell the state.
 
     With `emit`, each target is passed on as soon as it is computed and is not stored. So a trace of any length needs
     the memory of a few nodes.
     """
     needed = graph.ancestors(targets, env)
+    forced = {
+        name for node in graph if node.op == "state_after" and node.name in needed and node.name not in env
+        for name in node.inputs
+    }  # fmt: skip
+    if forced:
+        needed = graph.ancestors({*targets, *forced}, env.keys() - forced)
+    given = _given_state(graph, env)
+    cache = _GivenState(cache or NoCache(), given) if given else cache or NoCache()
     last_use = {name: i for i, node in enumerate(graph) if node.name in needed for name in node.inputs}
     values = dict(env)
     found: dict[str, Array] = {}
@@ -125,15 +201,22 @@ def interpret(
     for i, node in enumerate(graph):
         if node.name in env and node.name in targets:
             deliver(node.name)
-        if node.name not in needed or node.name in env:
+        if node.name not in needed or (node.name in env and node.name not in forced):
+            continue
+        if node.has(Trait.SHOWS_STATE):
+            values[node.name] = show_state(graph, node, cache, weights.dtype)
+            if node.name in targets:
+                deliver(node.name)
             continue
         inputs = [values[name] for name in node.inputs]
         if hooks and hooks.operand:
             inputs = [hooks.operand(node, j, x) for j, x in enumerate(inputs)]
-        value = evaluate(node, inputs, weights, cache, functions.get(node.name) if functions else None)
-        values[node.name] = hooks.result(node, value) if hooks and hooks.result else value
-        if node.name in targets:
-            deliver(node.name)
+        function, keep = functions.get(node.name) if functions else None, hooks.state if hooks else None
+        value = evaluate(node, inputs, weights, cache, function, keep)
+        if node.name not in env:
+            values[node.name] = hooks.result(node, value) if hooks and hooks.result else value
+            if node.name in targets:
+                deliver(node.name)
         for name in (*node.inputs, node.name):
             if last_use.get(name, i) == i and name not in env:
                 values.pop(name, None)
@@ -153,17 +236,20 @@ class _PagedCache:
     ) -> None:
         self.pools, self.slots, self.start, self.n_slots = pools, slots, start, n_slots
         self.state = {} if state is None else state
-        self.stored: dict[str, Array] = {}
+        self._new: dict[str, Array] = {}
 
     def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self.state[name] if self.start and name in self.state else np.zeros(shape, dtype)
 
     def store(self, name: str, value: Array) -> None:
-        self.stored[name] = value
+        self._new[name] = value
+
+    def stored(self, name: str) -> Array:
+        return self._new[name]
 
     def finish(self) -> None:
         """Replace the state of the sequence by the state after this step."""
-        self.state.update(self.stored)
+        self.state.update(self._new)
 
     def append(self, name: str, rows: Array) -> Array:
         pool = self.pools.get(name)
@@ -183,6 +269,8 @@ class ReferenceEngine(PagedEngine):
 
     name = "reference"
     precisions = MappingProxyType({"f64": "f64", "f32": "f32"})
+    exact_drafts = True  # drafted tokens are computed one by one
+    spare_states = 1 << 20  # as many as memory holds
 
     def __init__(
         self,
@@ -194,6 +282,7 @@ class ReferenceEngine(PagedEngine):
         graph: Graph | None = None,
         weights: Weights | None = None,
         hooks: Hooks | None = None,
+        state_slots: int | None = None,
     ) -> None:
         self.model = model
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
@@ -204,21 +293,69 @@ class ReferenceEngine(PagedEngine):
         self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
         self._pools: dict[str, Array] = {}
-        self.state_slots = state_slots(self.graph)
+        self.state_slots = count_slots(self.graph, state_slots)
         self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
+        self._lengths: dict[int, int] = {}  # by state slot: after how many tokens its state is
+        self._earlier: dict[int, dict[int, dict[str, Array]]] = {}  # by slot and length: states before drafted tokens
+
+    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+        return ReferenceEngine(self.model, n_pages=n_pages, graph=graph, weights=self.weights)
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step. With `emit`, each kept node is passed on as soon as it is computed."""
         check_batch(self, batch, keep)
-        done = [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
-        for _, cache in done:  # only now: a step that raises is run again, and must find the state as it was
-            cache.finish()
+        check_state_lengths(self, batch, self._lengths)
+        with np.errstate(all="ignore"):  # as in `evaluate`
+            done = [self._pieces(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
+        self._earlier.clear()
+        for chunk, (_, states) in zip(batch, done, strict=True):
+            # Only now: a step that raises is run again, and must find the state as it was.
+            slot, self._lengths[chunk.state_slot] = chunk.state_slot, chunk.end
+            self._states[slot] = states.pop(chunk.end)
+            self._earlier[slot] = states
         return [output for output, _ in done]
 
-    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None) -> tuple[Output, _PagedCache]:
+    def _pieces(
+        self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None
+    ) -> tuple[Output, dict[int, dict[str, Array]]]:
+        """The result of a chunk, and the states that it leaves, by length. Drafted tokens are computed one by one."""
+        state, states = self._states.get(chunk.state_slot, {}), dict[int, dict[str, Array]]()
+        if not chunk.drafted:
+            output, cache = self._chunk(i, chunk, keep, emit, dict(state))
+            cache.finish()
+            return output, {chunk.end: cache.state}
+        cuts = [0, *range(chunk.n_tokens - chunk.drafted, chunk.n_tokens + 1)]
+        outputs = []
+        for a, b in pairwise(cuts):
+            rows = {name: value[a:b] for name, value in chunk.rows.items()}
+            positions = None if chunk.positions is None else chunk.positions[a:b]
+            wanted = chunk.outputs if b == chunk.n_tokens or chunk.outputs == "all" else "none"
+            piece = replace(chunk, tokens=chunk.tokens[a:b], start=chunk.start + a, rows=rows, positions=positions)
+            piece = replace(piece, outputs=wanted, drafted=0)
+            output, cache = self._chunk(i, piece, keep, None, dict(state))
+            cache.finish()
+            state = states[piece.end] = cache.state
+            outputs.append(output)
+        joined = Output(
+            np.concatenate([output.logits for output in outputs]),
+            {name: self._joined(name, [output.nodes[name] for output in outputs]) for name in outputs[0].nodes},
+        )
+        return hand_over([joined], (lambda _, name, value: emit(i, name, value)) if emit else None)[0], states
+
+    def _joined(self, name: str, values: list[Array]) -> Array:
+        """A kept node of the pieces of a chunk, as of the whole chunk."""
+        shape = self.graph.shapes[name]
+        if self.graph[name].has(Trait.SHOWS_STATE):
+            return values[0 if self.graph[name].op == "state_before" else -1]
+        if "S" in shape or "T" not in shape:
+            raise AssayError(f"node {name}: cannot be kept where a chunk has drafted tokens; keep it without a draft")
+        return np.concatenate(values, axis=shape.index("T"))
+
+    def _chunk(
+        self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None, state: dict[str, Array]
+    ) -> tuple[Output, _PagedCache]:
         at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
-        state = self._states.setdefault(chunk.state_slot, {})
         cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE, state)
         positions = chunk.all_positions().astype(np.int64)
         env = {
@@ -252,9 +389,22 @@ class ReferenceEngine(PagedEngine):
             found = pool[source * PAGE : (source + 1) * PAGE]
             _PagedCache(self._pools, to * PAGE + span[: len(found)], 0, self.n_pages * PAGE).append(name, found)
 
-    def copy_state(self, source: int, to: int) -> None:
-        self._states[to] = dict(self._states.get(source, {}))
+    def copy_state(self, source: int, to: int, length: int | None = None) -> None:
+        self._states[to] = dict(self._state_at(source, length))
+        self._lengths[to] = self._lengths.get(source, 0) if length is None else length
+
+    def cut_state(self, slot: int, length: int) -> None:
+        self._states[slot] = self._state_at(slot, length)
+        self._lengths[slot] = length
+
+    def _state_at(self, slot: int, length: int | None) -> dict[str, Array]:
+        if length in (None, self._lengths.get(slot, 0)):
+            return self._states.get(slot, {})
+        kept = self._earlier.get(slot, {})
+        if length not in kept:
+            raise AssayError(f"state slot {slot}: no state after {length} tokens is kept (found {list(kept)})")
+        return kept[length]
 
     def close(self) -> None:
-        self._pools.clear()
-        self._states.clear()
+        for kept in (self._pools, self._states, self._lengths, self._earlier):
+            kept.clear()

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.reference import recurrent_functions
+
 Array = NDArray[Any]
 _BLOCK = 1 << 17  # weights converted or decoded at a time: 1 MiB of float64 stays in the CPU cache
 _ROWS = 1 << 20  # the same for a matrix so large that BLAS uses several threads
@@ -26,14 +28,19 @@ def _split(x: Array, n_head: int) -> Array:
     return x.reshape(x.shape[0], n_head, -1) if n_head and x.ndim == 2 else x
 
 
+def _by_head(w: Array, parts: Array) -> Array:
+    """Weights [D] for all heads as they are; weights [H·D] of all heads side by side as [H, D]."""
+    return np.asarray(w) if w.shape[-1] == parts.shape[-1] else np.asarray(w).reshape(parts.shape[1:])
+
+
 def embed(tokens: Array, W: Any) -> Array:
     """y[t] = W[token[t]]; W [V, E] gives [T, E]. A table of learned positions takes positions for tokens."""
     return np.asarray(W[tokens])
 
 
 def add_row(x: Array, W: Array, *, row: int) -> Array:
-    """y = x + W[row]."""
-    return np.asarray(x + W[row])
+    """y = x + W[row]; the last axis of W is the width."""
+    return np.asarray(x + (W[row] if len(W.shape) == 2 else np.asarray(W).reshape(-1, x.shape[-1])[row]))
 
 
 def scale(x: Array, *, factor: float) -> Array:
@@ -41,12 +48,17 @@ def scale(x: Array, *, factor: float) -> Array:
     return np.asarray(x * x.dtype.type(factor))
 
 
+def add_scalar(x: Array, *, value: float) -> Array:
+    """y = x + value."""
+    return np.asarray(x + x.dtype.type(value))
+
+
 def rms_norm(x: Array, w: Array | None = None, *, eps: float, n_head: int) -> Array:
     """y = w * x / sqrt(mean(x²) + eps), w = 1 if not given; the mean over all features, or each of `n_head` heads'."""
     parts = _split(x, n_head)
     mean = np.mean(parts * parts, axis=-1, keepdims=True)
     y = parts / np.sqrt(mean + x.dtype.type(eps))
-    return np.asarray((y if w is None else y * w).reshape(x.shape))
+    return np.asarray((y if w is None else y * _by_head(w, parts)).reshape(x.shape))
 
 
 def layer_norm(x: Array, w: Array, b: Array | None = None, *, eps: float, n_head: int) -> Array:
@@ -54,8 +66,8 @@ def layer_norm(x: Array, w: Array, b: Array | None = None, *, eps: float, n_head
     parts = _split(x, n_head)
     centred = parts - np.mean(parts, axis=-1, keepdims=True)
     variance = np.mean(centred * centred, axis=-1, keepdims=True)
-    y = centred / np.sqrt(variance + x.dtype.type(eps)) * w
-    return np.asarray((y if b is None else y + b).reshape(x.shape))
+    y = centred / np.sqrt(variance + x.dtype.type(eps)) * _by_head(w, parts)
+    return np.asarray((y if b is None else y + _by_head(b, parts)).reshape(x.shape))
 
 
 def linear(x: Array, W: Any) -> Array:
@@ -92,12 +104,12 @@ def bias(x: Array, b: Array) -> Array:
 
 def add(a: Array, b: Array) -> Array:
     """y = a + b."""
-    return a + b
+    return a + b.reshape(a.shape)
 
 
 def mul(a: Array, b: Array) -> Array:
     """y = a · b; b [T, 1] multiplies whole rows."""
-    return a * b
+    return a * (b.reshape(a.shape) if b.size == a.size else b)
 
 
 def mul_weight(x: Array, w: Array) -> Array:
@@ -147,15 +159,17 @@ def rope_angles(
     beta_fast: float,
     beta_slow: float,
     n_ctx_orig: int,
+    still: tuple[int, ...] = (),
 ) -> tuple[Array, float]:
     """Angles [T, n_rot/2] and the magnitude that multiplies the rotated values.
 
     θ_i = pos · base^(-2i/n_rot) / factor_i. Linear scaling multiplies θ by `freq_scale`. YaRN mixes the scaled and
     the unscaled angle by a ramp. The ramp lies between the dimensions that turn `beta_fast` and `beta_slow` times over
-    the original context. YaRN also multiplies the magnitude by 1 + 0.1 ln(1/freq_scale).
+    the original context. YaRN also multiplies the magnitude by 1 + 0.1 ln(1/freq_scale). Pairs in `still` have angle 0.
     """
     i = np.arange(n_rot // 2, dtype=np.float64)
     theta = positions.astype(np.float64)[:, None] * np.array(rope_frequencies(base, n_rot))
+    theta[:, list(still)] = 0.0
     if factors is not None:
         theta = theta / factors.astype(np.float64)
     if not ext_factor:
@@ -322,17 +336,29 @@ def relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
+def relu_sqr(x: Array) -> Array:
+    """max(x, 0)²."""
+    return np.asarray(np.maximum(x, 0) ** 2)
+
+
+def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
+    return np.asarray(np.tanh(x))
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu_erf": gelu_erf,
     "relu": relu,
+    "relu_sqr": relu_sqr,
+    "tanh": tanh,
 }
 
 
 def glu(gate: Array, up: Array, *, act: str) -> Array:
     """y = act(gate) · up."""
-    return ACTIVATIONS[act](gate) * up
+    return ACTIVATIONS[act](gate) * up.reshape(gate.shape)
 
 
 def act(x: Array, *, act: str) -> Array:
@@ -348,7 +374,7 @@ def glu_split(x: Array, *, act: str) -> Array:
 
 def glu_oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     """y = g σ(alpha g) (v + 1); g = min(gate, limit), not clamped below, v = up clamped to ±limit."""
-    g, v = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    g, v = np.minimum(gate, limit), np.clip(up, -limit, limit).reshape(gate.shape)
     return np.asarray(g * sigmoid(alpha * g) * (v + 1))
 
 
@@ -436,6 +462,33 @@ def expert_sum(x: Array) -> Array:
     return np.asarray(np.sum(x, axis=1))
 
 
+def length(x: Array) -> Array:
+    """y[t] = sqrt(Σ x[t]²)."""
+    return np.asarray(np.sqrt(np.sum(x * x, axis=-1, keepdims=True)))
+
+
+def sparse_gate(x: Array, *, factor: float) -> Array:
+    """y = max(x - μ - factor·σ, 0), μ and σ = sqrt(Σ(x - μ)² / (n - 1)) over a token's features."""
+    mean = np.mean(x, axis=-1, keepdims=True)
+    std = np.sqrt(np.sum((x - mean) ** 2, axis=-1, keepdims=True) / (x.shape[-1] - 1))
+    return np.asarray(np.maximum(x - (mean + x.dtype.type(factor) * std), 0))
+
+
+def mix_streams(x: Array, c: Array, *, n_stream: int) -> Array:
+    """y[t,i,:] = x[t,i,:] + Σ_j c[t, i·n + j] x[t,j,:]; the n streams lie side by side."""
+    parts = x.reshape(len(x), n_stream, -1)
+    y = parts + np.einsum("tij,tje->tie", c.reshape(len(x), n_stream, n_stream), parts)
+    return np.asarray(y.reshape(x.shape))
+
+
+def add_to_streams(x: Array, d: Array, c: Array | None = None, *, n_stream: int, first: int) -> Array:
+    """y[t,i,:] = x[t,i,:] + d[t,:] c[t,i] for i ≥ first, else x[t,i,:]; without c the factor is 1."""
+    y = x.reshape(len(x), n_stream, -1).copy()
+    factor = np.ones((len(x), n_stream), x.dtype) if c is None else c
+    y[:, first:] += d[:, None, :] * factor[:, first:, None]
+    return y.reshape(x.shape)
+
+
 def pool(x: Array, *, kind: str) -> Array:
     """One row of all tokens: their `mean`, the `first` or the `last`. [T, E] gives [1, E]."""
     if kind == "mean":
@@ -448,17 +501,18 @@ def cache(x: Array, *, n_head: int) -> Array:
     return x.reshape(x.shape[0], n_head, -1)
 
 
+_ALL: tuple[Callable[..., Any], ...] = (
+    embed, add_row, scale, add_scalar, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight,
+    clamp, rope, pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu,
+    glu_split, glu_oai,
+    sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
+    expert_bias, expert_gain, expert_scale, expert_sum, length, sparse_gate, mix_streams,
+    add_to_streams, pool, cache, *recurrent_functions.FUNCTIONS,
+)  # fmt: skip
+
 # Every row of the operation table. An operation that keeps state for each sequence takes its state after the weights,
 # and returns a pair: its value and the new state.
-FUNCTIONS: dict[str, Callable[..., Array]] = {
-    f.__name__.rstrip("_"): f
-    for f in (
-        embed, add_row, scale, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight, clamp, rope,
-        pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu, glu_split, glu_oai,
-        sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
-        expert_bias, expert_gain, expert_scale, expert_sum, pool, cache,
-    )
-}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Array]] = {f.__name__.rstrip("_"): f for f in _ALL}
 
 
 def register(name: str, function: Callable[..., Any]) -> None:

@@ -28,6 +28,7 @@ class Table:
         self._file = file
         self.shape, self._type, self._raw, self._dtype = info.shape, info.type, file.raw(name), dtype
 
+    @np.errstate(all="ignore")  # a cast of a signalling NaN
     def __getitem__(self, rows: Any) -> Array:
         found = codecs.decode(self._type, self._raw[rows]).astype(self._dtype, copy=False)
         self._file.check()
@@ -56,6 +57,7 @@ class Weights:
         # Decoded values are exact in float32. So a model that is too large in float64 is stored in half the memory.
         self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
 
+    @np.errstate(all="ignore")  # a cast of a signalling NaN
     def __getitem__(self, name: str) -> Array | Table:
         """The whole tensor, or a table where it does not fit."""
         kept = self._kept.get(name)

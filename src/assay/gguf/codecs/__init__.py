@@ -9,8 +9,8 @@ the CPU cache, so only the result takes much memory.
 
 A new block type begins with a row in the table of `gguf/types.py` (id, block size, bytes). Then its `Codec` goes into
 `CODECS` of the module of its kind: `legacy` (32 elements), `kquants`, `iquants`, `ternary` or `microscaling`. Its
-encoder goes into `ENCODERS` of `encode_legacy`, `encode_kquants` or `encode_iquants`; a type without one is decoded
-and never written.
+encoder goes into `ENCODERS` of `encode_legacy`, `encode_kquants`, `encode_iquants` or `encode_small`; a type without
+one is decoded and never written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf.types import GGMLType, by_name
 
-from . import encode_iquants, encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
+from . import (
+    encode_iquants,
+    encode_kquants,
+    encode_legacy,
+    encode_small,
+    floats,
+    iquants,
+    kquants,
+    legacy,
+    microscaling,
+    ternary,
+)
 from .codec import Bytes, Codec, Encoder, Fields, Floats
 
 __all__ = ["CODECS", "ENCODERS", "FLOATS", "Codec", "decode", "decode_with", "encode", "fields"]
@@ -29,7 +40,9 @@ CODECS: dict[str, Codec] = {
     codec.type.name: codec for module in (legacy, kquants, iquants, ternary, microscaling) for codec in module.CODECS
 }
 
-ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS | encode_iquants.ENCODERS
+ENCODERS: dict[str, Encoder] = (
+    encode_legacy.ENCODERS | encode_kquants.ENCODERS | encode_iquants.ENCODERS | encode_small.ENCODERS
+)
 
 FLOATS = ("F32", "F16", "BF16", "F64")  # writable types without blocks
 

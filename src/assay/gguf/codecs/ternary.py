@@ -1,4 +1,4 @@
-"""Ternary and binary types: TQ1_0 and TQ2_0 (values -1, 0, 1), Q1_0 (values -1, 1), with one scale per block."""
+"""One and two bits under one scale: TQ1_0 and TQ2_0 (values -1, 0, 1), Q1_0 (-1, 1), Q2_0 (-1, 0, 1, 2)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def unpack_q1_0(blocks: Bytes) -> Fields:
     return {"d": half(blocks, 0), "q": np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")}
 
 
+def unpack_q2_0(blocks: Bytes) -> Fields:
+    """18 bytes for 64 elements: `d` half, `qs[16]`, each four neighbours, the lowest bits first."""
+    q = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & np.uint8(3)
+    return {"d": half(blocks, 0), "q": q.reshape(len(blocks), 64)}
+
+
 def combine_ternary(f: Fields, out: Floats) -> None:
     """y = d * (q - 1)"""
     np.subtract(f["q"].view(np.int8), np.int8(1), out=out, casting="unsafe")
@@ -47,4 +53,5 @@ CODECS = (
     Codec(by_name("TQ1_0"), unpack_tq1_0, combine_ternary),
     Codec(by_name("TQ2_0"), unpack_tq2_0, combine_ternary),
     Codec(by_name("Q1_0"), unpack_q1_0, combine_q1_0),
+    Codec(by_name("Q2_0"), unpack_q2_0, combine_ternary),
 )

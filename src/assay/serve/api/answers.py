@@ -84,6 +84,21 @@ def deadline(limits: ServerLimits, asked: float | None = None) -> float:
     return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
 
+def scored_tokens(limits: ServerLimits, top: int | None, n: int, asked: int | None) -> int:
+    """The most tokens of each of n answers that are held whole, with `top` alternatives a token; None: no logprobs."""
+    if top is None:
+        return 2**31
+    most = max(limits.scores // ((top + 1) * n), 1)
+    if asked is not None and asked > most:
+        raise ApiError(
+            "invalid_value",
+            f"max_tokens: {asked} tokens have {asked * (top + 1) * n} log-probabilities (at most {limits.scores}); "
+            "stream the answer, or ask for fewer",
+            "max_tokens",
+        )
+    return most
+
+
 async def compile_grammar(make: Callable[[], Callable[[], Constraint]], threads: Threads) -> Callable[[], Constraint]:
     """Compile a grammar off the event loop. The sandbox enforces the time limit."""
     return await threads.run("grammar", make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -11,11 +11,13 @@ from typing import Any
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
+from assay.serve.api.answer_receipts import signed
 from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
 from assay.serve.api.server_state import HttpCall
-from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, with_tools_as_text
+from assay.serve.api.tools import offered_rule, required_rule
+from assay.serve.api.turns import TAUGHT, plain_tools
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template
+from assay.serve.http.exchange import Event, Events, HttpReply, dumps, json_template, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.text.calls import Call as ToolCall
@@ -40,8 +42,11 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     limits, origin = state.limits, common.Origin.of(call.headers)
     tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
     native = entry.template is not None and takes_tools(entry.template.tool_source)
-    messages = request.messages if native or not tools else with_tools_as_text(request.messages, tools)
-    ids = await request_tokens.chat_ids(state, entry, messages, tools if native else None, _variables(request))
+    said = request_tokens.RenderInput(
+        request.messages, tools=tools if native else None, described=None if native else tools,
+        variables=_variables(request),
+    )  # fmt: skip
+    ids = await request_tokens.chat_ids(state, entry, said)
     request_tokens.check(ids, entry, param="messages")
     assert entry.template is not None  # otherwise chat_ids would have failed
     family = family_of(entry.template.tool_source if tools else entry.template.source)
@@ -51,30 +56,34 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     make = _constraint(request, entry, family, thinking=thinking)
     free = make is None or _requires_call(request)  # without a grammar that fixes the start of the answer
     if make is None and tools and not native and not thinking:  # reasoning is not constrained
-        functions = [tool.function for tool in tools]
-        rule = offered_rule(family, functions, entry.tokenizer)
-        make = partial(entry.grammars.lark, rule, "tools")
+        make = _offered(entry, family, [tool.function for tool in tools])
     constraint = await common.compile_grammar(make, state.threads) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
+    scored = common.scored_tokens(
+        limits, (request.top_logprobs or 0) if request.logprobs and not request.stream else None,
+        request.n or 1, request.max_completion_tokens or request.max_tokens,
+    )  # fmt: skip
     until = common.deadline(limits, request.timeout)
+    prompt = tuple(ids)
     jobs = [
         Job(
-            ids=tuple(ids),
+            ids=prompt,
             params=common.sampler_params(request, entry, index, origin),
-            max_tokens=min(asked, entry.n_ctx - len(ids)),
+            max_tokens=min(asked, entry.n_ctx - len(ids), scored),
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             constraint=constraint,
             show_special=bool(tools) or family.marked,
             ignore_eos=bool(request.ignore_eos),
             deadline=until,
+            receipt=state.signer is not None,
         )
         for index in range(request.n or 1)
     ]
     worker = await call.stack.enter_async_context(state.models.use(entry))
     reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner, call.pause))
     apart = free and request.reasoning_format != "none"
-    offered = request_tokens.plain_tools(tools) if free else None
+    offered = await state.threads.run("text", lambda: plain_tools(tools)) if free and tools else None
     answers = [
         ChoiceBuilder(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
         for index in range(len(jobs))
@@ -87,23 +96,35 @@ async def chat(call: HttpCall, request: ChatRequest) -> HttpReply | Events:
     entry, reader, answers, origin = begun.entry, begun.reader, begun.answers, begun.origin
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        chunks = _chunks(entry, reader, answers, with_usage, origin)
+        chunks = _chunks(entry, reader, answers, with_usage, origin, partial(signed, call.state, entry, reader))
         return Events(chunks, name=origin.name, seen=origin.seen) if len(answers) == 1 else Events(chunks)
     async for index, update in reader:
-        answers[index].add(update)
+        for _, logprobs in answers[index].add(update):
+            answers[index].keep(logprobs)
     head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
-    return json_reply(
-        head
-        | {
-            "choices": [answer.choice(i) for i, answer in enumerate(answers)],
-            "usage": common.usage(reader.sequences),
-            "timings": common.timings(reader.sequences),
-        }
-    )
+    receipts = await signed(call.state, entry, reader)
+
+    def reply() -> HttpReply:
+        return large_reply(
+            head
+            | {
+                "choices": [answer.choice(i) for i, answer in enumerate(answers)],
+                "usage": common.usage(reader.sequences),
+                "timings": common.timings(reader.sequences),
+            }
+            | receipts
+        )
+
+    return await call.state.threads.run("reply", reply) if request.logprobs else reply()
 
 
 async def _chunks(
-    entry: ServedModel, reader: Reader, answers: list[ChoiceBuilder], with_usage: bool, origin: common.Origin
+    entry: ServedModel,
+    reader: Reader,
+    answers: list[ChoiceBuilder],
+    with_usage: bool,
+    origin: common.Origin,
+    receipts: Callable[[], Awaitable[dict[str, Any]]],
 ) -> AsyncIterator[Event]:
     head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
@@ -134,6 +155,8 @@ async def _chunks(
     if with_usage:
         totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
         yield head | {"choices": []} | totals
+    if made := await receipts():
+        yield head | {"choices": []} | made
 
 
 class ChoiceBuilder:
@@ -146,7 +169,7 @@ class ChoiceBuilder:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[bytes] = []  # encoded, because objects take ten times the memory
         self._finish = "stop"
 
     def add(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -158,10 +181,13 @@ class ChoiceBuilder:
         deltas = [delta for piece in pieces for delta in self._deltas(piece)]
         scored = update.choice is not None and update.choice.logprob is not None
         new = [common.token_logprob(self._entry, update.choice)] if scored and update.choice else []
-        self._logprobs += new
         if new and not deltas:
             deltas = [{"content": ""}]
         return [(delta, new if i == 0 else []) for i, delta in enumerate(deltas)]
+
+    def keep(self, logprobs: list[dict[str, Any]]) -> None:
+        """Keep logprobs for `choice`."""
+        self._logprobs += map(dumps, logprobs)
 
     def _deltas(self, piece: ReplyPiece) -> list[dict[str, Any]]:
         self._reasoning.append(piece.reasoning)
@@ -234,6 +260,11 @@ def _constraint(
         text = request.grammar
         return lambda: grammars.gbnf(text)
     return None
+
+
+def _offered(entry: ServedModel, family: Family, functions: list[Function]) -> Callable[[], Callable[[], Constraint]]:
+    """The grammar of an answer that may be a call."""
+    return lambda: entry.grammars.lark(offered_rule(family, functions, entry.tokenizer), "tools")
 
 
 def _chosen(request: ChatRequest, choice: NamedTool | str | None) -> list[Function]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,12 @@ from assay.runtime.sampler import Choice
 from assay.runtime.sequence import Job, Progress, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
+from assay.serve.api.answer_receipts import signed
 from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.server_state import HttpCall, State
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, json_template
+from assay.serve.http.exchange import Event, Events, HttpReply, json_template, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
@@ -50,20 +51,28 @@ async def completions(call: HttpCall, request: CompletionRequest) -> HttpReply |
     reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner, call.pause))
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        chunks = _chunks(entry, request, reader, with_usage, origin)
+        receipts = partial(signed, state, entry, reader)
+        chunks = _chunks(entry, request, reader, with_usage, origin, receipts)
         return Events(chunks, name=origin.name, seen=origin.seen) if len(jobs) == 1 else Events(chunks)
     answers = [_Answer(entry, request) for _ in jobs]
     async for index, update in reader:
         answers[index].add(update)
     head = common.heading("text_completion", "cmpl", entry.id, origin)
-    return json_reply(
-        head
-        | {
-            "choices": [a.choice(i, s) for i, (a, s) in enumerate(zip(answers, reader.sequences, strict=True))],
-            "usage": common.usage(reader.sequences),
-            "timings": common.timings(reader.sequences),
-        }
-    )
+    receipts_made = await signed(state, entry, reader)
+
+    def reply() -> HttpReply:
+        return large_reply(
+            head
+            | {
+                "choices": [a.choice(i, s) for i, (a, s) in enumerate(zip(answers, reader.sequences, strict=True))],
+                "usage": common.usage(reader.sequences),
+                "timings": common.timings(reader.sequences),
+            }
+            | receipts_made
+        )
+
+    large = request.logprobs is not None or request.echo
+    return await state.threads.run("reply", reply) if large else reply()
 
 
 async def _jobs(
@@ -73,29 +82,39 @@ async def _jobs(
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
     text = request.grammar
     constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), threads) if text else None
+    scored = common.scored_tokens(
+        limits, None if request.stream else request.logprobs, n * len(given), request.max_tokens
+    )
     until = common.deadline(limits, request.timeout)
     jobs = []
-    for ids in given:
-        request_tokens.check(ids, entry, room=min(asked, 1))
+    for prompt in given:
+        request_tokens.check(prompt, entry, room=min(asked, 1))
+        ids = tuple(prompt)
         for index in range(n):
             jobs.append(
                 Job(
-                    ids=tuple(ids),
+                    ids=ids,
                     params=common.sampler_params(request, entry, index, origin),
-                    max_tokens=min(asked, entry.n_ctx - len(ids)),
+                    max_tokens=min(asked, entry.n_ctx - len(ids), scored),
                     stop=common.stops(request),
                     logprobs=request.logprobs,
                     prompt_logprobs=request.logprobs if request.echo else None,
                     constraint=constraint,
                     ignore_eos=bool(request.ignore_eos),
                     deadline=until,
+                    receipt=state.signer is not None,
                 )
             )
     return jobs
 
 
 async def _chunks(
-    entry: ServedModel, request: CompletionRequest, reader: Reader, with_usage: bool, origin: common.Origin
+    entry: ServedModel,
+    request: CompletionRequest,
+    reader: Reader,
+    with_usage: bool,
+    origin: common.Origin,
+    receipts: Callable[[], Awaitable[dict[str, Any]]],
 ) -> AsyncIterator[Event]:
     head = common.heading("text_completion", "cmpl", entry.id, origin)
     if with_usage:
@@ -130,6 +149,8 @@ async def _chunks(
     if with_usage:
         totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
         yield head | {"choices": []} | totals
+    if made := await receipts():
+        yield head | {"choices": []} | made
 
 
 class _Answer:

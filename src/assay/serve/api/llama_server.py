@@ -40,7 +40,7 @@ class Text(Sampling):
 
 
 class LlamaCompletionRequest(Text):
-    prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body)]
+    prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]
 
 
 class Extra(Schema):
@@ -51,7 +51,7 @@ class Extra(Schema):
 class InfillRequest(Text):
     input_prefix: AnyText
     input_suffix: AnyText
-    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(
+    input_extra: Annotated[list[Extra], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="other files, put before the text"
     )
     prompt: AnyText | None = Field(None, description="text after the prefix, before the gap")
@@ -131,16 +131,10 @@ async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
 
 
 async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | int]) -> list[int]:
-    """The ids of a text, of ids, or of a mixture. Only the first text of a mixture gets BOS."""
+    """The ids of a text, of ids, or of a mixture."""
     if isinstance(prompt, str):
         return await text_of(call, entry, prompt)
-    ids: list[int] = []
-    for item in prompt:
-        if isinstance(item, int):
-            ids.append(item)
-        else:
-            ids += await request_tokens.text_ids(call.state, entry, item, add_special=not ids)
-    return ids
+    return await request_tokens.mixed_ids(call.state, entry, prompt)
 
 
 async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> HttpReply | Events:

@@ -31,9 +31,9 @@ from assay.serve.api.schemas import (
     Tools,
 )
 from assay.serve.api.server_state import HttpCall
-from assay.serve.api.texts import embeddings
+from assay.serve.api.texts import embed_texts
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply
+from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.version import __version__
 
@@ -50,7 +50,7 @@ class OllamaOptions(Schema, wire="Options"):
     min_p: Share | None = None
     typical_p: Share | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops, fail_fast=True)] | None = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     presence_penalty: Penalty | None = None
@@ -70,8 +70,8 @@ class OllamaMessage(Schema):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
-    tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools)] | None = None
+    images: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = Field(None, description="not supported")
+    tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_name: Name | None = None
 
 
@@ -88,7 +88,7 @@ class Asking(Schema):
 
 
 class OllamaChatRequest(Asking):
-    messages: Annotated[list[OllamaMessage], Field(max_length=LIMITS.messages)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=LIMITS.messages, fail_fast=True)] | None = None
     tools: Tools | None = None
 
 
@@ -97,7 +97,7 @@ class OllamaGenerateRequest(Asking):
     suffix: Text | None = Field(None, description="text after the gap, for models that fill in")
     system: Text | None = None
     raw: bool | None = Field(None, description="do not apply the template")
-    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not supported")
+    images: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = Field(None, description="not supported")
 
 
 class OllamaShowRequest(Schema):
@@ -107,7 +107,7 @@ class OllamaShowRequest(Schema):
 
 class OllamaEmbedRequest(Schema):
     model: Name
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts, fail_fast=True)]
 
 
 # --- answers
@@ -117,7 +117,11 @@ async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply |
     entry = find(call, request.model)
     if not request.messages:
         return await _loaded(call, entry, {"message": {"role": "assistant", "content": ""}})
-    begun = await begin(call, _as_chat(request, entry, [_message(m) for m in request.messages], request.tools))
+    messages, tools = request.messages, request.tools
+    asked = await call.state.threads.run(
+        "text", lambda: _as_chat(request, entry, [_message(m) for m in messages], tools)
+    )
+    begun = await begin(call, asked)
 
     def shown(delta: dict[str, Any]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": delta.get("content", "")}
@@ -162,7 +166,11 @@ def _as_chat(request: Asking, entry: ServedModel, messages: list[dict[str, Any]]
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise ApiError("invalid_value", f"messages: {error.errors()[0]['msg']}"[:300], "messages") from None
+        raise ApiError(
+            "invalid_value",
+            f"messages: {error.errors(include_url=False, include_context=False, include_input=False)[0]['msg']}"[:300],
+            "messages",
+        ) from None
 
 
 def _sampling(options: OllamaOptions | None) -> dict[str, Any]:
@@ -363,14 +371,17 @@ def _details(entry: ServedModel) -> dict[str, Any]:
 async def embed(call: HttpCall, request: OllamaEmbedRequest) -> HttpReply:
     """The vectors of `/v1/embeddings` in Ollama's form."""
     began = time.monotonic()
-    asked = EmbeddingRequest.model_validate({"model": find(call, request.model).id, "input": request.input})
-    found = json.loads((await embeddings(call, asked)).body)
-    return json_reply(
-        {
-            "model": request.model,
-            "embeddings": [item["embedding"] for item in found["data"]],
-            "total_duration": int(1e9 * (time.monotonic() - began)),
-            "load_duration": 0,
-            "prompt_eval_count": found["usage"]["prompt_tokens"],
-        }
-    )
+    asked = EmbeddingRequest.model_construct(model=find(call, request.model).id, input=request.input)
+
+    def reply(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
+        return large_reply(
+            {
+                "model": request.model,
+                "embeddings": [row["embedding"] for row in rows],
+                "total_duration": int(1e9 * (time.monotonic() - began)),
+                "load_duration": 0,
+                "prompt_eval_count": tokens,
+            }
+        )
+
+    return await embed_texts(call, asked, reply)

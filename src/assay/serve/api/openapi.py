@@ -11,11 +11,13 @@ from pydantic.json_schema import models_json_schema
 from assay.serve.api.routes import RouteSpec
 from assay.serve.api.schemas import ErrorResponse, PlainError
 from assay.serve.api_errors import KINDS
+from assay.serve.http.upload import UPLOAD
 from assay.version import __version__
 
 _REF = "#/components/schemas/{model}"
 _ALWAYS = ("invalid_api_key", "forbidden_host", "internal_error")
-_WITH_BODY = ("invalid_value", "model_not_found", "request_timeout", "body_too_large", "unsupported_media_type")
+_WITH_BODY = ("invalid_value", "model_not_found", "request_timeout", "body_too_large", "unsupported_media_type",
+              "rate_limit_exceeded", "overloaded")  # fmt: skip
 _LOADING = ("rate_limit_exceeded", "model_not_loaded", "deadline_exceeded")
 
 
@@ -49,7 +51,10 @@ def _operation(route: RouteSpec, where: Any) -> dict[str, Any]:
     }
     if route.request:
         schema = where[(route.request, "validation")]
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        content: dict[str, Any] = {"application/json": {"schema": schema}}
+        if route.uploads:
+            content[UPLOAD] = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"] = {"required": True, "content": content}
     if names := re.findall(r"{(\w+)}", route.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
@@ -73,7 +78,7 @@ def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
     """Every error status of a route, with its codes."""
     codes = [*_ALWAYS, *(_WITH_BODY if route.request else ()), *(_LOADING if route.loads else ())]
     if route.path == "/v1/diagnose":
-        codes += ["rate_limit_exceeded", "deadline_exceeded"]
+        codes.append("deadline_exceeded")
     if "{" in route.path:
         codes.append("model_not_found")
     if route.path == "/ready":

@@ -6,16 +6,17 @@ refused before it is tokenized. Large texts are tokenized one at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import AssayError
 from assay.serve.api.schemas import ChatMessage, Tool
 from assay.serve.api.server_state import State
+from assay.serve.api.turns import plain_messages, plain_tools, with_tools_as_text
 from assay.serve.api_errors import ApiError
 from assay.serve.pool.models import ServedModel
-from assay.text import encode_chat
+from assay.text.template import encode_rendered
 
 LARGE = 64 << 10  # characters
 PER_TOKEN = 32  # characters: real texts have about four
@@ -26,9 +27,6 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
         raise ApiError("invalid_value", f"{param}: has no tokens (this model adds none to an empty text)", param)
-    wrong = next((token for token in ids if not 0 <= token < n_vocab), None)
-    if wrong is not None:
-        raise ApiError("invalid_value", f"{param}: token {wrong} is not in the vocabulary of {n_vocab}", param)
     most = entry.n_ctx - room
     if len(ids) > most:
         raise ApiError(
@@ -37,6 +35,9 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
             f"shorten it by {len(ids) - most}",
             param,
         )
+    wrong = max(ids) if min(ids) >= 0 else min(ids)
+    if not 0 <= wrong < n_vocab:
+        raise ApiError("invalid_value", f"{param}: token {wrong} is not in the vocabulary of {n_vocab}", param)
 
 
 def _check_length(n_chars: int, entry: ServedModel) -> None:
@@ -49,9 +50,9 @@ def _check_length(n_chars: int, entry: ServedModel) -> None:
         )
 
 
-async def off_loop(state: State, n_chars: int, work: Callable[[], Any], kind: str = "text") -> Any:
+async def off_loop(state: State, n_chars: int, work: Callable[[], Any]) -> Any:
     """Run work off the event loop. Large texts share a pool with one thread."""
-    return await state.threads.run("large" if n_chars > LARGE else kind, work)
+    return await state.threads.run("large" if n_chars > LARGE else "text", work)
 
 
 async def text_ids(state: State, entry: ServedModel, text: str, **options: bool) -> list[int]:
@@ -67,86 +68,84 @@ async def prompt_ids(state: State, entry: ServedModel, prompt: Any) -> list[list
         prompt = [prompt]
     if prompt and isinstance(prompt[0], int):
         return [prompt]
-    return [await text_ids(state, entry, item) if isinstance(item, str) else item for item in prompt]
+    texts = [item for item in prompt if isinstance(item, str)]
+    if not texts:
+        return list(prompt)
+    for text in texts:
+        _check_length(len(text), entry)
+    found: list[list[int]] = await off_loop(
+        state, sum(map(len, texts)), lambda: [entry.tokenizer.encode(text) for text in texts]
+    )
+    return found
 
 
-async def chat_ids(
-    state: State,
-    entry: ServedModel,
-    messages: list[ChatMessage],
-    tools: list[Tool] | None = None,
-    variables: dict[str, Any] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-) -> list[int]:
+async def mixed_ids(state: State, entry: ServedModel, parts: Sequence[str | int]) -> list[int]:
+    """The ids of a mixture of texts and ids. Only a text at the start gets BOS."""
+    n_chars = sum(len(part) for part in parts if isinstance(part, str))
+    _check_length(n_chars + sum(isinstance(part, int) for part in parts), entry)
+
+    def work() -> list[int]:
+        ids: list[int] = []
+        for part in parts:
+            ids += [part] if isinstance(part, int) else entry.tokenizer.encode(part, add_special=not ids)
+        return ids
+
+    found: list[int] = await off_loop(state, n_chars + len(parts), work)
+    return found
+
+
+@dataclass(frozen=True)
+class RenderInput:
+    """A conversation as the template takes it."""
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[Tool] | None = None  # that the template is given
+    described: Sequence[Tool] | None = None  # that the system message describes, for a template that knows no tools
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+
+
+async def chat_ids(state: State, entry: ServedModel, chat: RenderInput) -> list[int]:
     """The ids of a conversation rendered by the model's template."""
+    return await rendered_ids(state, entry, await chat_text(state, entry, chat))
+
+
+async def rendered_ids(state: State, entry: ServedModel, text: str) -> list[int]:
+    """The ids of a rendered conversation."""
+    _check_length(len(text), entry)
+    found: list[int] = await off_loop(state, len(text), lambda: encode_rendered(entry.tokenizer, text))
+    return found
+
+
+async def chat_text(state: State, entry: ServedModel, chat: RenderInput) -> str:
+    """A conversation rendered by the template."""
     template = entry.template
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
-    turns = [plain(message) for message in messages]
-    n_chars = sum(len(turn["content"] or "") + len(turn.get("reasoning_content") or "") for turn in turns)
-    _check_length(n_chars, entry)
-
-    def work() -> list[int]:
-        return encode_chat(
-            entry.tokenizer, template, turns, add_generation_prompt=add_generation_prompt,
-            tools=plain_tools(tools), timeout=state.limits.template_s, **(variables or {}),
-        )  # fmt: skip
-
-    found: list[int] = await _rendered(state, n_chars, work)
-    return found
-
-
-async def chat_text(
-    state: State,
-    entry: ServedModel,
-    messages: list[ChatMessage],
-    tools: list[Tool] | None,
-    variables: dict[str, Any] | None,
-    *,
-    add_generation_prompt: bool,
-) -> str:
-    """A conversation rendered by the template."""
-    assert entry.template
-    render = entry.template.render
-    turns = [plain(message) for message in messages]
+    _check_length(sum(map(_length, chat.messages)), entry)
 
     def work() -> str:
-        return render(
-            turns, add_generation_prompt=add_generation_prompt, tools=plain_tools(tools),
-            timeout=state.limits.template_s, **(variables or {}),
+        return template.render(
+            _turns(chat), add_generation_prompt=chat.add_generation_prompt, tools=plain_tools(chat.tools),
+            timeout=state.limits.template_s, **chat.variables,
         )  # fmt: skip
 
-    found: str = await _rendered(state, 0, work)
-    return found
-
-
-async def _rendered(state: State, n_chars: int, work: Callable[[], Any]) -> Any:
     try:
-        return await off_loop(state, n_chars, work, "template")
+        return await state.threads.run("template", work)
     except TypeError:
         raise ApiError("invalid_value", "chat_template_kwargs: a name is not allowed", "chat_template_kwargs") from None
     except AssayError as error:
         raise ApiError("invalid_prompt", str(error), "messages") from None
 
 
-def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    return [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+def _length(message: ChatMessage) -> int:
+    """Characters of a message's texts."""
+    content = message.content or ""
+    n = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return n + len(message.reasoning_content or "")
 
 
-def plain(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: content as one string or None, arguments of calls as objects."""
-    found = message.model_dump(exclude_none=True)
-    content = message.content
-    if content is None:
-        found["content"] = None if message.tool_calls else ""
-    else:
-        found["content"] = content if isinstance(content, str) else "".join(part.text for part in content)
-    for item in found.get("tool_calls", ()):
-        try:
-            arguments = json.loads(item["function"]["arguments"])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
-            item["function"]["arguments"] = arguments
-    return found
+def _turns(chat: RenderInput) -> list[dict[str, Any]]:
+    """The messages as templates take them. Slow if they are long: do not call it on the event loop."""
+    messages = with_tools_as_text(chat.messages, chat.described) if chat.described else chat.messages
+    return plain_messages(messages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -30,11 +31,11 @@ class InputItem(Schema, wire="Item"):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
+    content: Text | Annotated[list[ContentPart], Field(max_length=256, fail_fast=True)] | None = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: Text | None = None
-    output: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
+    output: Text | Annotated[list[ContentPart], Field(max_length=256, fail_fast=True)] | None = None
 
 
 class FunctionTool(Function):
@@ -63,13 +64,13 @@ class Reasoning(Schema):
 
 class ResponsesRequest(Schema):
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
-    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=LIMITS.messages)]
+    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)]
     instructions: Text | None = Field(None, description="a system message before the input")
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Share | None = None
     stream: bool | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=LIMITS.tools)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -83,7 +84,7 @@ async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Ev
             "unsupported", "previous_response_id: responses are not stored; send the whole conversation as input",
             "previous_response_id",
         )  # fmt: skip
-    begun = await begin(call, as_chat(request))
+    begun = await begin(call, await call.state.threads.run("text", lambda: as_chat(request)))
     made = _Response(request, begun)
     if request.stream:
         return Events(made.events(), NAMED)
@@ -107,7 +108,11 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise ApiError("invalid_value", f"input: {error.errors()[0]['msg']}"[:300], "input") from None
+        raise ApiError(
+            "invalid_value",
+            f"input: {error.errors(include_url=False, include_context=False, include_input=False)[0]['msg']}"[:300],
+            "input",
+        ) from None
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
@@ -155,6 +160,13 @@ class _Response:
         self._finish = ""
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
+
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        """The request, which each body repeats in part."""
+        return self._request.model_dump(
+            mode="json", by_alias=True, exclude_none=True, include={"text", "tool_choice", "tools"}
+        )
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         (answer,) = self._begun.answers
@@ -243,7 +255,7 @@ class _Response:
         usage = common.usage(sequences)
         done = bool(self._finish)
         cut = self._finish == "length"
-        given = request.model_dump(mode="json", by_alias=True, exclude_none=True)
+        given = self._given
         return {
             "id": self._id,
             "object": "response",

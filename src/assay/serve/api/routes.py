@@ -33,6 +33,7 @@ class RouteSpec:
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
     streams: str = ""  # the media type of a streamed answer
+    uploads: bool = False  # takes a file, as in `http/upload.py`
     loads: bool = False  # needs a loaded model, so it can fail for lack of memory or time
 
 
@@ -56,7 +57,7 @@ async def metrics(call: HttpCall, _: Any) -> HttpReply:
 
 
 async def document(call: HttpCall, _: Any) -> HttpReply:
-    return json_reply(call.state.openapi)
+    return HttpReply(call.state.openapi)
 
 
 ROUTES: tuple[RouteSpec, ...] = (
@@ -75,7 +76,7 @@ ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("POST", "/v1/trace", trace, "trace the values of nodes; logit lens",
               schemas.TraceRequest, schemas.TraceResponse, loads=True),
     RouteSpec("POST", "/v1/diagnose", diagnose, "diagnose the dump of an engine",
-              DiagnoseRequest, DiagnoseResponse),
+              DiagnoseRequest, DiagnoseResponse, streams=SSE, uploads=True),
     RouteSpec("POST", "/tokenize", tokenize, "tokenize a text", schemas.TokenizeRequest, schemas.TokenizeResponse),
     RouteSpec("POST", "/detokenize", detokenize, "detokenize ids",
               schemas.DetokenizeRequest, schemas.DetokenizeResponse),

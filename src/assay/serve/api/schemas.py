@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import ServerLimits
@@ -36,7 +36,20 @@ Text = Annotated[str, Field(max_length=LIMITS.body)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_length)]
-Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+
+def _few_biases(value: Any) -> Any:
+    """Refuse too many entries before each of them is checked: pydantic counts a dictionary last."""
+    if isinstance(value, dict) and len(value) > LIMITS.bias:
+        raise ValueError(f"too many entries (found {len(value)}, at most {LIMITS.bias})")
+    return value
+
+
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=LIMITS.bias),
+    BeforeValidator(_few_biases),
+]
 
 
 # --- requests
@@ -51,8 +64,8 @@ class Sampling(Schema):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias, Field(max_length=LIMITS.bias)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops)] | None = None
+    logit_bias: Bias | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops, fail_fast=True)] | None = None
     n: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -97,9 +110,9 @@ class ToolCall(Schema):
 
 class ChatMessage(Schema, wire="Message"):
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[TextPart], Field(max_length=256)] | None = None
+    content: Text | Annotated[list[TextPart], Field(max_length=256, fail_fast=True)] | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that include it")
 
@@ -141,8 +154,8 @@ class SchemaFormat(Schema):
     json_schema: JsonSchema
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages)]
-Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools, fail_fast=True)]
 
 
 class ChatRequest(Sampling):
@@ -170,11 +183,11 @@ class ChatRequest(Sampling):
 
 Prompt = (
     Text
-    | Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body)]
-    | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts)]
+    | Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]
+    | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts, fail_fast=True)]
     | Annotated[
-        list[Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body)]],
-        Field(min_length=1, max_length=LIMITS.prompts),
+        list[Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]],
+        Field(min_length=1, max_length=LIMITS.prompts, fail_fast=True),
     ]
 )
 
@@ -213,7 +226,7 @@ class TokenizeRequest(Schema):
 
 class DetokenizeRequest(Schema):
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=LIMITS.body)]
+    tokens: Annotated[list[TokenId], Field(max_length=LIMITS.body, fail_fast=True)]
 
 
 class TemplateRequest(Schema):
@@ -230,8 +243,8 @@ class TraceRequest(Schema):
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.trace_tokens)] | None = None
-    nodes: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=256)] | None = Field(
+    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.trace_tokens, fail_fast=True)] | None = None
+    nodes: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=256, fail_fast=True)] | None = Field(
         None, description="node names with wildcards * and ?; default: none with `lens`, else l_out-* and results"
     )
     first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="first values of each node; default 10")
@@ -292,6 +305,10 @@ class ReplicaRow(Schema):
     tokens: int = 0
     pages: int | None = None
     pages_available: int = 0
+    state_slots: int = 0
+    state_running: int = 0
+    state_snapshots: int = 0
+    state_bytes: int = 0
     lost: int = 0
     suspect: str = ""
 

@@ -28,6 +28,13 @@ class CacheStatus(Schema, wire="Cache"):
     used: int
 
 
+class StatesStatus(Schema, wire="States"):
+    slots: int
+    running: int
+    snapshots: int
+    bytes: int
+
+
 class ModelStatus(Schema):
     id: str
     loaded: bool
@@ -36,6 +43,7 @@ class ModelStatus(Schema):
     running: int
     waiting: int
     cache: CacheStatus
+    states: StatesStatus | None = None
     tokens_per_second: float
     streams: list[StreamStatus]
 
@@ -79,9 +87,17 @@ def _model(entry: ServedModel) -> dict[str, Any]:
             "positions": (pages or entry.n_pages) * PAGE,
             "used": (pages - available) * PAGE,
         },
+        "states": _states(rows),
         "tokens_per_second": round(sum(stream["tokens_per_second"] for stream in streams), 3),
         "streams": streams,
     }
+
+
+def _states(rows: list[dict[str, Any]]) -> dict[str, int] | None:
+    """The state slots of all replicas; None for a model whose layers keep rows by position only."""
+    keys = ("slots", "running", "snapshots", "bytes")
+    found = {key: sum(row.get(f"state_{key}", 0) for row in rows) for key in keys}
+    return found if found["slots"] else None
 
 
 def _stream(sequence: Progress) -> dict[str, Any]:

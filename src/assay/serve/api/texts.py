@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Callable
 from typing import Any
 
 from assay.errors import AssayError
 from assay.runtime.pooling import check_dimensions, embedding_of
-from assay.runtime.sequence import Job
+from assay.runtime.sequence import Job, Progress
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import (
@@ -20,7 +22,7 @@ from assay.serve.api.schemas import (
 )  # fmt: skip
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.http.exchange import HttpReply, json_reply, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
@@ -69,7 +71,7 @@ async def tokenize(call: HttpCall, request: TokenizeRequest) -> HttpReply:
         special = request.parse_special is not False
         ids = entry.tokenizer.encode(text, add_special=bool(request.add_special), parse_special=special)
         shown = pieces(entry, ids, state.limits.pieces, "with_pieces") if request.with_pieces else None
-        return json_reply({"tokens": ids, "pieces": shown})
+        return large_reply({"tokens": ids, "pieces": shown})
 
     found: HttpReply = await request_tokens.off_loop(state, len(text), work)
     return found
@@ -95,11 +97,10 @@ def pieces(entry: ServedModel, ids: list[int], most: int, param: str) -> list[di
 async def detokenize(call: HttpCall, request: DetokenizeRequest) -> HttpReply:
     entry = call.state.models.find(request.model)
     n_vocab = entry.tokenizer.n_vocab
-    wrong = next((token for token in request.tokens if token >= n_vocab), None)
-    if wrong is not None:
-        raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
     if len(request.tokens) > (most := call.state.limits.ids):
         raise ApiError("invalid_value", f"tokens: too many (found {len(request.tokens)}, at most {most})", "tokens")
+    if (wrong := max(request.tokens, default=0)) >= n_vocab:
+        raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
     found: HttpReply = await request_tokens.off_loop(
         call.state, len(request.tokens), lambda: json_reply({"content": entry.tokenizer.decode(request.tokens)})
     )
@@ -109,20 +110,27 @@ async def detokenize(call: HttpCall, request: DetokenizeRequest) -> HttpReply:
 async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
     """The prompt as text and as the ids that `/v1/chat/completions` would compute."""
     entry = call.state.models.find(request.model)
-    given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
-    prompted = request.add_generation_prompt is not False
-    ids = await request_tokens.chat_ids(*given, add_generation_prompt=prompted)
-    text = await request_tokens.chat_text(*given, add_generation_prompt=prompted)
+    chat = request_tokens.RenderInput(
+        request.messages, tools=request.tools, variables=request.chat_template_kwargs or {},
+        add_generation_prompt=request.add_generation_prompt is not False,
+    )  # fmt: skip
+    text = await request_tokens.chat_text(call.state, entry, chat)
+    ids = await request_tokens.rendered_ids(call.state, entry, text)
     most = call.state.limits.pieces
     found: HttpReply = await request_tokens.off_loop(
         call.state, len(text),
-        lambda: json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
+        lambda: large_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
     )  # fmt: skip
     return found
 
 
-async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
-    """One normalised vector per text, pooled as the request or else the file says."""
+async def embed_texts(
+    call: HttpCall, request: EmbeddingRequest, reply: Callable[[list[dict[str, Any]], str, int], HttpReply]
+) -> HttpReply:
+    """One normalised vector per text, pooled as the request or else the file says.
+
+    `reply` makes the reply from the rows, the model's name and the number of tokens, off the event loop.
+    """
     state = call.state
     entry = state.models.find(request.model)
     how = embedding_of(entry.model.graph, request.pooling)
@@ -133,6 +141,7 @@ async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
     texts = await request_tokens.prompt_ids(state, entry, request.input)
     for ids in texts:
         request_tokens.check(ids, entry, room=0, param="input")
+        await asyncio.sleep(0)  # other requests go on between two long texts
     worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
     jobs = [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until) for ids in texts]
@@ -140,18 +149,23 @@ async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
     async for _ in reader:
         pass
     as_text = request.encoding_format == "base64"
-    data = []
-    for index, sequence in enumerate(reader.sequences):
+
+    def row(index: int, sequence: Progress) -> dict[str, Any]:
         assert sequence.pool
         vector = sequence.pool.vector(request.dimensions)
         value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_text else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": value})
+        return {"object": "embedding", "index": index, "embedding": value}
+
     total = sum(map(len, texts))
-    return json_reply(
-        {
-            "object": "list",
-            "data": data,
-            "model": entry.id,
-            "usage": {"prompt_tokens": total, "total_tokens": total},
-        }
+    return await state.threads.run(
+        "reply", lambda: reply([row(i, sequence) for i, sequence in enumerate(reader.sequences)], entry.id, total)
     )
+
+
+def _openai_embeddings(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return large_reply({"object": "list", "data": rows, "model": model, "usage": usage})
+
+
+async def embeddings(call: HttpCall, request: EmbeddingRequest) -> HttpReply:
+    return await embed_texts(call, request, _openai_embeddings)

@@ -25,7 +25,7 @@ from assay.serve.api.schemas import TraceRequest
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.texts import pieces
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.http.exchange import HttpReply, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
@@ -60,20 +60,21 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
             pass
         nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}
     shown = 10 if request.first is None else request.first
-    found: dict[str, Any] = {
-        "model": entry.id,
-        "tokens": ids,
-        "pieces": pieces(entry, ids, state.limits.pieces, "prompt"),
-        "nodes": [_summary(graph, name, nodes[name], shown) for name in names],
-        "lens": None,
-    }
-    if layers:
-        positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
-        # One at a time, because it holds the output head in float32.
-        found["lens"] = await state.threads.run(
-            "lens", lambda: _lens(entry, layers, nodes, positions, request.top or 3)
+    positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
+
+    def reply() -> HttpReply:
+        return large_reply(
+            {
+                "model": entry.id,
+                "tokens": ids,
+                "pieces": pieces(entry, ids, state.limits.pieces, "prompt"),
+                "nodes": [_summary(graph, name, nodes[name], shown) for name in names],
+                "lens": _lens(entry, layers, nodes, positions, request.top or 3) if layers else None,
+            }
         )
-    return json_reply(found)
+
+    # One at a time, because the lens holds the output head in float32.
+    return await state.threads.run("lens", reply)
 
 
 async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> list[int]:
@@ -81,7 +82,7 @@ async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> lis
     if len(given) != 1:
         raise ApiError("invalid_value", "give exactly one of prompt, messages and tokens", "prompt")
     if request.messages is not None:
-        ids = await request_tokens.chat_ids(call.state, entry, request.messages)
+        ids = await request_tokens.chat_ids(call.state, entry, request_tokens.RenderInput(request.messages))
     elif request.prompt is not None:
         ids = await request_tokens.text_ids(call.state, entry, request.prompt)
     else:

@@ -7,11 +7,13 @@ import contextlib
 import ipaddress
 import logging
 import math
+import re
 import signal
 import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -19,6 +21,7 @@ from assay.errors import AssayError
 from assay.serve.limits import ServerLimits
 
 log = logging.getLogger("assay.serve")
+_END = re.compile(rb"\n\r?\n")  # of the headers
 GRACE = 1.0  # seconds in which a new connection is not evicted
 AT_ONCE = 16  # connections accepted before the event loop runs other tasks
 
@@ -75,6 +78,19 @@ class Protocol(H11Protocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def handle_events(self) -> None:
+        """Check the headers before they are parsed: h11 limits only those that have not arrived as a whole."""
+        if self.conn.their_state is h11.IDLE:
+            limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
+            data, _ = self.conn.trailing_data
+            found = _END.search(data)
+            end = found.start() if found else len(data)
+            if end > limits.headers or data.count(b"\n", 0, end) > limits.header_lines:
+                self._unwatch()
+                self.send_400_response("the headers are too long, or too many")
+                return
+        super().handle_events()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -136,15 +152,16 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket. An error is one line with the reason."""
+    if not 0 <= port <= 65535:  # the system would take the lowest 16 bits
+        raise AssayError(f"{host}: no such port (found {port}, expected 0 to 65535); choose another port")
     try:
-        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        kind, *_, address = _addresses(host, port)[0]
         found = socket.socket(kind, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-    except OSError as error:
-        raise AssayError(
-            f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another address or port"
-        ) from None
+    except (OSError, UnicodeError, ValueError) as error:  # the last two: a name that is no name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise AssayError(f"{host}:{port}: cannot listen there ({reason}); choose another address or port") from None
     return found
 
 
@@ -160,8 +177,17 @@ def allow_files(wanted: int) -> None:
         return
 
 
+def _addresses(host: str, port: int) -> list[Any]:
+    """The addresses of a host, which is a name, also with the dot at its end, or an address, also in brackets."""
+    name = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host.removesuffix(".")
+    return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
 def is_loopback(host: str) -> bool:
+    """Whether a server on this host is reached from this machine only. The system reads the name, as in `listen`:
+    127.1, 0x7f000001, ::ffff:127.0.0.1 and localhost. are loopback, too."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        found = [ipaddress.ip_address(address[4][0].partition("%")[0]) for address in _addresses(host, 0)]
+    except (OSError, UnicodeError, ValueError):
+        return False
+    return bool(found) and all((getattr(ip, "ipv4_mapped", None) or ip).is_loopback for ip in found)

@@ -11,20 +11,24 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.serve.api_errors import ApiError, as_api_error
-from assay.serve.http.body import parse, read
+from assay.serve.http.body import Intake, Parts, media_type, read, validated
+from assay.serve.http.upload import UPLOAD, discard, new_folder, receive_upload
 from assay.serve.limits import ServerLimits
+from assay.system.fair_queue import CLIENT
 
 State = TypeVar("State")
 PIECE = 64 << 10  # bytes per write
+ROWS, SCALARS = 64, 2048  # objects or arrays, and other values, that one C call encodes
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,18 @@ def _named_event(event: Any) -> bytes:
     return b"event: " + str(event.get("type", "error")).encode() + b"\n" + _data_event(event)
 
 
+def _progress_event(event: Any) -> bytes:
+    """Bytes are the result; anything else says what it is."""
+    if isinstance(event, bytes):
+        return b"event: result\n" + _data_event(event)
+    name = event.get("event", "error")
+    return f"event: {name}\n".encode() + _data_event({key: value for key, value in event.items() if key != "event"})
+
+
 DATA = StreamFormat("text/event-stream; charset=utf-8", _data_event, b"data: [DONE]\n\n")
 NAMED = StreamFormat(DATA.type, _named_event)
 BARE = StreamFormat(DATA.type, DATA.event)
+PROGRESS = StreamFormat(DATA.type, _progress_event)
 LINES = StreamFormat("application/x-ndjson", lambda event: dumps(event) + b"\n")
 
 
@@ -99,6 +112,7 @@ class HttpCall(Generic[State]):
     owner: tuple[str, str] = ("", "")  # the client's address and the request's id, for fair scheduling
     path: Mapping[str, str] = field(default_factory=dict)  # values of the {names} in the route
     pause: Pause = field(default_factory=Pause)
+    upload: Path | None = None  # the uploaded file, in a folder that is removed after the reply
 
 
 Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events]]
@@ -112,6 +126,42 @@ def dumps(value: Any) -> bytes:
     return value if isinstance(value, bytes) else _encode(value).encode()
 
 
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """The JSON of a value in short pieces. Bytes in it are already encoded JSON.
+
+    One C call encodes one piece, and other threads run between two of them. Items of a list that is longer than ROWS
+    must be small.
+    """
+    if isinstance(value, dict) and value:
+        mark = b"{"
+        for key, item in value.items():
+            yield mark + _quote(key).encode() + b":"
+            yield from json_pieces(item)
+            mark = b","
+        yield b"}"
+    elif isinstance(value, list) and value:
+        yield from _list_pieces(value)
+    else:
+        yield dumps(value)
+
+
+def _list_pieces(items: list[Any]) -> Iterator[bytes]:
+    mark = b"["
+    if isinstance(items[0], dict | list) and len(items) <= ROWS:
+        for item in items:
+            yield mark
+            yield from json_pieces(item)
+            mark = b","
+    elif isinstance(items[0], bytes):
+        yield b"[" + b",".join(items)
+    else:
+        step = ROWS if isinstance(items[0], dict | list) else SCALARS
+        for start in range(0, len(items), step):
+            yield mark + dumps(items[start : start + step])[1:-1]
+            mark = b","
+    yield b"]"
+
+
 def json_template(make: Callable[[str], Any]) -> Callable[[str], bytes]:
     """The JSON of a value as a function of one string in it. The text around the string is encoded only once."""
     mark = "the string of \x1f a template"  # occurs in no other string
@@ -123,6 +173,11 @@ def json_reply(value: Any) -> HttpReply:
     return HttpReply(dumps(value.model_dump(exclude_none=False) if isinstance(value, BaseModel) else value))
 
 
+def large_reply(value: Any) -> HttpReply:
+    """As `json_reply`, for a value that may be large: slower, and to be called off the event loop."""
+    return HttpReply(b"".join(json_pieces(value)))
+
+
 def error_reply(error: ApiError, path: str) -> HttpReply:
     """An error in the form that the clients of a route expect."""
     return HttpReply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
@@ -132,31 +187,83 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
     return {"error": error.message} if path.startswith("/api/") else error.body()
 
 
-def endpoint(state: Any, limits: ServerLimits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
-    """The ASGI application of one route. `state` is passed to its handler."""
+@dataclass(frozen=True)
+class ExchangeContext:
+    """State, limits and threads that all routes of a server use. The threads do work that would hold up the loop."""
+
+    state: Any
+    limits: ServerLimits
+    run: Callable[[str, Callable[[], Any]], Awaitable[Any]]  # (kind of work, work)
+    uploads: AbstractAsyncContextManager[None]  # a place for one upload
+    intake: Intake = field(default_factory=Intake)
+
+
+def endpoint(
+    service: ExchangeContext, handler: Handler, model: type[BaseModel] | None, *, uploads: bool = False
+) -> ASGIApp:
+    """The ASGI application of one route. With `uploads`, its body may be an upload (`upload.py`)."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            body = None if model is None else parse(await read(headers, receive, limits), model, limits)
-        except ApiError as error:
-            # Do not wait for the rest of the body.
-            await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
-            return
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
-        call = HttpCall(state, headers, AsyncExitStack(), owner, scope.get("path_params", {}))
-        work = asyncio.create_task(_answer(call, handler, body, send, scope["path"]))
-        watch = asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            watch.cancel()
-            if not work.done():
-                work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
+        CLIENT.set(owner[0])
+        async with AsyncExitStack() as stack:
+            call = HttpCall(service.state, headers, stack, owner, scope.get("path_params", {}))
+            try:
+                body = None
+                if uploads and model is not None and media_type(headers) == UPLOAD:
+                    body, call = await _uploaded(service, call, receive, model)
+                elif model is not None:
+                    body = await _request(service, call, receive, model)
+            except ApiError as error:
+                # Do not wait for the rest of the body.
+                await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
+                return
+            await _watched(call, handler, body, receive, send, scope["path"])
 
     return app
+
+
+async def _request(
+    service: ExchangeContext, call: HttpCall[Any], receive: Receive, model: type[BaseModel]
+) -> BaseModel:
+    """The validated body. Its bytes count as held until the request ends."""
+    body = await read(call.headers, receive, service.limits, service.intake)
+    call.stack.callback(service.intake.release, len(body.content))
+    if body.quick:
+        return validated(body, model)
+    found: BaseModel = await service.run("parse", lambda: validated(body, model))
+    return found
+
+
+async def _uploaded(
+    service: ExchangeContext, call: HttpCall[Any], receive: Receive, model: type[BaseModel]
+) -> tuple[BaseModel, HttpCall[Any]]:
+    """The validated first line of an upload, and the call with the file. The file is removed after the reply."""
+    parts = Parts(receive)
+    try:
+        await call.stack.enter_async_context(service.uploads)
+        folder = Path(call.stack.enter_context(new_folder()))
+        line, path = await receive_upload(parts, service.limits, folder, service.run)
+    except ApiError:
+        await discard(parts, service.limits)
+        raise
+    request: BaseModel = await service.run("parse", lambda: validated(line, model))
+    return request, replace(call, upload=path)
+
+
+async def _watched(call: HttpCall[Any], handler: Handler, body: Any, receive: Receive, send: Send, path: str) -> None:
+    """Answer, and stop when the client disconnects."""
+    work = asyncio.create_task(_answer(call, handler, body, send, path))
+    watch = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not work.done():
+            work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
 
 
 async def _gone(receive: Receive) -> None:

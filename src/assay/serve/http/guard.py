@@ -6,7 +6,9 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import socket
 from collections.abc import Callable, Collection
+from re import fullmatch
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +40,7 @@ class Guard:
         paths: Collection[str],
         count: Callable[[str, int], None],
         key: str | None,
-        any_host: bool,
+        host: str | None,
         most: int,
         cors: Collection[str] = (),
     ) -> None:
@@ -46,7 +48,7 @@ class Guard:
         self._paths = paths  # paths that are counted by name
         self._count = count
         self._key = key
-        self._any_host = any_host
+        self._host = host  # the name that the server was started with; None: every Host header is accepted
         self._most = most
         self._cors = cors  # origins of web pages that may call; * allows all
         self._busy = 0  # running requests
@@ -107,7 +109,7 @@ class Guard:
                 "overloaded", f"{self._busy} requests at once (at most {self._most})", headers={"Retry-After": "5"}
             )
         headers = dict(scope["headers"])
-        if not self._any_host and not _local(headers.get(b"host", b"").decode("latin-1")):
+        if self._host is not None and not _local(headers.get(b"host", b"").decode("latin-1"), self._host):
             raise ApiError("forbidden_host", "the Host header must name this machine; use --api-key to allow others")
         if self._key is not None and not _has_key(headers.get(b"authorization", b""), self._key):
             raise ApiError(
@@ -126,16 +128,27 @@ class Guard:
         return ApiError("not_found", f"{where}: no such route")
 
 
-def _local(host: str) -> bool:
-    """Whether a Host header names this machine. Another web page cannot make a browser send such a header."""
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    name = name.strip("[]").lower()
-    if name in ("", "localhost"):
-        return True
+def _local(header: str, own: str) -> bool:
+    """Whether a Host header names this machine: by localhost, by the name the server was started with, or by number.
+
+    A browser sends the name of the page's own server, so a foreign page cannot send such a header.
+    """
+    name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
+    name = name.strip("[]").lower().removesuffix(".")
+    return name in ("", "localhost", own.lower().removesuffix(".")) or _is_number(name)
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name is an IP address, also in the short spellings (127.1, 0x7f000001, 2130706433)."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return False
+        if not fullmatch(r"[0-9a-fx.]{1,40}", name):
+            return False
+        try:
+            socket.inet_aton(name)
+        except OSError:
+            return False
     return True
 
 

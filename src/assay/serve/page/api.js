@@ -28,6 +28,19 @@ export async function* stream(path, body, signal) {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
   });
   if (!response.ok) throw await fault(response);
+  yield* events(response);
+}
+
+// Sends a file after one line of JSON, without reading it into memory, and yields each event of the answer.
+export async function* upload(path, request, file, signal) {
+  const headers = { "Content-Type": "application/vnd.assay.upload", Accept: "text/event-stream" };
+  const body = new Blob([JSON.stringify(request), "\n", file]);
+  const response = await fetch(path, { method: "POST", headers, body, signal });
+  if (!response.ok) throw await fault(response);
+  yield* events(response);
+}
+
+async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {

@@ -1,86 +1,75 @@
-// The conversation: send, stream, stop, edit, regenerate, branch. It survives a reload (store.js).
+// The chat view: asks, streams, stops. Conversations are trees: an edit or another answer is a further branch.
 
-import { stream } from "./api.js";
-import { $, make, probabilities } from "./dom.js";
-import { markdown } from "./markdown.js";
+import { answerOf } from "./answers.js";
+import { attached, clearFiles, contentOf, startAttaching } from "./attach.js";
+import { $, make, remember } from "./dom.js";
+import { list, startHistory } from "./history.js";
+import { icon } from "./icons.js";
+import { growing } from "./markdown.js";
+import { bubble, thoughtOf } from "./message.js";
+import { isRaw, keepSpeed, modelName } from "./models.js";
 import { settings, systemPrompt } from "./settings.js";
 import * as store from "./store.js";
+import { welcome } from "./welcome.js";
 
 const log = $("messages");
 const input = $("input");
 const send = $("send");
-const ALTERNATIVES = 5;
 const CURRENT = "assay.conversation";
+const HINT = matchMedia("(hover: hover)").matches ? "Enter sends, Shift+Enter breaks the line, Escape stops." : "";
 
 let talk = store.fresh();
 let running = null; // the AbortController of the answer under way
-let openTokens = () => {};
+let openView = () => {};
 
-export const shown = { messages: null, tokens: [], model: null }; // the answer whose tokens are looked at
+export const shown = { messages: null, tokens: [], model: null, raw: false }; // the answer whose tokens are looked at
 
 const messagesTo = (node) => {
   const turns = [];
-  for (let at = node; at; at = talk.nodes[at.parent]) turns.unshift({ role: at.role, content: at.content, reasoning_content: at.reasoning });
+  for (let at = node; at; at = talk.nodes[at.parent]) turns.unshift({ role: at.role, content: contentOf(at), reasoning_content: at.reasoning });
   return turns;
 };
 
 function busy(controller) {
   running = controller;
-  send.textContent = controller ? "Stop" : "Send";
-  $("status").textContent = controller ? "Answering…" : "";
+  const label = controller ? "Stop" : "Send";
+  send.replaceChildren(icon(controller ? "stop" : "send"));
+  send.setAttribute("aria-label", label);
+  send.title = label;
+  log.setAttribute("aria-busy", String(controller !== null));
+  $("status").textContent = controller ? "Answering…" : HINT;
 }
 
 async function save() {
-  try { localStorage.setItem(CURRENT, talk.id); } catch { /* private windows keep nothing */ }
+  remember(CURRENT, talk.id);
   if (talk.leaf) await store.keep(talk);
   await list();
 }
 
 // --- showing
 
+const actions = {
+  edit, regenerate, busy: () => running !== null,
+  tokens: (node) => { Object.assign(shown, record(node)); openView("tokens", ""); },
+  turn: (node) => { store.follow(talk, node.id); draw(); save(); },
+};
+
 function draw() {
-  log.replaceChildren(...store.way(talk).map(bubble));
+  const nodes = store.way(talk);
+  log.replaceChildren(...nodes.map((node) => bubble(talk, node, actions)));
+  log.toggleAttribute("data-empty", !nodes.length);
+  $("welcome").hidden = nodes.length > 0;
+  if (!nodes.length) welcome({ ask, open: openView });
+  input.placeholder = isRaw() ? "Text for the model to continue" : "Ask something";
+  document.title = talk.title ? `${talk.title} · assay` : "assay";
   log.scrollTop = log.scrollHeight;
-  const last = store.way(talk).findLast((node) => node.role === "assistant");
+  const last = nodes.findLast((node) => node.role === "assistant");
   Object.assign(shown, last ? record(last) : { messages: null, tokens: [] });
 }
 
-const record = (node) => ({ messages: node.asked ?? messagesTo(talk.nodes[node.parent]), tokens: node.tokens ?? [], model: node.model });
+const record = (node) => ({ messages: node.asked ?? messagesTo(talk.nodes[node.parent]), tokens: node.tokens ?? [], model: node.model, raw: node.raw });
 
-function bubble(node) {
-  const body = make("div", { class: "body" });
-  const article = make("article", { class: `message ${node.role}`, "aria-label": node.role }, body);
-  if (node.reasoning) article.insertBefore(make("div", { class: "reasoning", "aria-label": "reasoning" }, node.reasoning), body);
-  if (node.fault) { article.classList.add("fault"); body.textContent = node.fault; }
-  else if (node.role === "assistant") body.append(markdown(node.content));
-  else body.textContent = node.content;
-  article.append(tools(node, body));
-  return article;
-}
-
-function tools(node, body) {
-  const meta = make("div", { class: "meta" }, ...(node.facts ?? []).map((fact) => make("span", {}, fact)));
-  const button = (name, onclick, attributes = {}) => meta.append(make("button", { type: "button", onclick, ...attributes }, name));
-  const others = store.siblings(talk, node);
-  if (others.length > 1) {
-    const at = others.indexOf(node);
-    const turn = (step) => () => { if (!running) { store.follow(talk, others[at + step].id); draw(); save(); } };
-    button("◀", turn(-1), { disabled: at === 0, "aria-label": "Previous version" });
-    meta.append(make("span", { class: "branch" }, `${at + 1} of ${others.length}`));
-    button("▶", turn(1), { disabled: at === others.length - 1, "aria-label": "Next version" });
-  }
-  if (node.role === "user") button("Edit", () => edit(node, body), { class: "edit" });
-  if (node.tokens?.length) {
-    button("Probabilities", (event) => {
-      const on = event.target.getAttribute("aria-pressed") !== "true";
-      event.target.setAttribute("aria-pressed", String(on));
-      body.replaceChildren(on ? probabilities(node.tokens) : markdown(node.content));
-    }, { "aria-pressed": "false", class: "inline" });
-    button("Tokens", () => { Object.assign(shown, record(node)); openTokens(); });
-  }
-  if (node.role === "assistant") button("Regenerate", () => regenerate(node), { class: "regenerate" });
-  return meta;
-}
+export const redraw = () => { if (!running) draw(); };
 
 // --- changing
 
@@ -92,9 +81,9 @@ function edit(node, body) {
     event.preventDefault();
     if (!field.value.trim()) return;
     talk.leaf = node.parent;
-    store.add(talk, { role: "user", content: field.value.trim() });
+    store.add(talk, { role: "user", content: field.value.trim(), files: node.files, raw: isRaw() });
     answer();
-  } }, field, make("div", { class: "actions" }, make("button", { type: "submit" }, "Send"), make("button", { type: "button", onclick: draw }, "Cancel")));
+  } }, field, make("div", { class: "actions" }, make("button", { type: "submit", class: "main" }, "Send"), make("button", { type: "button", onclick: draw }, "Cancel")));
   body.replaceChildren(form);
   field.focus();
 }
@@ -105,85 +94,89 @@ function regenerate(node) {
   answer();
 }
 
+function ask(text, files = []) {
+  while (talk.nodes[talk.leaf]?.fault) talk.leaf = talk.nodes[talk.nodes[talk.leaf].parent]?.parent ?? null; // its answer failed
+  store.add(talk, { role: "user", content: text, files: files.length ? files : undefined, raw: isRaw() });
+  answer();
+}
+
+// The answer as it grows: text is drawn once a frame, and the log follows if its end is in sight.
+function drawing(article, body, raw) {
+  const grown = raw ? { push: (text) => body.append(text), end() {} } : growing(body);
+  let waiting = "", frame = 0, thought = null;
+  const flush = () => {
+    frame = 0;
+    const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    grown.push(waiting);
+    waiting = "";
+    if (follow) log.scrollTop = log.scrollHeight;
+  };
+  return {
+    text(text) { waiting += text; frame ||= requestAnimationFrame(flush); },
+    reasoning(text) {
+      if (!thought) { const [box, inner] = thoughtOf(""); thought = inner; article.insertBefore(box, body); }
+      thought.append(text);
+      log.scrollTop = log.scrollHeight;
+    },
+    thought: () => thought?.textContent,
+    end() { cancelAnimationFrame(frame); if (waiting) flush(); grown.end(); },
+  };
+}
+
 async function answer() {
   draw();
-  const system = systemPrompt();
+  const raw = isRaw(), model = modelName(), system = raw ? "" : systemPrompt();
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...messagesTo(talk.nodes[talk.leaf])];
   const body = make("div", { class: "body" });
-  const article = make("article", { class: "message assistant", "aria-label": "assistant" }, body);
+  const article = make("article", { class: `message assistant${raw ? " raw" : ""}`, "aria-label": "Answer" }, body);
   log.append(article);
   log.scrollTop = log.scrollHeight;
   const controller = new AbortController();
-  const request = {
-    model: $("model").value || undefined, messages, ...settings(), stream: true,
-    stream_options: { include_usage: true }, logprobs: true, top_logprobs: ALTERNATIVES,
-  };
-  const tokens = [];
+  const picture = drawing(article, body, raw);
+  const tokens = [], parts = [];
   const started = performance.now();
-  let text = "", frame = 0, thought = null, first = 0, usage = null, reason = null, speed = 0, fault = null;
-  Object.assign(shown, { messages, tokens, model: request.model });
+  let first = 0, usage = null, reason = null, speed = 0, fault = null;
+  Object.assign(shown, { messages, tokens, model, raw });
   busy(controller);
   await save();
   try {
-    for await (const event of stream("/v1/chat/completions", request, controller.signal)) {
-      usage = event.usage ?? usage;
-      speed = event.timings?.tokens_per_second ?? speed;
-      const choice = event.choices[0];
-      if (!choice) continue;
-      reason = choice.finish_reason ?? reason;
-      tokens.push(...(choice.logprobs?.content ?? []));
-      const { content, reasoning_content: reasoning } = choice.delta;
-      if (content || reasoning) {
-        first ||= performance.now();
-        const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-        if (reasoning) {
-          if (!thought) article.insertBefore(thought = make("div", { class: "reasoning", "aria-label": "reasoning" }), body);
-          thought.textContent += reasoning;
-        }
-        if (content) {
-          text += content;
-          frame ||= requestAnimationFrame(() => { frame = 0; body.replaceChildren(markdown(text)); }); // once a frame is enough
-        }
-        if (follow) log.scrollTop = log.scrollHeight;
-      }
+    for await (const part of answerOf({ model, messages, settings: settings(), raw, signal: controller.signal })) {
+      usage = part.usage || usage;
+      speed = part.speed || speed;
+      reason = part.reason ?? reason;
+      tokens.push(...part.tokens);
+      if (part.text || part.reasoning) first ||= performance.now();
+      if (part.reasoning) picture.reasoning(part.reasoning);
+      if (part.text) { parts.push(part.text); picture.text(part.text); }
       const took = (performance.now() - first) / 1000;
       if (first && took > 0.3) $("status").textContent = `${tokens.length} tokens, ${((tokens.length - 1) / took).toFixed(1)} per second`;
     }
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
-    else { fault = text ? `${text}\n${error.message}` : error.message; reason = "error"; }
+    else { fault = error.message; reason = "error"; }
   }
-  cancelAnimationFrame(frame);
-  const facts = [usage ? `${usage.prompt_tokens} in (${usage.prompt_tokens_details.cached_tokens} cached), ${usage.completion_tokens} out` : `${tokens.length} tokens`];
-  if (first) {
-    const took = (performance.now() - first) / 1000;
-    const rate = speed || (tokens.length > 1 ? (tokens.length - 1) / took : 0);
-    if (rate) facts.push(`${rate.toFixed(1)} tokens/s`);
-    facts.push(`first after ${((first - started) / 1000).toFixed(2)} s`);
-  }
-  if (reason) facts.push(reason);
-  store.add(talk, { role: "assistant", content: text, reasoning: thought?.textContent, tokens, facts, fault, asked: messages, model: request.model });
+  picture.end();
+  const text = parts.join("");
+  const rate = speed || (first && tokens.length > 1 ? (tokens.length - 1) / ((performance.now() - first) / 1000) : 0);
+  if (tokens.length > 8) keepSpeed(model, rate);
+  const figures = { usage, speed: rate, first: first ? (first - started) / 1000 : 0, reason };
+  store.add(talk, { role: "assistant", content: text, reasoning: picture.thought(), tokens, figures, fault: fault && text ? `${text}\n${fault}` : fault, asked: messages, model, raw });
   draw();
   try { await save(); } finally { busy(null); } // done is what a reload would show
 }
 
 // --- conversations
 
-async function list() {
-  const found = await store.all();
-  $("conversations").replaceChildren(...found.map((c) => make("option", { value: c.id, selected: c.id === talk.id }, c.title || "untitled")));
-  if (!found.some((c) => c.id === talk.id)) $("conversations").prepend(make("option", { value: talk.id, selected: true }, "New chat"));
-}
-
 function show(conversation) {
   running?.abort();
+  if ($("chat").hidden) openView("chat");
   talk = conversation;
   draw();
   save();
 }
 
 function exported() {
-  const file = new Blob([JSON.stringify({ title: talk.title, messages: store.way(talk).map(({ role, content }) => ({ role, content })), conversation: talk }, null, 1)], { type: "application/json" });
+  const file = new Blob([JSON.stringify({ title: talk.title, messages: store.way(talk).map((node) => ({ role: node.role, content: contentOf(node) })), conversation: talk }, null, 1)], { type: "application/json" });
   const address = URL.createObjectURL(file);
   make("a", { href: address, download: `${(talk.title || "conversation").replace(/[^\w -]+/g, "")}.json` }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
@@ -191,23 +184,24 @@ function exported() {
 
 function fit() {
   input.style.height = "auto";
-  input.style.height = `${input.scrollHeight + 2}px`;
+  input.style.height = `${input.scrollHeight}px`;
+}
+
+function submit(event) {
+  event.preventDefault();
+  if (running) { running.abort(); return; }
+  const text = isRaw() ? input.value : input.value.trim();
+  if (!text.trim() && !attached().length) return;
+  const files = attached();
+  input.value = "";
+  clearFiles();
+  fit();
+  ask(text, files);
 }
 
 export async function start(open) {
-  openTokens = open;
-  const stop = () => running?.abort();
-  $("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const text = input.value.trim();
-    if (running) return stop();
-    if (!text) return;
-    input.value = "";
-    fit();
-    while (talk.nodes[talk.leaf]?.fault) talk.leaf = talk.nodes[talk.nodes[talk.leaf].parent]?.parent ?? null; // its answer failed
-    store.add(talk, { role: "user", content: text });
-    answer();
-  });
+  openView = open;
+  $("composer").addEventListener("submit", submit);
   input.addEventListener("input", fit);
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -215,17 +209,14 @@ export async function start(open) {
       if (!running) $("composer").requestSubmit();
     }
   });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") stop(); });
-  $("clear").addEventListener("click", () => { show(store.fresh()); input.focus(); });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !document.querySelector("dialog[open]")) running?.abort(); });
   $("export").addEventListener("click", exported);
-  $("delete").addEventListener("click", async () => { await store.remove(talk.id); show((await store.all())[0] ?? store.fresh()); });
-  $("conversations").addEventListener("change", async (event) => {
-    const found = (await store.all()).find((c) => c.id === event.target.value);
-    if (found) show(found);
-  });
-  let last = null;
-  try { last = localStorage.getItem(CURRENT); } catch { /* as above */ }
-  const found = (await store.all()).find((c) => c.id === last);
-  if (found && !talk.leaf) { talk = found; draw(); }
+  startAttaching();
+  startHistory({ current: () => talk, show, here: () => !$("chat").hidden, renamed: (other) => { if (other.id === talk.id) { talk.title = other.title; document.title = `${talk.title} · assay`; } } });
+  busy(null);
+  const last = remember(CURRENT);
+  const found = last ? await store.get(last) : null;
+  if (found && !talk.leaf) talk = found;
+  if (!running) draw();
   await list();
 }

@@ -1,16 +1,20 @@
 // Two answers to one question, side by side: other models or other settings, tokens aligned, and where they part.
 
-import { post } from "./api.js";
-import { $, make, percent, token, visible } from "./dom.js";
+import { answerOf } from "./answers.js";
+import { $, percent, probabilities, visible } from "./dom.js";
+import { cardOf } from "./models.js";
 
-const request = (side) => ({
-  model: $(`model-${side}`).value || undefined,
-  messages: [{ role: "user", content: $("question").value }],
-  temperature: Number($(`temperature-${side}`).value || 0),
-  seed: Number($(`seed-${side}`).value || 0),
-  max_tokens: Number($("compare-tokens").value || 64),
-  logprobs: true, top_logprobs: 5,
-});
+async function ask(side) {
+  const model = $(`model-${side}`).value || undefined;
+  const settings = {
+    temperature: Number($(`temperature-${side}`).value || 0), seed: Number($(`seed-${side}`).value || 0),
+    max_tokens: Number($("compare-tokens").value || 64),
+  };
+  const tokens = [];
+  const messages = [{ role: "user", content: $("question").value }];
+  for await (const part of answerOf({ model, messages, settings, raw: cardOf(model)?.template === false })) tokens.push(...part.tokens);
+  return tokens;
+}
 
 // Which tokens two answers share, in order: the longest common subsequence of their ids.
 function common(a, b) {
@@ -39,33 +43,33 @@ function words(a, b, at) {
 
 async function compare() {
   const note = $("compare-note");
+  const button = $("compare-form").querySelector("button");
   note.textContent = "Answering…";
+  button.disabled = true;
   try {
-    const [a, b] = (await Promise.all(["a", "b"].map((side) => post("/v1/chat/completions", request(side)))))
-      .map((reply) => reply.choices[0].logprobs?.content ?? []);
+    const [a, b] = await Promise.all(["a", "b"].map(ask));
     const shared = common(a, b);
     const length = Math.max(a.length, b.length);
     let at = -1;
     for (let i = 0; i < length && at < 0; i++) if (a[i]?.id !== b[i]?.id) at = i;
     [a, b].forEach((tokens, side) => {
-      $(side ? "answer-b" : "answer-a").replaceChildren(...tokens.map((item, i) => {
-        const element = token(item);
+      const list = probabilities(tokens);
+      list.querySelectorAll(".prob").forEach((element, i) => {
         if (!shared[side].has(i)) element.classList.add("other");
         if (i === at) element.classList.add("part");
-        return element;
-      }));
+      });
+      $(side ? "answer-b" : "answer-a").replaceChildren(list);
     });
+    $("compare-key").hidden = at < 0;
     note.textContent = words(a, b, at);
   } catch (error) {
     note.textContent = error.message;
   }
+  button.disabled = false;
 }
 
 export function start() {
   $("compare-form").addEventListener("submit", (event) => { event.preventDefault(); compare(); });
-}
-
-export function models(options) {
-  for (const side of ["a", "b"]) $(`model-${side}`).replaceChildren(...options.map((o) => o.cloneNode(true)));
-  if (options.length > 1) $("model-b").selectedIndex = 1;
+  for (const side of ["a", "b"]) $(`model-${side}`).replaceChildren(...[...$("model").options].map((option) => option.cloneNode(true)));
+  if ($("model").options.length > 1) $("model-b").selectedIndex = 1;
 }

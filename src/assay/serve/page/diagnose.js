@@ -1,78 +1,84 @@
-// Somebody's dump or log lines: a verdict on every node as a map, layers by nodes, and the cause in words.
+// Somebody's dump or log lines: sent as a stream, with progress while it is examined, and then the report.
 
-import { post } from "./api.js";
-import { $, make, withTip } from "./dom.js";
+import { upload } from "./api.js";
+import { $, make } from "./dom.js";
+import { render } from "./report.js";
 
-const LARGEST = 1.4e6; // bytes of a file; larger ones are for the command line
 const zone = $("drop");
-let file = null; // {name, data} of what was dropped
+let file = null; // what was dropped or chosen
+let running = null; // aborts the diagnosis under way
 
-function map(nodes) {
-  const layers = new Map();
-  for (const node of nodes) {
-    const [, name, layer] = /^(.*?)(?:-(\d+))?$/.exec(node.name);
-    const key = layer === undefined ? "" : Number(layer);
-    if (!layers.has(key)) layers.set(key, []);
-    layers.get(key).push({ ...node, short: name });
-  }
-  const body = make("tbody");
-  for (const [layer, found] of layers) {
-    const row = make("tr", {}, make("th", { scope: "row" }, layer === "" ? "·" : String(layer)));
-    const cell = make("td");
-    for (const node of found) {
-      const how = node.verdict === "wrong" ? (node.own === false ? "inherited" : "wrong") : node.verdict;
-      const mark = make("span", { class: `node ${how}`, tabindex: 0, "aria-label": `${node.name}: ${how}` }, node.short);
-      cell.append(withTip(mark, () => make("div", {}, `${node.name}: ${how}${node.explained_by ? `, explained by ${node.explained_by}` : ""}, nmse ${node.nmse?.toExponential(1) ?? "?"}`)), " ");
-    }
-    row.append(cell);
-    body.append(row);
-  }
-  return make("table", {}, make("caption", { class: "hidden" }, "Verdict on every node"), body);
+const size = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+
+function take(chosen) {
+  if (!chosen) return;
+  file = chosen;
+  $("lines").value = "";
+  $("lines").hidden = $("lines-label").hidden = true; // the file stands in their place
+  const back = make("button", { type: "button", id: "undrop", onclick: forget }, "Remove");
+  $("dropped").replaceChildren(make("strong", {}, chosen.name), ` ${size(chosen.size)} `, back);
+  $("dropped").hidden = false;
+  $("diagnose-note").textContent = "";
 }
 
-async function read(dropped) {
-  if (!dropped) return;
-  if (dropped.size > LARGEST) { $("diagnose-note").textContent = `${dropped.name}: too large for the page (${(dropped.size / 1e6).toFixed(1)} MB); use assay diagnose.`; return; }
-  const bytes = new Uint8Array(await dropped.arrayBuffer());
-  let text = "";
-  for (let i = 0; i < bytes.length; i += 4096) text += String.fromCharCode(...bytes.subarray(i, i + 4096));
-  file = { name: dropped.name, data: btoa(text) };
-  $("lines").value = "";
-  $("lines").rows = 2; // what is seen next matters more
-  $("diagnose-note").textContent = `${dropped.name}, ${(dropped.size / 1e3).toFixed(0)} kB`;
+function forget() {
+  file = null;
+  $("dump").value = "";
+  $("lines").hidden = $("lines-label").hidden = false;
+  $("dropped").hidden = true;
+  $("lines").focus();
+}
+
+// What is under way, and how far it is. Without a total only the label is known.
+function progress(step) {
+  const bar = $("diagnose-progress");
+  const amount = step.total > 0 && step.unit !== "%" && step.unit !== "B" ? `, ${step.done} of ${step.total} ${step.unit}` : "";
+  $("diagnose-note").textContent = `${step.label}${amount.trimEnd()}…`;
+  bar.hidden = false;
+  if (step.total > 0) bar.value = Math.min(1, step.done / step.total);
+  else bar.removeAttribute("value");
+}
+
+function busy(on) {
+  $("examine").disabled = on;
+  $("stop-examine").hidden = !on;
+  $("diagnose-progress").hidden = true;
 }
 
 async function examine() {
   const note = $("diagnose-note");
   const text = $("lines").value;
   if (!text.trim() && !file) { note.textContent = "Drop a dump, or paste log lines."; return; }
-  note.textContent = "Comparing every node with the definition; this takes a while…";
-  $("map").replaceChildren();
-  $("cause").textContent = "";
-  $("examine").disabled = true;
+  const dump = file ?? new Blob([text]);
+  const asked = { model: $("model").value || undefined, prompt: $("fed").value || undefined, name: file?.name };
+  $("report").replaceChildren();
+  running = new AbortController();
+  busy(true);
+  progress({ label: "sending the dump", done: 0, total: 0, unit: "" });
   try {
-    const evidence = text.trim() ? { text } : file;
-    const prompt = $("fed").value || undefined;
-    const found = await post("/v1/diagnose", { model: $("model").value || undefined, prompt, ...evidence });
-    const wrong = found.nodes.filter((n) => n.verdict === "wrong" && n.own !== false).length;
-    note.textContent = `${found.nodes.length} nodes seen, ${wrong} wrong on their own inputs: ${found.verdict}.`;
-    $("map").replaceChildren(map(found.nodes));
-    $("cause").textContent = found.words;
+    for await (const event of upload("/v1/diagnose", asked, dump, running.signal)) {
+      if (event.verdict === undefined) { progress(event); continue; }
+      note.textContent = `Done: ${event.verdict}.`;
+      if (event.report) render(event.report, $("report"));
+      else $("report").replaceChildren(make("pre", {}, event.words));
+    }
   } catch (error) {
-    note.textContent = error.message;
+    note.textContent = running.signal.aborted ? "Stopped." : error.message;
   }
-  $("examine").disabled = false;
+  running = null;
+  busy(false);
 }
 
 export function start() {
   $("diagnose-form").addEventListener("submit", (event) => { event.preventDefault(); examine(); });
-  $("dump").addEventListener("change", (event) => read(event.target.files[0]));
-  $("lines").addEventListener("input", () => { file = null; });
+  $("stop-examine").addEventListener("click", () => running?.abort());
+  $("dump").addEventListener("change", (event) => take(event.target.files[0]));
+  take($("dump").files[0]); // chosen before this code had arrived
   for (const kind of ["dragover", "dragleave", "drop"]) {
     zone.addEventListener(kind, (event) => {
       event.preventDefault();
       zone.classList.toggle("over", kind === "dragover");
-      if (kind === "drop") read(event.dataTransfer.files[0]);
+      if (kind === "drop") take(event.dataTransfer.files[0]);
     });
   }
 }

@@ -19,8 +19,17 @@ export const visible = (text) =>
 
 export const percent = (p) => (p >= 0.9995 ? "100 %" : p < 0.001 ? "<0.1 %" : `${(100 * p).toFixed(1)} %`);
 
-// One tooltip for every element with a `tip` function, on hover and on focus.
+export function remember(key, value) {
+  try {
+    if (value === undefined) return localStorage.getItem(key);
+    localStorage.setItem(key, value);
+  } catch { /* private windows keep nothing */ }
+  return null;
+}
+
+// One tooltip: on hover, on focus, and on a touch until the next one elsewhere.
 const tip = $("tip");
+document.addEventListener("pointerdown", () => { tip.hidden = true; }, { capture: true });
 
 export function withTip(element, content) {
   const show = () => {
@@ -33,19 +42,41 @@ export function withTip(element, content) {
     tip.style.left = `${left}px`;
     tip.style.top = `${below + own.height > innerHeight ? Math.max(6, box.top - own.height - 6) : below}px`;
   };
-  const hide = () => { tip.hidden = true; };
-  element.addEventListener("pointerenter", show);
+  const hide = (event) => { if (event.pointerType !== "touch") tip.hidden = true; };
+  element.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
+  element.addEventListener("click", show);
   element.addEventListener("focus", show);
   element.addEventListener("pointerleave", hide);
   element.addEventListener("blur", hide);
   return element;
 }
 
-// A generated token as it stands in the text, coloured by its probability; its alternatives on pointing at it.
+// One of the elements is reached by Tab; arrow keys move between them.
+export function roving(container, selector) {
+  const all = () => [...container.querySelectorAll(selector)];
+  const first = all()[0];
+  if (first) first.tabIndex = 0;
+  container.onkeydown = (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const found = all();
+    const at = found.indexOf(document.activeElement);
+    if (!step || at < 0) return;
+    event.preventDefault();
+    const next = found[Math.max(0, Math.min(at + step, found.length - 1))];
+    found[at].tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  };
+}
+
+// How strongly a token of this probability is tinted: what is nearly sure has no colour.
+export const doubt = (p) => (p >= 0.9 ? 0 : Math.min(1, (0.9 - p) / 0.8)).toFixed(2);
+
+// A generated token as it stands in the text, tinted by doubt; its alternatives on pointing at it.
 export function token(item) {
   const p = Math.exp(item.logprob);
-  const element = make("span", { class: "prob", tabindex: 0, "aria-label": `${item.token}, ${percent(p)}` }, item.token || "∅");
-  element.style.setProperty("--p", p.toFixed(3));
+  const element = make("span", { class: "prob", role: "listitem", tabindex: -1, "aria-label": `${visible(item.token)}, ${percent(p)}` }, item.token || "∅");
+  element.style.setProperty("--doubtful", doubt(p));
   return withTip(element, () => options(item));
 }
 
@@ -53,18 +84,35 @@ export function token(item) {
 export function options(item) {
   const items = item.top_logprobs.map((t) => ({ text: t.token, p: Math.exp(t.logprob), id: t.id }));
   if (!items.some((t) => t.id === item.id)) items.push({ text: item.token, p: Math.exp(item.logprob), id: item.id });
-  return alternatives(items, item.id);
+  return bars(items, item.id);
 }
 
-export const probabilities = (tokens) => make("div", { class: "probs" }, ...tokens.map(token));
+export function probabilities(tokens) {
+  const list = make("div", { class: "probs", role: "list", "aria-label": "Tokens" }, ...tokens.map(token));
+  roving(list, ".prob");
+  return list;
+}
 
-// Rows of a token's alternatives: text, probability, id.
-export function alternatives(items, chosen) {
-  const table = make("table");
+// Alternatives as bars: text, share, probability. The one that was taken is marked.
+export function bars(items, chosen) {
+  const found = make("div", { class: "bars" });
   for (const { text, p, id } of items) {
-    const row = make("tr", {}, make("td", {}, visible(text)), make("td", {}, percent(p)), make("td", {}, `#${id}`));
-    if (id === chosen) row.append(make("td", {}, "◀"));
-    table.append(row);
+    const bar = make("i");
+    bar.style.setProperty("--p", p.toFixed(3));
+    found.append(make("b", { class: id === chosen ? "taken" : null, title: `token ${id}` }, visible(text)), bar, make("span", {}, percent(p)));
   }
-  return table;
+  return found;
+}
+
+// A line at the foot of the page with one thing to do about it.
+let forgotten = 0;
+export function toast(text, label, action) {
+  const close = () => $("toast").replaceChildren();
+  clearTimeout(forgotten);
+  const sheet = document.querySelector("dialog[open]"); // what is behind an open sheet cannot be reached
+  (sheet ?? document.querySelector("main")).append($("toast"));
+  sheet?.addEventListener("close", () => document.querySelector("main").append($("toast")), { once: true });
+  $("toast").replaceChildren(make("div", { class: "toast" }, make("span", {}, text),
+    ...(label ? [make("button", { type: "button", onclick: () => { close(); action(); } }, label)] : [])));
+  forgotten = setTimeout(close, 8000);
 }

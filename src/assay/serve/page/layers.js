@@ -1,27 +1,42 @@
-// The layers view: the logit lens as a grid, layers by positions. Arrow keys move between cells.
+// The layers view: the logit lens as a grid, layers by positions; beside it the five best of one cell.
 
 import { post } from "./api.js";
-import { $, alternatives, make, visible, withTip } from "./dom.js";
+import { $, bars, make, visible } from "./dom.js";
+import { isRaw, modelName } from "./models.js";
 
-function table({ pieces, lens }) {
-  const head = make("tr", {}, make("th", { scope: "col" }, "layer"));
-  for (const position of lens.positions) head.append(make("th", { scope: "col" }, visible(pieces[position].piece)));
-  const body = make("tbody");
-  lens.grid.forEach((cells, layer) => {
-    const row = make("tr", {}, make("th", { scope: "row" }, lens.layers[layer].replace("l_out-", "")));
-    cells.forEach((guesses, i) => {
-      const [best] = guesses;
-      const cell = make("td", { tabindex: -1 }, visible(best.piece));
-      cell.style.setProperty("--p", best.p.toFixed(3));
-      withTip(cell, () => {
-        const where = make("div", {}, `after ${visible(pieces[lens.positions[i]].piece)}, layer ${layer}`);
-        return make("div", {}, where, alternatives(guesses.map((g) => ({ text: g.piece, p: g.p, id: g.id })), null));
-      });
-      row.append(cell);
-    });
-    body.append(row);
+let asked = null; // what the grid shows
+let looking = false;
+
+function select(cell, { pieces, lens }, y, x) {
+  $("grid").querySelector("[aria-current]")?.removeAttribute("aria-current");
+  cell.setAttribute("aria-current", "true");
+  const last = y === lens.layers.length - 1;
+  $("best").hidden = false;
+  $("best").replaceChildren(make("h2", {}, last ? "The model's answer" : `Layer ${layerName(lens, y)}`),
+    make("p", { class: "note" }, "After ", make("code", {}, visible(pieces[lens.positions[x]].piece)), ", the five best:"),
+    bars(lens.grid[y][x].map((g) => ({ text: g.piece, p: g.p, id: g.id })), lens.grid[y][x][0].id));
+}
+
+const layerName = (lens, y) => lens.layers[y].replace("l_out-", "");
+
+function row(found, y) {
+  const { lens } = found;
+  const last = y === lens.layers.length - 1;
+  const line = make("tr", { class: last ? "answer" : null }, make("th", { scope: "row" }, last ? "answer" : layerName(lens, y)));
+  lens.grid[y].forEach((guesses, x) => {
+    const [best] = guesses;
+    const cell = make("td", { tabindex: -1 }, visible(best.piece));
+    cell.style.setProperty("--p", best.p.toFixed(3));
+    for (const kind of ["pointerenter", "focus", "click"]) cell.addEventListener(kind, () => select(cell, found, y, x));
+    line.append(cell);
   });
-  return make("table", {}, make("thead", {}, head), body);
+  return line;
+}
+
+function table(found) {
+  const { pieces, lens } = found;
+  const head = make("tr", {}, make("th", { scope: "col" }, "layer"), ...lens.positions.map((position) => make("th", { scope: "col", title: visible(pieces[position].piece) }, visible(pieces[position].piece))));
+  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...lens.layers.map((_, y) => row(found, y))));
 }
 
 function move(event) {
@@ -39,24 +54,37 @@ function move(event) {
   }
 }
 
+async function look() {
+  if (looking) return;
+  const prompt = $("prompt").value;
+  const chat = $("templated").checked && !isRaw();
+  const what = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const button = $("trace").querySelector("button");
+  const note = $("layers-note");
+  looking = button.disabled = true;
+  note.textContent = "Looking…";
+  try {
+    const found = await post("/v1/trace", { model: modelName(), ...what, lens: true, top: 5 });
+    asked = `${modelName()} ${prompt}`;
+    $("grid").replaceChildren(table(found));
+    $("grid").scrollTo($("grid").scrollWidth, $("grid").scrollHeight); // the answer is the lowest row, at the right
+    const { layers, positions } = found.lens;
+    const cells = $("grid").querySelectorAll("tbody tr:last-child td");
+    select(cells[positions.length - 1], found, layers.length - 1, positions.length - 1);
+    note.textContent = `What each of ${layers.length} layers would predict after each token, were it the last. The stronger the colour, the surer it is.`;
+  } catch (error) {
+    note.textContent = error.message;
+  }
+  looking = button.disabled = false;
+}
+
+// Filled on arrival, and again if another model was chosen.
+export function show(text) {
+  if (text !== undefined) $("prompt").value = text;
+  if ($("prompt").value && asked !== `${modelName()} ${$("prompt").value}`) look();
+}
+
 export function start() {
-  $("trace").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const prompt = $("prompt").value;
-    const what = $("templated").checked ? { messages: [{ role: "user", content: prompt }] } : { prompt };
-    const button = event.submitter ?? $("trace").querySelector("button");
-    const note = $("layers-note");
-    button.disabled = true;
-    note.textContent = "Looking…";
-    try {
-      const found = await post("/v1/trace", { model: $("model").value || undefined, ...what, lens: true, top: 5 });
-      $("grid").replaceChildren(table(found));
-      $("grid").scrollTop = $("grid").scrollHeight;
-      note.textContent = `${found.lens.layers.length} layers, ${found.tokens.length} tokens. The stronger the colour, the surer the layer; the lowest row is the model's own answer.`;
-    } catch (error) {
-      note.textContent = error.message;
-    }
-    button.disabled = false;
-  });
+  $("trace").addEventListener("submit", (event) => { event.preventDefault(); look(); });
   $("grid").addEventListener("keydown", move);
 }

@@ -1,6 +1,6 @@
 // The sampler's settings: what is filled in is sent, what is empty is the server's default. Kept between visits.
 
-import { $ } from "./dom.js";
+import { $, remember } from "./dom.js";
 
 const form = $("sampler");
 const KEY = "assay.settings";
@@ -17,16 +17,21 @@ export const systemPrompt = () => form.elements.system.value.trim();
 
 function save() {
   const values = Object.fromEntries([...form.elements].filter((f) => f.name && f.value).map((f) => [f.name, f.value]));
-  try { localStorage.setItem(KEY, JSON.stringify(values)); } catch { /* private windows keep nothing */ }
+  remember(KEY, JSON.stringify(values));
 }
 
 try {
-  for (const [name, value] of Object.entries(JSON.parse(localStorage.getItem(KEY) ?? "{}"))) {
+  for (const [name, value] of Object.entries(JSON.parse(remember(KEY) ?? "{}"))) {
     if (form.elements[name]) form.elements[name].value = value;
   }
-} catch { /* as above */ }
+} catch { /* kept by something else */ }
 
 form.addEventListener("input", save);
 form.addEventListener("reset", () => setTimeout(save));
 form.addEventListener("submit", (event) => event.preventDefault());
-if (matchMedia("(max-width: 800px)").matches) $("settings").open = false;
+
+// Sheets close by their button, by Escape, and by a click outside.
+for (const sheet of document.querySelectorAll("dialog.sheet")) {
+  sheet.addEventListener("click", (event) => { if (event.target === sheet || event.target.closest("[data-close]")) sheet.close(); });
+}
+$("gear").addEventListener("click", () => $("settings").showModal());

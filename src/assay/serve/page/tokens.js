@@ -1,58 +1,99 @@
-// The tokens view: pieces with ids; a generated token is coloured by its probability and shows its alternatives.
+// The tokens view: the answer first, tinted where the model was in doubt; beside it what a token could have been.
 
 import { post } from "./api.js";
+import { rawPrompt } from "./answers.js";
 import { shown } from "./chat.js";
-import { $, make, options, percent, visible, withTip } from "./dom.js";
+import { $, doubt, make, options, percent, roving, visible } from "./dom.js";
+import { modelName } from "./models.js";
+import { SENTENCE } from "./welcome.js";
+
+const STEPS = [[0.95, "sure"], [0.6, "60 %"], [0.3, "30 %"], [0.05, "5 %"]];
 
 function piece({ id, piece: text, special }) {
   return make("span", { class: special ? "piece special" : "piece", role: "listitem" },
     make("b", {}, visible(text)), make("small", {}, String(id)));
 }
 
+function select(element, item) {
+  $("pieces").querySelector("[aria-current]")?.removeAttribute("aria-current");
+  element.setAttribute("aria-current", "true");
+  const p = Math.exp(item.logprob);
+  $("choice").hidden = false;
+  $("choice").replaceChildren(make("h2", {}, make("code", {}, visible(item.token)), ` ${percent(p)}`),
+    make("p", { class: "note" }, `Token ${item.id}. The model weighed:`), options(item));
+}
+
 function generated(item) {
   const p = Math.exp(item.logprob);
-  const label = `${item.token}, ${percent(p)}`;
-  const element = make("span", { class: "piece scored", role: "listitem", tabindex: 0, "aria-label": label },
-    make("b", {}, visible(item.token)), make("small", {}, `${item.id} · ${percent(p)}`));
-  element.style.setProperty("--p", p.toFixed(3));
-  return withTip(element, () => options(item));
+  const shownAs = item.token === "" ? "∅" : item.token;
+  const element = make("span", { class: "prob scored", role: "listitem", tabindex: -1, "aria-label": `${visible(item.token)}, ${percent(p)}` }, shownAs);
+  element.style.setProperty("--doubtful", doubt(p));
+  for (const kind of ["pointerenter", "focus", "click"]) element.addEventListener(kind, () => select(element, item));
+  return element;
 }
 
-// A new line in the text is one on the page.
-function fill(elements, texts) {
-  const list = $("pieces");
-  list.replaceChildren();
-  elements.forEach((element, i) => {
-    list.append(element);
-    if (texts[i].endsWith("\n")) list.append(make("span", { class: "break", role: "presentation" }));
+function legend() {
+  const steps = STEPS.map(([p, label]) => {
+    const mark = make("span", { class: "prob" }, label);
+    mark.style.setProperty("--doubtful", doubt(p));
+    return mark;
   });
+  return make("p", { class: "key" }, "Probability: ", ...steps);
 }
 
-export async function show() {
-  const note = $("tokens-note");
-  const text = $("text").value;
-  const model = $("model").value || undefined;
+function listOf(pieces, label) {
+  const list = make("div", { class: "pieces", role: "list", "aria-label": label });
+  for (const item of pieces) list.append(piece(item), ...(item.piece.endsWith("\n") ? [make("span", { class: "break", role: "presentation" })] : []));
+  return list;
+}
+
+function answer(tokens) {
+  const list = make("div", { class: "probs answer", role: "list", "aria-label": "Tokens of the answer" }, ...tokens.map(generated));
+  roving(list, ".scored");
+  return list;
+}
+
+async function text(content) {
+  const { pieces } = await post("/tokenize", { model: modelName(), content, add_special: true, with_pieces: true });
+  $("choice").hidden = true;
+  $("pieces").replaceChildren(listOf(pieces, "Tokens"));
+  $("tokens-note").textContent = `${pieces.length} tokens, ${[...content].length} characters. The number below a token is its id.`;
+}
+
+async function last() {
+  const { model, messages, tokens, raw } = shown;
+  const { pieces } = raw ? await post("/tokenize", { model, content: rawPrompt(messages), add_special: true, with_pieces: true })
+    : await post("/apply-template", { model, messages });
+  const list = answer(tokens);
+  $("pieces").replaceChildren(make("h2", {}, "Answer"), list, legend(), make("h2", {}, "Prompt, as the model reads it"), listOf(pieces, "Tokens of the prompt"));
+  const surprise = tokens.reduce((sum, t) => sum - t.logprob, 0) / Math.max(tokens.length, 1);
+  $("tokens-note").textContent = `${tokens.length} tokens in the answer, ${pieces.length} in the prompt` +
+    (tokens.length ? `; perplexity ${Math.exp(surprise).toFixed(2)}. Point at a token, tap it, or move with the arrow keys.` : ".");
+  $("choice").hidden = !tokens.length;
+  const least = tokens.reduce((best, t, i) => (t.logprob < tokens[best].logprob ? i : best), 0);
+  if (tokens.length) select(list.querySelectorAll(".scored")[least], tokens[least]);
+}
+
+async function look() {
+  const content = $("text").value;
   try {
-    if (text) {
-      const { pieces } = await post("/tokenize", { model, content: text, add_special: true, with_pieces: true });
-      fill(pieces.map(piece), pieces.map((p) => p.piece));
-      note.textContent = `${pieces.length} tokens, ${[...text].length} characters.`;
-    } else if (shown.messages) {
-      const { pieces } = await post("/apply-template", { model: shown.model, messages: shown.messages });
-      const prompt = pieces.map(piece);
-      fill([...prompt, ...shown.tokens.map(generated)], [...pieces.map((p) => p.piece), ...shown.tokens.map((t) => t.token)]);
-      const surprise = shown.tokens.reduce((sum, t) => sum - t.logprob, 0) / Math.max(shown.tokens.length, 1);
-      note.textContent = `The prompt has ${prompt.length} tokens, the answer ${shown.tokens.length}` +
-        (shown.tokens.length ? `, with a perplexity of ${Math.exp(surprise).toFixed(2)}. Point at one to see what else it could have been.` : ".");
-    } else {
-      $("pieces").replaceChildren();
-      note.textContent = "Ask something first, or type a text.";
+    if (content) await text(content);
+    else if (shown.messages) await last();
+    else {
+      $("pieces").replaceChildren(make("button", { type: "button", onclick: () => show(SENTENCE) }, `Try “${SENTENCE}”`));
+      $("choice").hidden = true;
+      $("tokens-note").textContent = "Type a text, or ask something in the chat: its answer appears here.";
     }
   } catch (error) {
-    note.textContent = error.message;
+    $("tokens-note").textContent = error.message;
   }
 }
 
+export function show(given) {
+  if (given !== undefined) $("text").value = given;
+  return look();
+}
+
 export function start() {
-  $("tokenize").addEventListener("submit", (event) => { event.preventDefault(); show(); });
+  $("tokenize").addEventListener("submit", (event) => { event.preventDefault(); look(); });
 }

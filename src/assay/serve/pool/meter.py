@@ -84,6 +84,12 @@ class Metrics:
         self.waiting = gauge("waiting", "Sequences waiting")
         self.pages_available = gauge("pages_available", "Cache pages that are free or evictable")
         self.pages = gauge("pages", "Total cache pages")
+        self.state_slots = gauge("state_slots", "Slots for the state of a running sequence or a snapshot")
+        self.state_running = gauge("state_slots_running", "State slots of running sequences")
+        self.state_snapshots = gauge("state_snapshots", "Snapshots of states, from which a prefix can go on")
+        self.state_bytes = gauge("state_bytes", "Memory of all state slots")
+        self.snapshots_reused = gauge("state_snapshots_reused", "Sequences that went on from a snapshot")
+        self.snapshots_evicted = gauge("state_snapshots_evicted", "Snapshots evicted because their slot was needed")
         self.first_token = histogram("time_to_first_token_seconds", "Time to first token")
         self.between_tokens = Histograms(
             "assay_time_between_tokens_seconds", "Time between two tokens of a sequence", registry
@@ -107,6 +113,11 @@ class PrometheusMeter(Meter):
         self._engine, self._sampling = of(m.engine_seconds), of(m.sampling_seconds)
         self._running, self._waiting = of(m.running), of(m.waiting)
         self._available, self._pages = of(m.pages_available), of(m.pages)
+        self._states = {
+            "slots": m.state_slots, "running": m.state_running, "snapshots": m.state_snapshots,
+            "reused": m.snapshots_reused, "evicted": m.snapshots_evicted,
+        }  # fmt: skip
+        self._model = model
         self._preemptions = of(m.preemptions)
         self._tokens, self._between, self._first = of(m.tokens), m.between_tokens.labels(model), of(m.first_token)
         self._prompt, self._cached = of(m.prompt_tokens), of(m.cached_tokens)
@@ -124,6 +135,10 @@ class PrometheusMeter(Meter):
         self._waiting.set(waiting)
         self._available.set(pages.available)
         self._pages.set(pages.n_pages)
+        if pages.states:  # other models have no such rows
+            use = pages.states.use
+            for key, metric in self._states.items():
+                metric.labels(self._model).set(getattr(use, key))
 
     def preempted(self) -> None:
         self._preemptions.inc()

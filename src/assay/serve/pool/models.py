@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from assay.engines.contract import Arithmetic
+from assay.engines.plan.state_layout import StateMemory
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime.grammar import Grammars
@@ -57,13 +59,28 @@ class ServedModel(Opened):
         """Build the engine and start its thread. Slow: do not call it on the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
-        self.bytes = self._weights + (self.n_pages * memory.page + memory.windows or self.cache_bytes)
+        self.bytes = self._weights + (self.n_pages * memory.page + memory.windows + memory.states or self.cache_bytes)
+        if memory.states:
+            metrics.state_bytes.labels(self.id).set(memory.states)
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
             speculator=self.speculator(),
         )  # fmt: skip
         return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
+
+
+def states_line(entry: ServedModel) -> str:
+    """The memory of the states of a model, in words; empty for a model whose layers keep rows by position only."""
+    row = next(iter(entry.worker.rows()), {}) if entry.worker else {}
+    slots, each = row.get("state_slots", entry.states.slots), entry.states.bytes_per_slot
+    total = row.get("state_bytes", StateMemory(slots, each).bytes)
+    if not slots:
+        return ""
+    return (
+        f"{entry.id}: {slots} states of {each / 1e6:.1f} MB for running sequences and snapshots of prefixes, "
+        f"{total / 1e6:,.1f} MB in all; --state-slots chooses another number"
+    )
 
 
 class LocalWorker:
@@ -73,6 +90,11 @@ class LocalWorker:
         self._worker = worker
         self.submit, self.stop = worker.submit, worker.stop
         self.ready = True
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What identifies the bits of its logits."""
+        return self._worker.scheduler.engine.arithmetic
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
         self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
@@ -92,7 +114,7 @@ class LocalWorker:
         return [
             {"replica": "this process", "node": "", "state": "up", "engine": scheduler.engine.name,
              "running": running, "waiting": waiting, "pages": scheduler.pages.n_pages,
-             "pages_available": scheduler.pages.available},
+             "pages_available": scheduler.pages.available, **scheduler.state_counts()},
         ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Reader:
         pause: Callable[[], Awaitable[None]],
     ) -> None:
         jobs = [replace(job, owner=owner) for job in jobs]
-        self._worker = worker
+        self.worker = worker
         self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()
@@ -100,7 +100,7 @@ class Reader:
                 yield index, update
 
     def close(self) -> None:
-        self._worker.cancel(self.sequences)
+        self.worker.cancel(self.sequences)
 
     def __enter__(self) -> Reader:
         return self

@@ -1,7 +1,8 @@
 """An engine against the definition at several lengths, and its decode against its own prefill.
 
 Every length is run twice: all tokens at once, and the last ones one by one through the cache. Both runs are judged node
-by node and then compared with each other, because mistakes in positions and caches show only in the second.
+by node and then compared with each other, because mistakes in positions and caches show only in the second. At the end
+one engine gets the same prompt alone, after another one and beside another one (`between_requests.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from assay.engines.contract import Engine
 from assay.models import Model
+from assay.verify.conformance.between_requests import in_company
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.compare_nodes import Diff
@@ -53,20 +55,25 @@ def check_engine(
     model: Model,
     tokens: Sequence[int],
     lengths: Sequence[int] = LENGTHS,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Check]:
     """The checks, one at a time. Each run gets a fresh engine, so that no state is left of an earlier run."""
     for n in lengths:
         ids = [tokens[i % len(tokens)] for i in range(n)]
         whole = _run(make, ids, 0)
-        yield _judged(f"{n} tokens, prefill", judge(model, whole, progress), whole)
+        yield _judged(f"{n} tokens, prefill", judge(model, whole), whole)
         if n < 2 or model.graph.whole:  # an encoder has no decode
             continue
         k = min(DECODE, n - 1)
         stepped = _run(make, ids, k)
-        yield _judged(f"{n} tokens, the last {k} through the cache", judge(model, stepped, progress), stepped)
+        yield _judged(f"{n} tokens, the last {k} through the cache", judge(model, stepped), stepped)
         yield _against_itself(n, whole, stepped)
     yield _twice(make, [tokens[i % len(tokens)] for i in range(lengths[-1])], model.graph.output)
+    engine = make()
+    try:
+        for company in in_company(engine, model, tokens):
+            yield Check(company.name, company.passed, company.detail)
+    finally:
+        engine.close()
 
 
 def _run(make: Callable[[], Engine], ids: Sequence[int], decode: int) -> Dump:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.stages import each
 from assay.verify.dumps.load import load_dump
 
 Array = NDArray[Any]
@@ -50,7 +51,12 @@ class Score:
 
 def score_kit(kit: Path, results: Path) -> Score:
     """Grade the files in `results`; an empty folder is an error."""
-    return total_score(results, tuple(g for section in SECTIONS for g in grade_section(kit, results, section)))
+    return total_score(results, tuple(_graded(kit, results)))
+
+
+def _graded(kit: Path, results: Path) -> Iterator[Grade]:
+    for section in each(list(SECTIONS), "grading", "sections"):
+        yield from grade_section(kit, results, section)
 
 
 def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
@@ -88,10 +94,14 @@ def expected(kit: Path, where: dict[str, Any], dtype: str = "<f4") -> Array:
     return data.reshape(shape)
 
 
-def _answers(kit: Path, manifest: dict[str, Any], results: Path, section: str, label: str, key: str) -> Iterator[Any]:
+def _answers(
+    kit: Path, manifest: dict[str, Any], results: Path, section: str, label: str, key: str, ending: str = ""
+) -> Iterator[Any]:
     """For each item of a section (item, the engine's numbers, the expected ones), or a grade where there are none."""
     for item in manifest[section]:
-        name, want = item[label], expected(kit, item[key])
+        if key not in item:
+            continue
+        name, want = f"{item[label]}{ending}", expected(kit, item[key])
         path = results / section / f"{name}.bin"
         if not path.exists():
             yield Grade(section, name, "missing")
@@ -118,12 +128,13 @@ def _block(item: dict[str, Any], got: Array, want: Array) -> Grade:
 
 
 def _ops(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
-    for found in _answers(kit, manifest, results, "ops", "op", "output"):
-        if isinstance(found, Grade):
-            yield found
-        else:
-            item, got, want = found
-            yield _compare("ops", item["op"], got, want, item["nmse"])
+    for key, ending in (("output", ""), ("state_after", ".state")):
+        for found in _answers(kit, manifest, results, "ops", "op", key, ending):
+            if isinstance(found, Grade):
+                yield found
+            else:
+                item, got, want = found
+                yield _compare("ops", f"{item['op']}{ending}", got, want, item["nmse"])
 
 
 def _compare(section: str, item: str, got: Array, want: Array, limits: dict[str, float]) -> Grade:

@@ -6,7 +6,7 @@ are compared window by window and not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from assay.engines.reference import evaluate
 from assay.errors import AssayError
 from assay.graph import Trait
 from assay.models import Model
+from assay.system.stages import each
 from assay.verify.dumps.observation import inputs_of
 from assay.verify.judge.shared_pass import Last, Streamed
 
@@ -75,13 +76,13 @@ def check_pair(a: Model, b: Model) -> None:
             )
 
 
-def weights(a: Model, b: Model, progress: Callable[[int, int], None] | None = None) -> list[Distance]:
+def weights(a: Model, b: Model) -> list[Distance]:
     """Every tensor that both files have, decoded and compared."""
     from assay.gguf import codecs
 
     found = []
     common = [name for name in a.file.tensors if name in b.file.tensors]
-    for i, name in enumerate(common):
+    for name in each(common, "comparing weights", "tensors"):
         one, other = a.file.tensors[name], b.file.tensors[name]
         raw = [f.raw(name).reshape(-1, f.raw(name).shape[-1]) for f in (a.file, b.file)]
         sums = np.zeros(4)
@@ -91,8 +92,6 @@ def weights(a: Model, b: Model, progress: Callable[[int, int], None] | None = No
         types = one.type.name, other.type.name
         sample = codecs.decode(one.type, raw[0][:: max(1, len(raw[0]) // SAMPLED)][:SAMPLED])
         found.append(replace(_distance(name, sums, types), rounding=_rounding(sample, types)))
-        if progress:
-            progress(i + 1, len(common))
     return found
 
 
@@ -115,9 +114,7 @@ def _rounding(rows: Array, types: tuple[str, str]) -> float | None:
     return lost
 
 
-def activations(
-    a: Model, b: Model, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
-) -> tuple[list[Distance], tuple[Array, Array]]:
+def activations(a: Model, b: Model, tokens: Sequence[int]) -> tuple[list[Distance], tuple[Array, Array]]:
     """Every node for the same tokens, each file in its own run, and the last token's logits of both."""
     stores = Streamed(a.file), Streamed(b.file)
     given = inputs_of(tokens, range(len(tokens)))
@@ -125,7 +122,8 @@ def activations(
     last = Last(a.graph)
     found = []
     logits: tuple[Array, Array] = (np.empty(0), np.empty(0))
-    for i, node in enumerate(a.graph):
+    nodes = [node for node in a.graph if not node.has(Trait.SHOWS_STATE)]  # a state follows from no single node
+    for node in each(nodes, "comparing activations", "nodes"):
         pair = []
         for model, store, env in zip((a, b), stores, values, strict=True):
             mine = model.graph[node.name]
@@ -138,21 +136,17 @@ def activations(
         if node.name == a.graph.output:
             logits = pair[0][-1], pair[1][-1]
         last.forget(node, *values)
-        if progress:
-            progress(i + 1, len(a.graph))
     return found, logits
 
 
-def logits(
-    a: Engine, b: Engine, tokens: Sequence[int], window: int, progress: Callable[[int, int], None] | None = None
-) -> Logits:
+def logits(a: Engine, b: Engine, tokens: Sequence[int], window: int) -> Logits:
     """KL(A ‖ B) at every token of a text, window by window."""
     kl: list[Array] = []
     same = 0
     nll = np.zeros(2)
     scored = 0
     ids = np.asarray(tokens, np.int32)
-    for start in range(0, len(ids), window):
+    for start in each(range(0, len(ids), window), "comparing logits", "windows"):
         part = ids[start : start + window]
         if len(part) < 2:
             break
@@ -163,8 +157,6 @@ def logits(
         for i, log_p in enumerate(both):
             nll[i] -= float(log_p[np.arange(len(part) - 1), part[1:]].sum())
         scored += len(part) - 1
-        if progress:
-            progress(min(start + window, len(ids)), len(ids))
     if not kl:
         raise AssayError("the text has fewer than two tokens; give a longer one with --text FILE")
     every = np.concatenate(kl)

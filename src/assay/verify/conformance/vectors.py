@@ -4,7 +4,8 @@
     DIR/README.md              how to use it
     DIR/data/*.bin             little-endian float32 (block bytes for weights)
 
-Four sections. `probes` are whole runs with the values of nodes. `ops` are inputs and output of single operations.
+Four sections. `probes` are whole runs with the values of nodes, and the states before and after each step. `ops` are
+inputs and output of single operations, with the state before and after where an operation keeps one.
 `blocks` are bytes of every block type and the floats that they decode to. `text` are tokenizer and template cases.
 Tolerances are the measured noise of each arithmetic on this model, per tensor.
 """
@@ -12,7 +13,7 @@ Tolerances are the measured noise of each arithmetic on this model, per tensor.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,10 @@ from assay.errors import AssayError
 from assay.gguf import codecs
 from assay.gguf.types import TYPES, GGMLType
 from assay.graph import Node, Trait, split
+from assay.graph.state import KeptState
 from assay.models import Model
 from assay.system.files import new_folder, write
+from assay.system.stages import PERCENT, stage
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.vocab import NAMELESS
 from assay.verify.conformance.probes import ProbeSequence, make_probes
@@ -51,6 +54,7 @@ OUTPUTS = (
     "result_embd_pooled",
 )  # of probes that do not ask for every node
 WIDE = 64  # rows of a weight kept in a unit vector
+NO_LIMIT = 1e30  # NMSE that any value passes
 LONG = 16  # probes of more tokens keep the last row only
 
 TEXTS = (
@@ -80,16 +84,13 @@ class _Files:
         return {"file": f"data/{file}", "offset": offset, "shape": list(value.shape)}
 
 
-def write_kit(
-    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+def write_kit(model: Model, tokenizer: Tokenizer, out: Path) -> dict[str, Any]:
     """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
     if out.exists() and not out.is_dir():
         raise AssayError(f"{out}: is not a folder; name a new one")
     if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
         raise AssayError(f"{out}: a folder with other things in it; name a new one")
     probes = make_probes(model, tokenizer)
-    progress(0, len(probes) + 1)
     noise = _limits(model, next(p for p in probes if p.id == "prompt"))
     with new_folder(out) as unfinished:
         (unfinished / "data").mkdir()
@@ -106,10 +107,7 @@ def write_kit(
                 "n_vocab": model.hparams.n_vocab,
             },
             "graph": [str(node) for node in model.graph],
-            "probes": [
-                _probe(model, probe, noise, files, partial(progress, i + 1, len(probes) + 1))
-                for i, probe in enumerate(probes)
-            ],
+            "probes": [_probe(model, probe, noise, files, tell) for probe, tell in _told(model, probes)],
             "ops": _ops(model, tokenizer, files),
             "blocks": [_block(kind, files) for kind in TYPES.values()],
             "text": _text(model, tokenizer),
@@ -126,32 +124,60 @@ def write_kit(
 def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
     """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
     runs = NoiseRuns(run_inputs(model, probe.tokens, probe.positions))
-    sweep(model, [Together([runs.visit])])
+    sweep(model, [Together([runs.visit])], "measuring the noise of arithmetic")
     found: dict[str, dict[str, float]] = {}
     for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
         value = obs.array()
-        if value.dtype.kind != "f":
+        if value.dtype.kind != "f" or obs.name not in runs.levels:  # states are not judged node by node
             continue
         rows = by_rows(value, token_axis(model.graph, obs.name))
         rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # masked scores do not count
         noise = runs.levels[obs.name].rms  # [arithmetic, token]
-        share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
+        some = rms > 0  # a row before the first is zero in every arithmetic
+        share = ((RUN * (noise[:, some] / rms[some] + UNIT["f32"])) ** 2).max(axis=1, initial=UNIT["f32"] ** 2)
+        share = np.minimum(share, NO_LIMIT)  # a value that nearly cancels has no bound that JSON can hold
         found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
     return found
 
 
+def _kept(model: Model, probe: ProbeSequence) -> list[str]:
+    """The nodes whose values the kit holds for a probe."""
+    names = [n.name for n in model.graph if probe.every_node or split(n.name)[0] in OUTPUTS]
+    return [n for n in names if not model.graph[n].has(Trait.CACHES | Trait.SHOWS_STATE | Trait.INDICES)]
+
+
+def _told(model: Model, probes: Sequence[ProbeSequence]) -> Iterator[tuple[ProbeSequence, Callable[[int], None]]]:
+    """Every probe with a function that counts its computed rows, as one stage."""
+    done = 0
+    with stage("computing probes", sum(len(_kept(model, p)) * len(p.tokens) for p in probes), PERCENT) as tell:
+
+        def rows(n: int) -> None:
+            nonlocal done
+            done += n
+            tell(done)
+
+        for probe in probes:
+            yield probe, rows
+
+
 def _probe(
-    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
+    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, told: Callable[[int], None]
 ) -> dict[str, Any]:
-    begun()
     graph, engine = model.graph, ReferenceEngine(model)
-    names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
-    names = [n for n in names if not graph[n].has(Trait.STATE | Trait.INDICES)]
+    names = _kept(model, probe)
     entries: dict[str, dict[str, Any]] = {}
     last_only = len(probe.tokens) > LONG
 
+    states: list[dict[str, Any]] = []
+    shown = [n.name for n in graph if n.has(Trait.SHOWS_STATE)] if probe.every_node else []
+
     def sink(name: str, value: Array, start: int) -> None:
+        if name in shown:
+            step = sum(state["name"] == name for state in states)
+            states.append({"name": name, "step": step, **files.put(f"probe-{probe.id}.bin", value)})
+            return
         axis = token_axis(graph, name)
+        told(value.shape[axis])
         if last_only:
             value, start = np.take(value, [-1], axis), start + value.shape[axis] - 1
         where = files.put(f"probe-{probe.id}.bin", value)
@@ -160,7 +186,7 @@ def _probe(
             {"rows": rows, **where}
         )
 
-    run_steps(engine, probe.tokens, probe.steps, names, sink, probe.positions)
+    run_steps(engine, probe.tokens, probe.steps, [*names, *shown], sink, probe.positions)
     if last_only:
         entries = {n: {**e, "parts": e["parts"][-1:]} for n, e in entries.items()}
     return {
@@ -171,6 +197,7 @@ def _probe(
         "steps": probe.steps,
         "runs": probe.runs,
         "nodes": list(entries.values()),
+        **({"states": states} if states else {}),
     }
 
 
@@ -186,10 +213,11 @@ def _ops(model: Model, tokenizer: Tokenizer, files: _Files) -> list[dict[str, An
     firsts: dict[str, Node] = {}
     for node in graph:
         firsts.setdefault(node.op, node)
-    firsts.pop("cache", None)
+    for node in [n for n in firsts.values() if n.has(Trait.CACHES | Trait.SHOWS_STATE)]:
+        firsts.pop(node.op)
     wanted = {name for node in firsts.values() for name in node.inputs} - set(env)
     values = {**env, **interpret(graph, weights, env, wanted)}
-    found = []
+    found: list[dict[str, Any]] = []
     for op, node in firsts.items():
         inputs = [values[name] for name in node.inputs]
         if op == "embed":
@@ -200,19 +228,59 @@ def _ops(model: Model, tokenizer: Tokenizer, files: _Files) -> list[dict[str, An
         small = Weights(
             model.file, np.float64, budget=0, variants={n: partial(np.asarray, w) for n, w in operands.items()}
         )
-        output = evaluate(node, exact, small)
-        found.append(
-            {
-                "op": op,
-                "node": str(node),
-                "attrs": node.all_attrs(),
-                "inputs": [{"name": n, **files.put("ops.bin", x)} for n, x in zip(node.inputs, inputs, strict=True)],
-                "weights": [{"name": n, **files.put("ops.bin", w)} for n, w in operands.items()],
-                "output": files.put("ops.bin", output),
-                "nmse": {"f32": 1e-11, "f16": 1e-5},
-            }
-        )
+        entry = {
+            "op": op,
+            "node": str(node),
+            "attrs": node.all_attrs(),
+            "inputs": [{"name": n, **files.put("ops.bin", x)} for n, x in zip(node.inputs, inputs, strict=True)],
+            "weights": [{"name": n, **files.put("ops.bin", w)} for n, w in operands.items()],
+            "nmse": {"f32": 1e-11, "f16": 1e-5},
+        }
+        if kept := graph.state.by_node.get(node.name):
+            found += _ops_with_state(node, kept, exact, small, entry, files)
+        else:
+            found.append(entry | {"output": files.put("ops.bin", evaluate(node, exact, small))})
     return found
+
+
+class _OneState:
+    """The state of one node, given for a call and kept after it."""
+
+    def __init__(self, value: Array) -> None:
+        self.value = value
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.value.reshape(shape).astype(dtype)
+
+    def store(self, name: str, value: Array) -> None:
+        self.value = value
+
+    def stored(self, name: str) -> Array:
+        return self.value
+
+    def append(self, name: str, rows: Array) -> Array:
+        return rows
+
+
+def _ops_with_state(
+    node: Node, kept: KeptState, inputs: Sequence[Array], weights: Weights, entry: dict[str, Any], files: _Files
+) -> Iterator[dict[str, Any]]:
+    """Two calls of an operation that keeps state: from zero, and on from there with the same inputs.
+
+    Each has the state before and after it. A window or a matrix that is forgotten, or laid out in another way, shows in
+    the second.
+    """
+    cache = _OneState(np.zeros(kept.shape))
+    for name in (entry["op"], f"{entry['op']}.next"):
+        before = cache.value.astype(np.float32)
+        cache.value = before.astype(np.float64)
+        output = evaluate(node, inputs, weights, cache)
+        yield entry | {
+            "op": name,
+            "output": files.put("ops.bin", output),
+            "state_before": files.put("ops.bin", before.reshape(kept.shape)),
+            "state_after": files.put("ops.bin", cache.value.reshape(kept.shape)),
+        }
 
 
 def _crop(op: str, weight: Any) -> Array:
@@ -280,10 +348,12 @@ Plain files; `manifest.json` says what is where. Numbers are little-endian float
 row-major `shape` (slowest axis first); block bytes are raw.
 
 1. `blocks`: decode `bytes` as `type`; every float must equal `values` bit for bit.
-2. `ops`: compute the operation from `inputs` and `weights`; compare with `output`.
+2. `ops`: compute the operation from `inputs` and `weights`; compare with `output`. An operation that keeps a state
+   (windows of convolutions, scans) begins with `state_before` and must leave `state_after`; `OP.next` goes on there.
 3. `text`: tokenize each `text`, render each chat; ids and text must be equal.
 4. `probes`: feed `tokens` at `positions` in `steps` (the first a prefill, the rest through the cache), `runs` times
    without restarting; compare the nodes you have. `rows` are token rows; `graph` holds the definition of every node.
+   `states` has the windows (`cache_r`) and matrices (`cache_s`) of models that keep some, before and after each step.
 
 NMSE = sum((yours - expected)^2) / sum(expected^2). `nmse` gives the limit for each arithmetic: the noise that
 float32 (`f32`), float16, quantised activations (`Q8`) or a float16 cache cause on this very model and run.
@@ -291,7 +361,7 @@ float32 (`f32`), float16, quantised activations (`Q8`) or a float16 cache cause 
 To be graded, write your results and run `assay kit --score THIS_FOLDER RESULTS`:
 
     RESULTS/probes/ID.jsonl        (or .npz, .safetensors: any dump assay reads; ID.2.jsonl for a second run)
-    RESULTS/ops/OP.bin             float32, the shape of `output`
+    RESULTS/ops/OP.bin             float32, the shape of `output`; OP.state.bin has the shape of `state_after`
     RESULTS/blocks/TYPE.bin        float32, the shape of `values`
     RESULTS/text.json              {{"tokenizer": [[ids], ..], "template": ["text", ..]}} in the order of the manifest
 

@@ -9,6 +9,7 @@ from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import Words, joint, tied, words
+from assay.verify.judge.known import listed, tally
 from assay.verify.judge.text import non_finite_lines
 
 PAGE = "docs/reference/faults.md"
@@ -77,16 +78,22 @@ def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
         return
     e = found.evidence
     layer = split(found.name)[1]
-    yield (
-        f"  place     {found.name}"
-        + (f" (layer {layer})" if layer is not None else "")
-        + (f", first of {len(d.wrong_nodes)} wrong on their own inputs" if len(d.wrong_nodes) > 1 else "")
-    )
+    yield (f"  place     {found.name}" + (f" (layer {layer})" if layer is not None else "") + _of_how_many(d))
     if len(d.segment) > 1:
         yield f"            between {d.segment[0]} and {d.segment[-1]}: {len(d.segment)} nodes, the last one dumped"
     if model is not None and found.name in model.graph:
         yield f"            {model.graph[found.name]}"
     yield f"  seen      at {list(e.where)}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
+
+
+def _of_how_many(d: Diagnosis) -> str:
+    """How many nodes are wrong, and what is known about them: `, first of 6 wrong on their own inputs`."""
+    assert d.diff is not None
+    wrong = [n for n in d.diff.nodes if n.name in set(d.wrong_nodes)]
+    if len(wrong) < 2:
+        return ""
+    that = " that differ: " if len(tally(wrong)) > 1 else " "
+    return f", first of {len(wrong)}{that}{listed(wrong).removeprefix(str(len(wrong))).lstrip()}"
 
 
 def _cause(c: Cause, said: Words, number: int) -> Iterator[str]:

@@ -8,12 +8,13 @@ Touch this module to add another way of feeding tokens wrongly: a row of `FEEDS`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from assay.engines.reference import interpret
+from assay.system.stages import each
 from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.fault_trials import NEVER, FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
@@ -77,46 +78,60 @@ FEEDS = (
 def other_feed(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> Cause | None:
     """The feed that explains everything observed, if one does."""
     tokens, prompt = list(trials.dump.tokens), (trials.dump.steps or (len(trials.dump.tokens),))[0]
-    # A value with an axis of keys is wider in a longer run, so its rows cannot be compared.
-    names = [n.name for n in diff.nodes if "S" not in trials.graph.shapes[n.name]]
+    names = comparable(trials, diff)
     wrong = [n for n in diff.nodes if n.verdict == "wrong" and n.name in names]
     if not wrong:
         return None
     say("trying other feeds of the same tokens")
-    return _matching(trials.on(replace(trials.terms, carried=True)), names, wrong, tokens, prompt)
-
-
-def _matching(
-    trials: FaultTrials, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int
-) -> Cause | None:
+    trials = trials.on(replace(trials.terms, carried=True))
     plain = compare_feed(trials, names, tokens, range(len(tokens)))
-    deviation = sum(plain[n.name].residual for n in wrong)
-    for feed in FEEDS:
+    for feed in each(FEEDS, "trying other feeds of the same tokens", "feeds"):
         made = feed.make(tokens, prompt)
         if made is None:
             continue
         fits = compare_feed(trials, names, *made, skip=1 if feed.fault == "bos-missing" else 0)
-        share = np.mean([fits[n.name].explained for n in wrong])
-        left = sum(fits[n.name].residual for n in wrong)
-        if share >= 0.9 and left < 0.1 * deviation and fits[wrong[0].name].explained:
-            first = wrong[0]
-            after = fits[first.name]
-            before = ObservationFit(
-                float(first.evidence.carried[trials.terms.arithmetic]), first.evidence.nmse, after.count
-            )
-            explained = tuple(n.name for n in wrong if fits[n.name].explained)
-            return Cause(
-                fault=feed.fault,
-                node=first.name,
-                how=feed.label,
-                nodes=explained,
-                confidence=confidence(before, after, len(FEEDS), False),
-                explains=float(share),
-                equivalent=(),
-                before=before.ratio,
-                after=after.ratio,
-            )
+        cause = cause_of(trials, feed.fault, feed.label, plain, fits, wrong, len(FEEDS))
+        if cause is not None:
+            return cause
     return None
+
+
+def comparable(trials: FaultTrials, diff: Diff) -> list[str]:
+    """The observed nodes with rows of another run. An axis of keys is wider in a longer run; a state has no rows."""
+    shapes = trials.graph.shapes
+    rows = [n.name for n in diff.nodes if "T" in shapes[n.name] or shapes[n.name][0] == 1]  # 1: pooled
+    return [name for name in rows if "S" not in shapes[name]]
+
+
+def cause_of(
+    trials: FaultTrials,
+    fault: str,
+    label: str,
+    plain: Mapping[str, ObservationFit],
+    fits: Mapping[str, ObservationFit],
+    wrong: Sequence[NodeVerdict],
+    tried: int,
+) -> Cause | None:
+    """The fault as a cause, if its run (`fits`) explains nearly every node that the definition (`plain`) does not."""
+    deviation = sum(plain[n.name].residual for n in wrong)
+    share = np.mean([fits[n.name].explained for n in wrong])
+    left = sum(fits[n.name].residual for n in wrong)
+    first = wrong[0]
+    after = fits[first.name]
+    if share < 0.9 or left >= 0.1 * deviation or not after.explained:
+        return None
+    before = ObservationFit(float(first.evidence.carried[trials.terms.arithmetic]), first.evidence.nmse, after.count)
+    return Cause(
+        fault=fault,
+        node=first.name,
+        how=label,
+        nodes=tuple(n.name for n in wrong if fits[n.name].explained),
+        confidence=confidence(before, after, tried, False),
+        explains=float(share),
+        equivalent=(),
+        before=before.ratio,
+        after=after.ratio,
+    )
 
 
 def compare_feed(

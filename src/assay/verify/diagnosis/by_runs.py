@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from assay.graph import split
+from assay.system.stages import each
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
@@ -67,7 +68,7 @@ def _compared_with_all(
     held = []
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
-    for c in candidates:
+    for c in each(candidates, "comparing with everything observed", "mistakes"):
         values = trials.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
         base = trials.base(unit)
         explained = contradicted = 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.graph import split
+from assay.system.stages import counting, each
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause
@@ -43,6 +44,7 @@ SINGLE = {
 }  # happens to one tensor, so right values of other tensors do not speak against it
 
 
+_VARIANTS = sum(len(fault.variants) for fault in FAULTS.values())
 _OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
 
 
@@ -144,7 +146,8 @@ def candidates_at(
     scans: list[Hypothesis] = []
     tried = 0
     screen = Screen(trials, unit)
-    for i, h in enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit))):
+    listed = hypotheses(trials, unit, decode=only_decode(trials, unit))
+    for i, h in counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
         if h.fault == "path-split" and (found or screen.head is not None):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
@@ -173,7 +176,8 @@ def candidates_at(
     if (
         deep and not any(c.fit.exact for c in found) and (bits or not found)
     ):  # one of thousands of bits is near any deviation
-        for h in sorted(scans, key=lambda h: _points(trials, h)):
+        ordered = sorted(scans, key=lambda h: _points(trials, h))
+        for h in each(ordered, f"{unit.target}: fitting the numbers of mistakes", "mistakes"):
             tried += 1
             h, fit = screen.search(h, deep=affordable(trials, unit, h))
             if better(fit, before):

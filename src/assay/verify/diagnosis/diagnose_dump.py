@@ -17,24 +17,37 @@ import numpy as np
 
 from assay.engines.reference.blas import one_thread
 from assay.engines.reference.weights import Weights
+from assay.graph import Trait
 from assay.models import Model
 from assay.system import heap
+from assay.system.stages import note
+from assay.verify.diagnosis.by_calls import other_calls
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
+from assay.verify.diagnosis.by_states import by_states, without_states
 from assay.verify.diagnosis.candidates import Share
 from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
+from assay.verify.diagnosis.found_states import strange_state
 from assay.verify.diagnosis.likelihood import small_fault
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.state_rows import with_states_apart
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.known import DIFFERS, told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
+from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
+PROMPT_ONLY = (
+    "the dump has one call: faults of the recurrent state between calls show from the second call on; "
+    "dump two or more decode steps as well"
+)
 BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
 CHOSEN = ("kv-quantised", "kv-rounded-twice")  # accepted where the cache ends up as Q8_0
 
@@ -52,10 +65,10 @@ def diagnose(
 
     `share` tries hypotheses on other machines where each is a run of the model (they call `tried_here`).
     """
+    note_of_calls, model = _needs_decode(model, dump), model_of(model, dump)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
-        return _accepted(
-            _diagnose(model, dump, weights or Weights(model.file), progress or (lambda _: None), cache, share)
-        )
+        found = _accepted(_diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share))
+        return replace(found, notes=(*found.notes, *note_of_calls))
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
@@ -74,16 +87,36 @@ def _accepted(found: Diagnosis) -> Diagnosis:
     )
 
 
+def _needs_decode(model: Model, dump: Dump) -> tuple[str, ...]:
+    """A note for a dump of a prompt alone: what a call leaves to the next one is not in it."""
+    return (PROMPT_ONLY,) if model.graph.state.per_sequence and len(dump.steps) < 2 else ()
+
+
 def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
     inputs = run_inputs(model, dump.tokens, dump.positions)
-    diff = judge(model, dump, cache=cache, inputs=inputs)
+    dump = with_states_apart(dump, model.graph)
+    judged = judge(model, dump, cache=cache, inputs=inputs)
+    if (told_by_states := by_states(judged, dump, model.graph)) is not None:
+        return told_by_states
+    found = _by_nodes_alone(inputs, dump, without_states(judged, model.graph), weights, say, share)
+    states = tuple(n for n in judged.nodes if model.graph[n.name].has(Trait.SHOWS_STATE))
+    if states and found.diff is not None:
+        found = replace(found, diff=replace(found.diff, nodes=in_order(model.graph, (*found.diff.nodes, *states))))
+    return found
+
+
+def _by_nodes_alone(
+    inputs: RunInputs, dump: Dump, diff: Diff, weights: Weights, say: Progress, share: Share | None
+) -> Diagnosis:
+    """The search over the nodes of a dump, whose states were looked at before."""
+    model = inputs.model
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
         hidden = _hidden(inputs, dump, diff, weights, say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
     trials = FaultTrials(model, dump, diff, weights, inputs=inputs)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
-    say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
+    say(told(_wrong(diff, wrong)))
     long = (
         len(wrong[0].evidence.segment) > FEEDS_FIRST
     )  # every hypothesis is a run, so the six other feeds are the cheapest
@@ -101,7 +134,9 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
             if wrong[0].evidence.whole
             else by_runs(trials, diff, wrong[0], say, share)
         )
-        if not long and result.verdict in ("unexplained", "inconclusive"):
+        # Tokens that entered a state explain every node at once; an edit explains one of them.
+        partly = bool(result.unexplained) and bool(model.graph.state.per_sequence)
+        if not long and (partly or result.verdict in ("unexplained", "inconclusive")):
             fed = _by_feed(trials, diff, wrong, say)
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
@@ -124,7 +159,7 @@ def _excused(diff: Diff) -> Diff:
 
 
 def _by_feed(trials: FaultTrials, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
-    cause = other_feed(trials, diff, say)
+    cause = other_feed(trials, diff, say) or other_calls(trials, diff, say) or strange_state(trials, diff)
     names = tuple(n.name for n in wrong)
     return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")
 
@@ -134,6 +169,11 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
     i = ARITHMETICS.index(diff.arithmetic)
     wrong = [n for n in diff.nodes if n.own]
     return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
+
+
+def _wrong(diff: Diff, clearly: list[NodeVerdict]) -> list[NodeVerdict]:
+    """The nodes to speak of: those that are clearly wrong, and those about which the dump cannot tell."""
+    return [n for n in diff.nodes if n in clearly or n.known is DIFFERS]
 
 
 def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:

@@ -2,7 +2,7 @@
 
 A group is a token's row of a node, or the printed values of one. `groups_of` cuts the deviation of a node into groups.
 
-A `Place` is one recomputation (`unit.segment`, a run of graph nodes) and the observed nodes among its results
+A `EvidencePlace` is one recomputation (`unit.segment`, a run of graph nodes) and the observed nodes among its results
 (`targets`). With whole tensors in the dump, a place starts at the nearest dumped tensors and has one target. With
 printed values only, the place is the whole run from the tokens, and all observed nodes are targets.
 """
@@ -20,7 +20,7 @@ from assay.verify.dumps.observation import STATISTICS, token_axis
 from assay.verify.judge.arithmetic import UNIT
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation
-from assay.verify.judge.noise import by_rows
+from assay.verify.judge.noise import by_rows, rms_of_rows
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import FIRST_OBSERVED, FLOOR_UNITS, LONG_RUN, MOST_OF_A_ROW
 
@@ -37,7 +37,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Place:
+class EvidencePlace:
     """Observed nodes that one computation reaches.
 
     In a `brief` place a mistake is scored only at the first few nodes that it changes, and at the first few of those
@@ -59,13 +59,13 @@ class Place:
         off = [name for name in names if name in self.off][:FIRST_OBSERVED]
         return [part for part in (tuple(first), tuple(name for name in off if name not in first)) if part]
 
-    def early(self) -> Place:
+    def early(self) -> EvidencePlace:
         """The first layers of a brief place: enough to tell how an engine rounds."""
         segment = self.unit.segment[:LONG_RUN]
         targets = tuple(name for name in self.targets if name in segment)
         if not self.brief or not targets:
             return self
-        return Place(EvidenceUnit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+        return EvidencePlace(EvidenceUnit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
 
     def near(self, trials: FaultTrials, h: Hypothesis) -> EvidenceUnit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
@@ -77,14 +77,14 @@ class Place:
         return None if trials.run_of(trials.changed(h, unit)) else unit
 
 
-def run_of(trials: FaultTrials, diff: Diff) -> Place:
+def run_of(trials: FaultTrials, diff: Diff) -> EvidencePlace:
     """The place of a dump without whole tensors: every observation is reached from the tokens."""
     order = {node.name: i for i, node in enumerate(trials.graph)}
     names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
-    return Place(EvidenceUnit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
+    return EvidencePlace(EvidenceUnit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
 
 
-def off_at(trials: FaultTrials, place: Place, name: str) -> float:
+def off_at(trials: FaultTrials, place: EvidencePlace, name: str) -> float:
     """The squared deviation of the definition at a node, over the noise floor; the largest of its groups."""
     groups = groups_of(trials, name, trials.base(place.unit)[name])
     return np.inf if groups is None else off_in(groups)
@@ -92,13 +92,18 @@ def off_at(trials: FaultTrials, place: Place, name: str) -> float:
 
 def off_in(groups: Groups, more: Array | float = 0.0) -> float:
     """The same of given groups, with `more` added to the noise floor."""
-    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors + more, strict=True))
+    return max(float(mean_square(e) / v) for e, v in zip(groups.errors, groups.floors + more, strict=True))
+
+
+def mean_square(x: Array) -> float:
+    """The mean of the squares of a row; the bits of `np.mean(x * x)`, in a third of the time for short rows."""
+    return float(np.add.reduce(x * x, axis=None)) / x.size
 
 
 def gains(plain: Groups, other: Groups) -> list[float]:
     """The nats by which each group is likelier with the other errors than with the plain; 0 where both are equal."""
     return [
-        0.5 * n * float(np.log((np.mean(e * e) + v) / (np.mean(rest * rest) + v))) if (e - rest).any() else 0.0
+        0.5 * n * float(np.log((mean_square(e) + v) / (mean_square(rest) + v))) if (e - rest).any() else 0.0
         for e, rest, n, v in zip(plain.errors, other.errors, plain.counts, plain.floors, strict=True)
     ]
 
@@ -124,8 +129,8 @@ def groups_of(trials: FaultTrials, name: str, value: Array, edges: Rounding = EX
         start, stop = obs.rows or (0, level.rms.shape[1])
         noise = level.rms[0, start:stop]
         if obs.kind == "values":
-            for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
-                size = float(np.sqrt(np.mean(x * x)))
+            rows = by_rows(expected, axis)
+            for row, x, one, size in zip(by_rows(error, axis), rows, noise, rms_of_rows(rows).tolist(), strict=True):
                 errors.append(_beyond_an_edge(row, x, edges))
                 counts.append(min(row.size, MOST_OF_A_ROW))
                 floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)

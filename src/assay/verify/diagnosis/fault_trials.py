@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from assay.engines.reference import Hooks, evaluate, interpret
 from assay.engines.reference.weights import Weights
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.dumps.observation import Dump, token_axis
-from assay.verify.faults import FAULTS, Context, Planted, Variant, add_plugin_faults
+from assay.verify.faults import FAULTS, Change, Context, Planted, Variant, add_plugin_faults
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
-from assay.verify.judge.noise import Level
+from assay.verify.judge.noise import Level, by_rows, rms_of_rows
 from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import (
@@ -50,8 +50,9 @@ from assay.verify.thresholds import (
 
 Array = NDArray[Any]
 # Operations that only move numbers and that engines rarely dump: their values follow from their inputs' dumps.
-_FILLED_IN = frozenset({"cache", "merge_heads"})
+_FILLED_IN = frozenset({"cache", "merge_heads", "slice", "join"})
 _TINY = 1e-300
+_UNITS = np.array([a.unit for a in ARITHMETICS])
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ObservationFit:
     residual: float  # Sum of squares, relative to the size of the observations.
     count: int  # Number of values compared.
     strict: float = np.inf  # As `ratio`, against the noise of float32 alone.
-    every: tuple[float, ...] = ()  # As `ratio`, for each arithmetic.
+    every: tuple[float, ...] = ()  # As `ratio`, for each arithmetic; empty where the arithmetic is known.
 
     @property
     def explained(self) -> bool:
@@ -111,6 +112,11 @@ class Terms:
         wholes = sum(n.evidence.whole for n in diff.nodes)
         return Terms(ARITHMETICS.index(diff.arithmetic), wholes < ARITHMETIC_GUESSED, subtle)
 
+    @property
+    def open(self) -> bool:
+        """May a hypothesis be accepted under a coarser arithmetic than `arithmetic`?"""
+        return self.guessed and not self.subtle
+
 
 class FaultTrials:
     """One dump, and the means to try faults on it.
@@ -145,6 +151,8 @@ class FaultTrials:
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[EvidenceUnit, dict[str, Array]] = {}
+        self._by_op: dict[EvidenceUnit, dict[str, list[Node]]] = {}
+        self._changes: dict[tuple[int, str], tuple[Variant, Change | None]] = {}  # the variant keeps its id in use
         self._ran = False  # `theirs` are the definition's own values
         self._shake = 0  # number of the draw of float32 errors, 0 for none
         self._runs = run_cache_of(self.weights, model.graph)
@@ -160,7 +168,7 @@ class FaultTrials:
         rule: Rounding | None = None,
     ) -> FaultTrials:
         """Trials of the same dump that differ in these."""
-        return FaultTrials(
+        trials = FaultTrials(
             self.model,
             self.dump,
             self.diff,
@@ -170,6 +178,8 @@ class FaultTrials:
             rule or self.rule,
             self.inputs,
         )
+        trials._changes = self._changes
+        return trials
 
     def on(self, terms: Terms) -> FaultTrials:
         """The same trials, judged on other terms."""
@@ -202,7 +212,8 @@ class FaultTrials:
 
     def from_tokens(self) -> FaultTrials:
         """Trials that start at the tokens, for a dump without a whole tensor: the definition's run stands in for it."""
-        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | dict(self.given)
+        names = [n.name for n in self.graph if not n.has(Trait.SHOWS_STATE)]
+        run = interpret(self.graph, self.weights, self.given, names) | dict(self.given)
         trials = self._with(terms=replace(self.terms, carried=True), theirs=run, rule=EXACT)
         trials._ran = True
         return trials
@@ -211,6 +222,8 @@ class FaultTrials:
         """The dump's whole tensors, and the values that follow from them by moving numbers alone."""
         found = dict(self.given)
         for node in self.model.graph:
+            if node.has(Trait.SHOWS_STATE):
+                continue  # state is judged, but never given: it belongs to one call, and these runs have all calls
             whole = self.dump.values(node.name) if node.name in self.dump.by_name else None
             if whole is not None:
                 found[node.name] = whole.astype(np.float64) if whole.dtype.kind == "f" else whole
@@ -228,7 +241,7 @@ class FaultTrials:
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the dump's own inputs to it."""
-        if self._ran and self.rule == EXACT and not self._shake:
+        if self._ran and self.rule == EXACT and not self._shake and all(name in self.theirs for name in unit.segment):
             return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
             env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
@@ -267,7 +280,26 @@ class FaultTrials:
         return len(nodes) >= LONG_RUN and self.size(nodes) >= LARGE_LAYER
 
     def touches(self, variant: Variant, unit: EvidenceUnit, p: float = 0.0) -> bool:
-        return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
+        return any(self._change(variant, node, p) is not None for node in self._selected(variant, unit))
+
+    def _change(self, variant: Variant, node: Node, p: float) -> Change | None:
+        """The node with the fault planted. A variant without a parameter is planted once in every node."""
+        if variant.search is not None:
+            return variant.at(self.context, node, p)
+        key = id(variant), node.name
+        if key not in self._changes:
+            self._changes[key] = variant, variant.at(self.context, node)
+        return self._changes[key][1]
+
+    def _selected(self, variant: Variant, unit: EvidenceUnit) -> Iterable[Node]:
+        """The nodes of the segment whose operation the variant's selector names."""
+        if unit not in self._by_op:
+            found: dict[str, list[Node]] = {}
+            for name in unit.segment:
+                found.setdefault(self.graph[name].op, []).append(self.graph[name])
+            self._by_op[unit] = found
+        by_op = self._by_op[unit]
+        return (node for op in (variant.where.ops or by_op) for node in by_op.get(op, ()))
 
     def predict(self, h: Hypothesis, unit: EvidenceUnit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
         """The values of the unit's target (or of `targets` in its segment) with the fault planted in the segment.
@@ -307,7 +339,7 @@ class FaultTrials:
     def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
         """The segment alone as a graph, with the fault in it."""
         nodes = {name: self.graph[name] for name in unit.segment}
-        changes = {name: h.variant.at(self.context, node, h.p) for name, node in nodes.items()}
+        changes = {node.name: self._change(h.variant, node, h.p) for node in self._selected(h.variant, unit)}
         made = {name: change for name, change in changes.items() if change is not None}
         nodes |= {name: replace(change.node, name=name) for name, change in made.items()}
         functions = {name: change.function for name, change in made.items() if change.function is not None}
@@ -315,12 +347,13 @@ class FaultTrials:
 
     def compare(self, name: str, value: Array, own: Array | None = None) -> ObservationFit:
         """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
-        axis, evidence = token_axis(self.graph, name), self.evidence[name]
-        level = evidence.noise_carried if self.terms.carried else evidence.noise_local
+        axis, evidence, terms = token_axis(self.graph, name), self.evidence[name], self.terms
+        kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
+        level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
         if own is not None and own.shape == value.shape:
-            level = _noise_of(value, own, axis, level)
+            level = _noise_of(value, own, axis, level, _UNITS[list(kinds)])
         hide = self.hidden_at(name)
-        every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
+        every, residual, count = np.zeros(len(kinds)), 0.0, 0
         for obs in self.dump.by_name[name]:
             if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
                 return NEVER
@@ -331,14 +364,13 @@ class FaultTrials:
                 if value.dtype.kind != "f":
                     every = np.maximum(every, np.inf if error.any() else 0.0)
                 else:
-                    factor = RUN if self.terms.carried else STEP
-                    every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor))
+                    factor = RUN if terms.carried else STEP
+                    every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor, kinds))
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
             count += error.size
-        return ObservationFit(
-            float(every[self.terms.arithmetic]), residual, count, float(every[0]), tuple(every.tolist())
-        )
+        ratio = float(every[kinds.index(terms.arithmetic)])
+        return ObservationFit(ratio, residual, count, float(every[0]), tuple(every.tolist()) if terms.open else ())
 
     def before(self, unit: EvidenceUnit, name: str | None = None) -> ObservationFit:
         """The observations against the definition."""
@@ -399,7 +431,7 @@ def _shaken(hooks: Hooks | None, draw: int, node: Node, y: Array) -> Array:
 def _downstream(made: Planted, unit: EvidenceUnit) -> set[str]:
     changed: set[str] = set()
     for name in unit.segment:
-        if name in made.touched or any(i in changed for i in made.graph[name].inputs):
+        if name in made.touched or (changed and not changed.isdisjoint(made.graph[name].inputs)):
             changed.add(name)
     return changed
 
@@ -414,15 +446,15 @@ def _known(made: Planted, unit: EvidenceUnit, env: Mapping[str, Array]) -> bool:
     return True
 
 
-def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
-    """The noise of a faulty value: it grows with the value, and is never less than rounding it once.
+def _noise_of(value: Array, own: Array, axis: int, level: Level, units: Array) -> Level:
+    """The noise of a faulty value: it grows with the value, and is never less than rounding it once, by `units`.
 
     The definition's noise can be zero where the fault's is not, as for a rotation by zero.
     """
-    faulty, plain = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own))
+    faulty, plain = by_rows(value, axis), by_rows(own, axis)
     with np.errstate(all="ignore"):
-        size, before = (np.sqrt(np.mean(r * r, axis=1)) for r in (faulty, plain))
-        growth = np.clip(np.nan_to_num(size / before, nan=1.0, posinf=1e6), 1.0, 1e6)
-        units = np.array([a.unit for a in ARITHMETICS])[:, None]
-        largest = units * np.abs(faulty).max(axis=1)
-        return Level(np.maximum(level.rms * growth, units * size), np.maximum(level.top * growth, largest))
+        size = rms_of_rows(faulty)
+        growth = size / rms_of_rows(plain)
+        growth = np.minimum(np.maximum(np.where(np.isnan(growth), 1.0, growth), 1.0), 1e6)
+        rms, top = units[:, None] * size, units[:, None] * np.abs(faulty).max(axis=1)
+        return Level(np.maximum(level.rms * growth, rms), np.maximum(level.top * growth, top))

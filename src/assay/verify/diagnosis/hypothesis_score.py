@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from assay.system.stages import PERCENT, each
 from assay.verify.diagnosis.damage import DAMAGE
-from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of
+from assay.verify.diagnosis.evidence_groups import EvidencePlace, Groups, groups_of, mean_square
 from assay.verify.diagnosis.fault_trials import FaultTrials, Hypothesis
 from assay.verify.diagnosis.stable_predictions import moved_by
 from assay.verify.faults import FAULTS, FaultKind
@@ -136,10 +137,10 @@ class _Tally:
             moved = np.count_nonzero(change)
             if not moved:
                 continue
-            a, b = float(np.mean(e * e)), float(np.mean(rest * rest))
+            a, b = mean_square(e), mean_square(rest)
             gain = 0.5 * min(n, moved) * float(np.log((a + v) / (b + v)))
             gained += gain
-            if float(np.mean(change * change)) > v:  # else the fault does not show in this group
+            if mean_square(change) > v:  # else the fault does not show in this group
                 self.touched += 1
                 self.better += gain > 0
                 self.dots += float(np.sum(e * change)) / (b + v)
@@ -164,7 +165,7 @@ class _Tally:
 def score_all(
     trials: FaultTrials,
     mistakes: Sequence[Hypothesis],
-    places: Sequence[Place],
+    places: Sequence[EvidencePlace],
     unrounded: FaultTrials | None = None,
     draws: Sequence[FaultTrials] = (),
 ) -> list[HypothesisScore]:
@@ -176,9 +177,11 @@ def score_all(
     trials), values that move from draw to draw are no evidence.
     """
     tallies = [_Tally() for _ in mistakes]
+    pairs = list(zip(mistakes, tallies, strict=True))
+    steps = iter(each(range(len(places) * len(pairs)), "scoring mistakes smaller than noise", PERCENT))
     for place in places:
         plain: dict[str, Groups | None] = {}
-        for h, tally in zip(mistakes, tallies, strict=True):
+        for (h, tally), _ in zip(pairs, steps, strict=False):
             if not tally.possible or not trials.touches(h.variant, place.unit, h.p):
                 continue
             for targets in place.targets_of(trials, h):

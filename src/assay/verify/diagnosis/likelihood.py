@@ -17,7 +17,7 @@ from itertools import chain
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
-from assay.verify.diagnosis.evidence_groups import Place, off_at, run_of
+from assay.verify.diagnosis.evidence_groups import EvidencePlace, off_at, run_of
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.hypothesis_score import HypothesisScore, is_of_precision, score_all
 from assay.verify.diagnosis.parameter import least, search_parameter
@@ -63,8 +63,8 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
     """
     units = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
     if units:
-        places = [Place(u, (u.target,)) for u in units]
-        first = [Place(u, (u.target,)) for u in representatives(units)]
+        places = [EvidencePlace(u, (u.target,)) for u in units]
+        first = [EvidencePlace(u, (u.target,)) for u in representatives(units)]
     else:
         trials = trials.from_tokens()
         places = [run_of(trials, diff)]
@@ -94,7 +94,7 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
     return _answer(best, diff)
 
 
-def _by_rule(trials: FaultTrials, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
+def _by_rule(trials: FaultTrials, diff: Diff, places: Sequence[EvidencePlace]) -> Diagnosis | None:
     """Healthy: every value is what this rounding rule makes of the definition, also those that were called wrong."""
     seen = {name for p in places for name in p.targets}
     if {n.name for n in diff.nodes} - seen or (trials.rule == EXACT and diff.verdict != "wrong"):
@@ -114,7 +114,7 @@ def _would_decide(diff: Diff, rule: Rounding) -> str:
 
 
 def _likeliest(
-    trials_by_rule: Sequence[FaultTrials], first: Sequence[Place], places: Sequence[Place], wide: bool
+    trials_by_rule: Sequence[FaultTrials], first: Sequence[EvidencePlace], places: Sequence[EvidencePlace], wide: bool
 ) -> list[HypothesisScore]:
     """Significant hypotheses under the rounding rule with the smallest residual, the best first.
 
@@ -174,7 +174,7 @@ def _refinable(h: Hypothesis) -> bool:
     return search is not None and not search.whole and not search.nominal and search.points > 1
 
 
-def _refined(trials: FaultTrials, h: Hypothesis, places: Sequence[Place]) -> Hypothesis:
+def _refined(trials: FaultTrials, h: Hypothesis, places: Sequence[EvidencePlace]) -> Hypothesis:
     """The hypothesis with the parameter that is likeliest in all places: a few roundings may hide it in one place."""
     search = h.variant.search
     assert search is not None
@@ -191,7 +191,11 @@ def _refined(trials: FaultTrials, h: Hypothesis, places: Sequence[Place]) -> Hyp
 
 
 def _significant(
-    trials: FaultTrials, scores: Sequence[HypothesisScore], first: Sequence[Place], places: Sequence[Place], tried: int
+    trials: FaultTrials,
+    scores: Sequence[HypothesisScore],
+    first: Sequence[EvidencePlace],
+    places: Sequence[EvidencePlace],
+    tried: int,
 ) -> list[HypothesisScore]:
     """The significant scores, the best first.
 
@@ -214,7 +218,7 @@ def _significant(
 
 
 def _with_own_change(
-    trials: FaultTrials, scores: Sequence[HypothesisScore], places: Sequence[Place]
+    trials: FaultTrials, scores: Sequence[HypothesisScore], places: Sequence[EvidencePlace]
 ) -> list[HypothesisScore]:
     """The scores of faults whose own change shows, and not only a value that it moved over a rounding edge."""
     if trials.rule == EXACT:
@@ -223,7 +227,7 @@ def _with_own_change(
     return [v for v, s in zip(scores, smooth, strict=True) if is_of_precision(v.hypothesis) or s.own_change_shows]
 
 
-def _solved_here(trials: FaultTrials, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
+def _solved_here(trials: FaultTrials, h: Hypothesis, first: Sequence[EvidencePlace]) -> Hypothesis:
     """The hypothesis with its solved parameter solved again under this rounding rule."""
     search = h.variant.search
     if search is None or search.whole or search.nominal or not search.points or h.p in search.common:
@@ -233,7 +237,7 @@ def _solved_here(trials: FaultTrials, h: Hypothesis, first: Sequence[Place]) -> 
     return h if unit is None else search_parameter(trials, h, unit, around=AROUND)[0]
 
 
-def _damage(trials: FaultTrials, places: Sequence[Place]) -> Iterator[Hypothesis]:
+def _damage(trials: FaultTrials, places: Sequence[EvidencePlace]) -> Iterator[Hypothesis]:
     off = {p: max(off_at(trials, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
@@ -251,7 +255,7 @@ def _rank(score: HypothesisScore) -> tuple[float, ...]:
     )
 
 
-def _mistakes(trials: FaultTrials, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
+def _mistakes(trials: FaultTrials, places: Sequence[EvidencePlace], *, wide: bool = True) -> Iterator[Hypothesis]:
     """Every mistake that touches something observed, families with each of their common parameters. Of an engine that
     is not `wide` the nodes have told that narrow types are its arithmetic."""
     everything = EvidenceUnit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
@@ -275,7 +279,7 @@ def _torn(trials: FaultTrials, unit: EvidenceUnit) -> Iterator[Hypothesis]:
         yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
-def _solved(trials: FaultTrials, first: Sequence[Place], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
+def _solved(trials: FaultTrials, first: Sequence[EvidencePlace], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
     """Families with the parameter that fits the first place they touch best."""
     for fault in FAULTS.values():
         for variant in fault.variants:
@@ -296,7 +300,9 @@ def _solved(trials: FaultTrials, first: Sequence[Place], sieve: Sieve | None = N
                 yield found
 
 
-def _fit(trials: FaultTrials, place: Place, unit: EvidenceUnit, sieve: Sieve | None, h: Hypothesis) -> ObservationFit:
+def _fit(
+    trials: FaultTrials, place: EvidencePlace, unit: EvidenceUnit, sieve: Sieve | None, h: Hypothesis
+) -> ObservationFit:
     """How a hypothesis fits a unit, unless it would have shown earlier."""
     if sieve and not sieve(h):
         return NEVER

@@ -9,7 +9,7 @@ from itertools import takewhile
 import numpy as np
 
 from assay.graph import split
-from assay.verify.diagnosis.evidence_groups import Groups, Place, gains, groups_of, off_in
+from assay.verify.diagnosis.evidence_groups import EvidencePlace, Groups, gains, groups_of, off_in
 from assay.verify.diagnosis.fault_trials import FaultTrials
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
@@ -25,7 +25,7 @@ from assay.verify.thresholds import (
 )
 
 
-def trials_under_rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[FaultTrials]:
+def trials_under_rules(trials: FaultTrials, diff: Diff, first: Sequence[EvidencePlace]) -> list[FaultTrials]:
     """Trials under each rounding rule that may be the engine's, the likeliest first.
 
     Float32 comes first unless a rule is clearly likelier. A rule stays possible while its roundings are smaller than
@@ -58,7 +58,7 @@ def _exactly(groups: Mapping[str, Groups | None]) -> list[str]:
     return list(takewhile(lambda n: (g := groups[n]) is not None and off_in(g) <= FLOAT32_LEFT**2, groups))
 
 
-def explains_dump(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bool:
+def explains_dump(trials: FaultTrials, diff: Diff, first: Sequence[EvidencePlace]) -> bool:
     """Does the rounding rule explain the whole dump?
 
     Every kind of operation must match the rule in the first layers. After them no value may be off by more than the
@@ -71,12 +71,12 @@ def explains_dump(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bo
     return all(role in proven for role, layer in (split(n.name) for n in diff.nodes) if layer is not None)
 
 
-def _definition(trials: FaultTrials, places: Sequence[Place]) -> dict[str, Groups | None]:
+def _definition(trials: FaultTrials, places: Sequence[EvidencePlace]) -> dict[str, Groups | None]:
     """The deviation from the definition at every place."""
     return {name: groups_of(trials, name, trials.base(p.unit)[name]) for p in places for name in p.targets}
 
 
-def nothing_left(trials: FaultTrials, places: Sequence[Place], limit: float) -> bool:
+def nothing_left(trials: FaultTrials, places: Sequence[EvidencePlace], limit: float) -> bool:
     """Does everything match the definition under this rule, to float32's noise?
 
     A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows. In a large

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of, off_in
+from assay.verify.diagnosis.evidence_groups import EvidencePlace, Groups, groups_of, off_in
 from assay.verify.diagnosis.fault_trials import FaultTrials
 from assay.verify.judge.rounding import EXACT
 from assay.verify.thresholds import DRAWS
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 _TOO_MUCH = 1e300
 
 
-def with_off_nodes(trials: FaultTrials, place: Place, limit: float) -> Place:
+def with_off_nodes(trials: FaultTrials, place: EvidencePlace, limit: float) -> EvidencePlace:
     """The place with the nodes at which the definition is off by more than an edge of the rounding rule explains."""
     base, benches = trials.base(place.unit), shaken_trials(trials) if trials.rule != EXACT else []
     shaken = [bench.base(place.unit) for bench in benches]

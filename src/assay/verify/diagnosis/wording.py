@@ -18,7 +18,7 @@ from assay.verify.faults import CODE, FAULTS
 from assay.verify.judge.compare_nodes import Diff
 
 LIKELY = 0.5  # confidence from which a fault is called the cause
-LANGUAGES = {"c": "C, C++", "rust": "Rust", "python": "Python"}
+LANGUAGES = {"c": "C, C++", "rust": "Rust", "python": "Python", "wgsl": "WGSL"}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _PAIRS = {"norm": "neighbouring pairs (2i, 2i + 1)", "neox": "pairs of halves (i, i + {half})"}
 

@@ -134,6 +134,8 @@ class Dump:
     reading: tuple[str, ...] = ()  # One line for each kind of node that was read.
     provenance: Mapping[str, str] = field(default_factory=dict)
     not_finite: NotFinite | None = None  # The first value that is not finite; later nodes are left out.
+    states: tuple[Observation, ...] = ()  # Of recurrent layers; their rows count calls (`state_rows.py`).
+    prompt: str = ""  # The text of the run, if a log quotes it.
 
     def __repr__(self) -> str:
         names = list(self.by_name)
@@ -151,7 +153,7 @@ class Dump:
             "steps": list(self.steps),
             "observations": [
                 {"name": o.name, "kind": o.kind, "shape": list(o.shape or ()), "values": o.target().tolist()}
-                for o in self.observations
+                for o in (*self.observations, *self.states)
             ],
             "unmatched": list(self.unmatched),
             "notes": list(self.notes),

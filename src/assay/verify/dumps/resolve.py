@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
+from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
@@ -32,8 +34,10 @@ from assay.verify.dumps.matching.reading_notes import (
     reading_summary,
     suggested_pattern,
 )
+from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
+from assay.verify.dumps.state_rows import shown_states, states_after, take_states
 from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
@@ -56,11 +60,20 @@ class Truth:
             self._known |= interpret(self._graph, self._weights, self._given | self._known, missing)
         return {name: self._known[name] for name in names}
 
+    def states(self, name: str, steps: Sequence[int]) -> Array:
+        """The state that a node shows, for each call."""
+        kept = {}
+        for keeper in (self._graph[other] for other in self._graph[name].inputs):
+            inputs = self(keeper.inputs)
+            kept[keeper.name] = states_after(keeper, [inputs[i] for i in keeper.inputs], self._weights, steps)
+        return shown_states(self._graph[name], kept)
+
 
 def resolve(
     dump: Dump, model: Model, map: Mapping[str, str] | None = None, *, tokens: Sequence[int] = (), side: str = ""
 ) -> Dump:
     """The dump in the model's names and layouts, checked against it."""
+    model = model_of(model, dump)
     dump = _check_tokens(dump, model, tuple(tokens))
     truth = Truth(model, dump.tokens, dump.positions)
     notes = list(dump.notes)
@@ -70,13 +83,16 @@ def resolve(
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, broken = up_to_first(named, model.graph, dump.steps)
+    named, states = take_states(named, model.graph, dump.steps)
+    states, note = _lay_states(states, model, dump, truth)
+    notes += note
     named, explained, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
     dump = replace(
         dump,
         unexplained=tuple(a for w, a in zip(dump.unexplained_at, dump.unexplained, strict=True) if w not in explained),
     )
-    if dump.log and not named and not broken:
+    if dump.log and not named and not states and not broken:
         raise nothing_read_error(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
@@ -100,7 +116,12 @@ def resolve(
     ]
     notes = grouped_notes(notes)
     dump = replace(
-        dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
+        dump,
+        observations=tuple(joined),
+        states=tuple(states),
+        unmatched=unmatched,
+        notes=tuple(notes),
+        not_finite=broken or dump.not_finite,
     )
     return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
 
@@ -132,7 +153,9 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
         )
     tokens = dump.tokens or given
     if not tokens:
-        raise AssayError(f"{dump.source}: does not say which tokens were fed; give them with --tokens")
+        raise AssayError(
+            f"{dump.source}: does not say which tokens were fed; give them with --tokens, or their text with -p"
+        )
     n_vocab = model.hparams.n_vocab
     bad = next((t for t in tokens if not 0 <= t < n_vocab), None)
     if bad is not None:
@@ -254,7 +277,7 @@ def _score_nodes(
     if obs.kind != "values" or obs.rows not in (None, (0, n)):
         return [], {}, []
     size = obs.array().size if obs.shape is None else math.prod(obs.shape)
-    computed = [node.name for node in graph if not node.has(Trait.STATE)]
+    computed = [node.name for node in graph if not node.has(Trait.CACHES | Trait.SHOWS_STATE)]
     fits = [name for name in computed if math.prod(shape_of(graph, name, n)) == size]
     array = obs.array().astype(np.float64) if fits else np.zeros(0)
     if not fits or not is_finite(array, maskable=True).all():
@@ -294,11 +317,12 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     graph, n = model.graph, len(dump.tokens)
     axis = token_axis(graph, obs.name)
     if obs.kind != "values":
-        return _lay_part(obs, model, n, truth)
+        return _lay_part(obs, model, n, dump.steps)
     rows = obs.rows or (0, n)
     shape = obs.shape
     plain = shape_of(graph, obs.name, n)
-    if obs.rows is None and shape == plain:
+    reordered = obs.foreign != obs.name and value_head_order(graph, obs.name, plain[-1]) is not None
+    if obs.rows is None and shape == plain and not reordered:
         return replace(obs, data=partial(_as_computed, obs, graph)), ""
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
@@ -310,6 +334,36 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     best = found[0] if len(found) == 1 else layouts.nearest(found, truth([obs.name])[obs.name], axis)
     data = _as_computed(replace(obs, data=best.array), graph)
     return replace(obs, data=data, rows=best.rows, shape=best.array.shape), best.label
+
+
+def _lay_states(
+    states: Sequence[Observation], model: Model, dump: Dump, truth: Truth
+) -> tuple[list[Observation], list[str]]:
+    """States in the graph's layout, and a note for every layout that is not plain."""
+    laid, notes = [], list[str]()
+    for obs in states:
+        want = tuple(int(d) for d in model.graph[obs.name].attr("state"))
+        if obs.kind != "values":  # a part of a state is taken as llama.cpp lays it out
+            if obs.shape is None or math.prod(obs.shape) == math.prod(want):
+                laid.append(replace(obs, shape=(1, *want)))
+            else:
+                notes.append(f"{obs.foreign}: not used; a part of several cells (found {list(obs.shape)})")
+            continue
+        small = obs.shape is None or math.prod(obs.shape) <= math.prod(want) + SPARE_VALUES  # checked before reading
+        found = state_readings(model.graph, obs.name, obs.array()) if small else []
+        if not found:
+            raise AssayError(
+                f"{dump.source}: {obs.foreign}: shape {list(obs.shape or obs.array().shape)} does not fit the state "
+                f"{obs.name} (expected {[*want]}); is it a dump of another model?"
+            )
+        assert obs.rows is not None
+        label, value = found[0]
+        if len(found) > 1:
+            label, value = nearest_state(found, truth.states(obs.name, dump.steps)[obs.rows[0]])
+        laid.append(replace(obs, data=value[None], shape=(1, *want)))
+        if label:
+            notes.append(f"{obs.name}: read as {label}")
+    return laid, notes
 
 
 def _as_computed(obs: Observation, graph: Graph) -> Array:
@@ -338,7 +392,7 @@ def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
     return replace(obs, data=data, shape=shape, printed=tuple(obs.printed[k] for k in kept)) if data else None
 
 
-def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation | None, str]:
+def _lay_part(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> tuple[Observation | None, str]:
     """Check that a partial observation fits its node, and complete its rows and shape."""
     graph = model.graph
     start, stop = obs.rows or (0, n)
@@ -374,6 +428,9 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")
     if obs.shape is not None:
         obs = replace(obs, shape=last if obs.row is not None and symbolic[0] != "S" else whole)
+    elif obs.rows is not None and symbolic[-1] == "S":  # a row of scores has the keys of its own step, not later ones
+        keys = next((end for end in accumulate(steps) if end >= stop), n)
+        obs = replace(obs, shape=tuple(keys if d == "S" else stop - start if d == "T" else int(d) for d in symbolic))
     return obs, ""
 
 
@@ -411,7 +468,8 @@ def _join_steps(laid: list[Observation], model: Model, dump: Dump) -> list[Obser
         if len(covered) < n:
             out += many
             continue
-        whole = np.zeros(shape_of(graph, name, n), np.float64)
+        chosen = graph[name].has(Trait.INDICES)  # experts, by number
+        whole = np.zeros(shape_of(graph, name, n), np.int64 if chosen else np.float64)
         for obs in many:
             data = obs.array()
             rows_of(whole, token_axis(graph, name), obs.rows)[tuple(slice(0, k) for k in data.shape)] = data

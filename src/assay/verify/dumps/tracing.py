@@ -10,7 +10,8 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +23,7 @@ from assay.engines.contract import PAGE, Chunk, Engine, pages_for
 from assay.errors import AssayError
 from assay.graph import Graph, Trait, split
 from assay.system.files import NewFile
+from assay.system.stages import stage
 from assay.verify.dumps.formats.safetensors import TensorWriter, read_safetensors
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
 from assay.version import __version__
@@ -64,7 +66,6 @@ def run_steps(
     names: Sequence[str],
     sink: Sink,
     positions: Sequence[int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Feed the tokens step by step and hand each node's rows to `sink`."""
     graph = engine.model.graph
@@ -72,20 +73,31 @@ def run_steps(
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
     if len(pages) > engine.n_pages:
         raise AssayError(f"{len(ids)} tokens: more than the engine's cache of {engine.n_pages * PAGE}; trace fewer")
-    done, start = 0, 0
+    start = 0
     for n in steps:
         at = None if positions is None else np.asarray(positions[start : start + n], np.int32)
         chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at)
 
         def take(name: str, value: Array, start: int = start) -> None:
-            nonlocal done
             sink(name, value, 0 if "T" not in graph.shapes[name] else start)
-            done += 1
-            if progress:
-                progress(done, len(names) * len(steps))
 
         engine.forward([chunk], names, lambda _i, name, value, take=take: take(name, value))  # type: ignore[misc]
         start += n
+
+
+@contextmanager
+def _counted(engine: Engine, total: int, sink: Sink) -> Iterator[Sink]:
+    """The sink, with a stage of progress that counts its calls."""
+    done = 0
+    with stage(f"tracing on {engine.name}", total, "nodes") as tell:
+
+        def counted(name: str, value: Array, start: int) -> None:
+            nonlocal done
+            sink(name, value, start)
+            done += 1
+            tell(done)
+
+        yield counted
 
 
 def provenance(engine: Engine) -> dict[str, str]:
@@ -142,7 +154,6 @@ def write_trace(
     decode: int = 0,
     nodes: str | None = None,
     positions: Sequence[int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write the trace as safetensors, or as .npz if the path ends so; memory holds a few nodes at a time."""
     if path.suffix not in FORMATS:
@@ -152,7 +163,7 @@ def write_trace(
     if path.suffix == ".npz":
         with NewFile(path) as out, tempfile.TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
             whole = Path(folder) / "trace.safetensors"
-            write_trace(whole, engine, tokens, decode=decode, nodes=nodes, positions=positions, progress=progress)
+            write_trace(whole, engine, tokens, decode=decode, nodes=nodes, positions=positions)
             _archive(whole, out)
         return
     graph = engine.model.graph
@@ -175,11 +186,9 @@ def write_trace(
     done = False
     try:
         tensor_file.put("tokens", np.asarray(tokens, np.int32))
-        run_steps(
-            engine, tokens, steps, names,
-            lambda name, value, start: tensor_file.put(name, value, token_axis(graph, name), start),
-            positions, progress,
-        )  # fmt: skip
+        put = lambda name, value, start: tensor_file.put(name, value, token_axis(graph, name), start)  # noqa: E731
+        with _counted(engine, len(names) * len(steps), put) as sink:
+            run_steps(engine, tokens, steps, names, sink, positions)
         done = True
     finally:
         tensor_file.close(keep=done)
@@ -204,7 +213,6 @@ def write_summary(
     *,
     decode: int = 0,
     nodes: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
     graph = engine.model.graph
@@ -221,7 +229,8 @@ def write_summary(
             out.write(json.dumps(head | {"positions": at, "phase": "decode" if start else "prefill"}) + "\n")
         out.write(summarise(name, value) + "\n")
 
-    run_steps(engine, tokens, steps, names, line, None, progress)
+    with _counted(engine, len(names) * len(steps), line) as sink:
+        run_steps(engine, tokens, steps, names, sink)
 
 
 def summarise(name: str, value: Array, n_first: int = 10) -> str:

@@ -1,7 +1,18 @@
-"""Black box: a diagnosis of the engine behind a server from its log-probabilities alone.
+"""Servers: audits of the model behind an endpoint, and diagnoses of the engine behind it.
 
-`blackbox` runs the probes and names the causes. `client` speaks the server's protocol, and `prompt_ids` finds the ids
-that the server fed. `nucleus_draws` tests its sampling. `simulated` predicts a server with a given fault.
+An audit asks whether an endpoint serves the claimed model (`audit_run`):
 
-Touch this package to add a probe of a server.
+    client, asking     requests and answers; what the server shows
+    probe_texts        the texts to ask about, drawn from a seed
+    served_text        evidence: places, blocks, losses
+    claimed_model      predictions of the claim, and of the claim with one thing changed
+    alternatives       what may be served in its place
+    wagers, standings  bets with a stated error rate, and where every alternative stands
+    own_draws          sampling, judged by the server's own log-probabilities
+    audit_report       words, data, page
+
+A diagnosis asks which mistake of the catalogue the engine makes (`blackbox`). `prompt_ids` finds the ids that the
+server fed, `nucleus_draws` tests top-p, and `simulated` predicts a server with a given fault.
+
+Touch this package to add an alternative or a probe of a server.
 """

@@ -24,8 +24,16 @@ from assay.text import Tokenizer
 REPLY_S = 120.0  # from the request to the last byte of its answer
 SESSION_S = 1800.0  # all requests of a client together
 MAX_REPLY = 8 << 20
+RETRIES = 4  # of a request that the server is too busy for
+MOST_WAIT_S = 30.0  # before it is asked again
 MAX_STEPS = 512  # scored tokens of one answer: the probes are short
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the answer
+
+
+class Busy(AssayError):
+    """The server asks to wait: 429 or 503."""
+
+    wait_s = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,14 @@ class ServerReply:
     text: str
     finish: str
     prompt_tokens: int | None  # as the server counts them
+    completion_tokens: int | None = None  # as the server counts them
 
 
 class Client:
     """Asks the endpoint at `url` (with or without the final /v1) about the model that `tokenizer` belongs to.
 
-    With `ask`, an engine in this process answers in the server's place; `url` is then its name.
+    With `ask`, an engine in this process answers in the server's place; `url` is then its name. A server that is busy
+    (429 or 503) is asked again, at most `RETRIES` times. The key is sent to the server and never printed.
     """
 
     def __init__(
@@ -63,12 +73,27 @@ class Client:
         model: str = "",
         max_steps: int = MAX_STEPS,
         ask: Ask | None = None,
+        pause_s: float = 0.0,
     ) -> None:
         if ask is None and not url.startswith(("http://", "https://")):
             raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.tokenizer, self.key, self.model, self.max_steps, self._ask = tokenizer, key, model, max_steps, ask
         self._until = time.monotonic() + SESSION_S
+        self.pause_s = pause_s  # between two requests, for servers with a rate limit
+        self.requests = 0
+        self._last = 0.0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server answers, which may take several requests at a time."""
+        return self._ask is None
+
+    @cached_property
+    def pieces(self) -> frozenset[str]:
+        """The texts of all tokens."""
+        every = range(self.tokenizer.n_vocab)
+        return frozenset(self.tokenizer.piece(token).decode("utf-8", "replace") for token in every)
 
     @cached_property
     def known(self) -> Mapping[str, int]:
@@ -83,6 +108,7 @@ class Client:
         return {text: token for text, token in found.items() if text not in twice and "\ufffd" not in text}
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.requests += 1
         if self._ask is not None:
             return self._checked(self.url, self._ask(path, body))
         data = json.dumps({**({"model": self.model} if self.model else {}), **body}).encode()
@@ -91,9 +117,23 @@ class Client:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url + path, data, headers)
         where = f"{self.url}{path}"
-        return self._read(
-            where, within(min(REPLY_S, self._until - time.monotonic()), where, partial(_fetch, where, request))
-        )
+        for attempt in range(RETRIES + 1):
+            self._wait(attempt)
+            try:
+                left = min(REPLY_S, self._until - time.monotonic())
+                return self._read(where, within(left, where, partial(_fetch, where, request)))
+            except Busy as busy:
+                if attempt == RETRIES or busy.wait_s > self._until - time.monotonic():
+                    raise
+                time.sleep(busy.wait_s)
+        raise AssertionError("unreachable")
+
+    def _wait(self, attempt: int) -> None:
+        """Keep the pause between two requests."""
+        rest = self._last + self.pause_s - time.monotonic()
+        if self.pause_s and not attempt and rest > 0:
+            time.sleep(rest)
+        self._last = time.monotonic()
 
     def _read(self, where: str, raw: bytes) -> dict[str, Any]:
         try:
@@ -114,14 +154,16 @@ class Client:
     def complete(
         self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any
     ) -> ServerReply:
-        """`/v1/completions`, greedy unless `more` says otherwise."""
-        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
+        """`/v1/completions`, greedy unless `more` says otherwise. A `top` of 0 asks for the text alone."""
+        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, **({"logprobs": top} if top else {}), **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
         return self._reply(found, n if echo else None)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> ServerReply:
-        """`/v1/chat/completions`, greedy."""
-        body = {"messages": list(messages), "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": top}
+    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5, **more: Any) -> ServerReply:
+        """`/v1/chat/completions`, greedy unless `more` says otherwise. A `top` of 0 asks for the text alone."""
+        body = {"messages": list(messages), "max_tokens": n, "temperature": 0, **more}
+        if top:
+            body |= {"logprobs": True, "top_logprobs": top}
         return self._reply(self._post("/v1/chat/completions", body), None)
 
     def _reply(self, found: dict[str, Any], generated: int | None) -> ServerReply:
@@ -138,7 +180,8 @@ class Client:
             n_prompt = max(0, len(steps) - (generated if made is None else made))
         finish = choice.get("finish_reason")
         counted = _count(usage.get("prompt_tokens"))
-        return ServerReply(steps, n_prompt, _text(text), _text(finish), counted)
+        generated_tokens = _count(usage.get("completion_tokens"))
+        return ServerReply(steps, n_prompt, _text(text), _text(finish), counted, generated_tokens)
 
     def _steps(self, logprobs: Mapping[str, Any]) -> list[ScoredToken]:
         """Both forms: parallel lists, or a list of objects under `content`."""
@@ -225,13 +268,27 @@ def _fetch(where: str, request: urllib.request.Request) -> bytes:
         with urllib.request.urlopen(request, timeout=REPLY_S) as answer:
             raw: bytes = answer.read(MAX_REPLY + 1)
     except urllib.error.HTTPError as error:
-        raise AssayError(f"{where}: answered {error.code} ({printable(_error_text(error), 200)})") from None
+        text = f"{where}: answered {error.code} ({printable(_error_text(error), 200)})"
+        if error.code not in (429, 503):
+            raise AssayError(text) from None
+        busy = Busy(text)
+        busy.wait_s = _seconds(error.headers.get("Retry-After"))
+        raise busy from None
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = printable(str(getattr(error, "reason", error)) or type(error).__name__, 200)
         raise AssayError(f"{where}: no usable answer ({reason}); is the server running?") from None
     if len(raw) > MAX_REPLY:
         raise AssayError(f"{where}: the answer is longer than {MAX_REPLY >> 20} MiB")
     return raw
+
+
+def _seconds(header: str | None) -> float:
+    """The seconds of a Retry-After header, within limits; 1 where it says nothing usable."""
+    try:
+        found = float(header or 1.0)
+    except ValueError:
+        return 1.0
+    return min(max(found, 0.1), MOST_WAIT_S) if found == found else 1.0
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:

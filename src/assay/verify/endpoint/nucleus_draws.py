@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.diagnosis.fault_trials import ObservationFit
-from assay.verify.diagnosis.result import Cause
+from assay.system.stages import each
+from assay.verify.endpoint.audit_findings import AuditFinding
+from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.prompt_ids import TEXT
-from assay.verify.endpoint.simulated import SimulatedServer, cause_of
 from assay.verify.thresholds import CHANCE, FILTERED, RARE, SWAPPED
 
 Array = NDArray[Any]
@@ -39,7 +39,7 @@ class Draw:
     draws: int
 
 
-def _small_nucleus(server: SimulatedServer, client: Client) -> Draw | None:
+def _small_nucleus(claimed: ClaimedModel, client: Client) -> Draw | None:
     """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
 
     At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
@@ -48,7 +48,7 @@ def _small_nucleus(server: SimulatedServer, client: Client) -> Draw | None:
     """
     tokenizer, found = client.tokenizer, list[tuple[float, Draw]]()
     ids, known = tokenizer.encode(TEXT), set(client.known.values())
-    logits = server.logits(ids).astype(np.float64)
+    logits = claimed.at(ids, range(1, len(ids) + 1)).astype(np.float64)
     for end in [i for i, c in enumerate(TEXT) if c == " "] + [len(TEXT)]:
         head = tokenizer.encode(TEXT[:end])
         if not head or head != ids[: len(head)]:
@@ -74,9 +74,9 @@ def _needed(rarest: float, likeliest: float) -> int:
     return int(np.ceil(np.log(CHANCE) / np.log(max(1 - 0.8 * rarest, min(1.1 * likeliest, 0.99)))))
 
 
-def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
+def sampling(claimed: ClaimedModel, client: Client, say: Progress, notes: list[str]) -> list[AuditFinding]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    plan = _small_nucleus(server, client)
+    plan = _small_nucleus(claimed, client)
     if plan is None:
         notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
         return []
@@ -84,7 +84,7 @@ def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list
     drawn: list[int] = []
     own: set[int] = set()
     alone: dict[str, Any] = dict(ALONE)
-    for seed in range(plan.draws):
+    for seed in each(range(plan.draws), "drawing tokens", "draws"):
         try:
             try:
                 reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed, **alone)
@@ -117,10 +117,9 @@ def _nucleus(plan: Draw, scores: Mapping[int, float]) -> set[int]:
     return {token for token in kept if abs(plan.logits[token] - total - scores[token]) < FILTERED}
 
 
-def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[Cause]:
-    def named(fault: str, how: str, certainty: float) -> list[Cause]:
-        cause = cause_of(fault, "sampled", how, ObservationFit(100.0, 1.0, len(drawn)), ObservationFit(0.5, 0, 1), 1)
-        return [replace(cause, confidence=certainty)]
+def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[AuditFinding]:
+    def named(fault: str, how: str, certainty: float) -> list[AuditFinding]:
+        return [AuditFinding("sampling", how, certainty, fault)]
 
     outside = [i for i in drawn if i not in plan.kept and i not in own]
     if len(outside) > 0.05 * len(drawn):
@@ -128,7 +127,7 @@ def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[Cause]
         rare = bool(np.isin(drawn, tail).sum() > 0.3 * len(drawn))
         how = f"{len(outside)} of {len(drawn)} draws lie outside the nucleus of {len(plan.kept)}"
         found = named("samp-topp-order", how, 0.7)
-        return found if rare else [replace(found[0], equivalent=("samp-filter-order",))]
+        return found if rare else [replace(found[0], equivalent_faults=("samp-filter-order",))]
     if len(set(drawn)) == 1:
         return named("samp-rng", f"{len(drawn)} seeds gave one and the same token", 0.9)
     last = plan.kept[-1]

@@ -72,7 +72,7 @@ class SimulatedServer:
     def noise(self, tokens: Sequence[int]) -> float:
         """Standard deviation of a logit under the coarsest arithmetic."""
         runs = NoiseRuns(run_inputs(self.model, tokens, range(len(tokens))))
-        sweep(self.model, [Together([runs.visit])])
+        sweep(self.model, [Together([runs.visit])], "measuring the noise of arithmetic")
         return float(runs.levels[self.model.graph.output].rms.max())
 
 

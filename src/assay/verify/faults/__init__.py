@@ -22,7 +22,17 @@ from importlib import resources
 
 from assay.errors import AssayError
 from assay.system import plugins
-from assay.verify.faults import attention_edits, block_edits, decoders, families, layout_edits, parsing, rotary, small
+from assay.verify.faults import (
+    attention_edits,
+    block_edits,
+    decoders,
+    families,
+    layout_edits,
+    parsing,
+    recurrent,
+    rotary,
+    small,
+)
 from assay.verify.faults.fault import (
     PLANTS,
     Change,
@@ -56,6 +66,7 @@ __all__ = [
     "Variant",
     "add_plugin_faults",
     "decode_only",
+    "known_as",
     "link",
     "planted",
     "planted_all",
@@ -73,6 +84,7 @@ _PLANTING = (
     attention_edits,
     families,
     small,
+    recurrent,
 )  # importing them registers their edits
 
 
@@ -89,6 +101,7 @@ def _read(stage: Stage) -> dict[str, Fault]:
                 "run": Probe(row["run"]),
                 "kinds": tuple(FaultKind(k) for k in row["kinds"]),
                 "sources": " ".join(row.get("sources", ())),
+                "aliases": tuple(row.get("aliases", ())),
             },
             variants=tuple(PLANTS.get(id, ())),
         )
@@ -96,11 +109,18 @@ def _read(stage: Stage) -> dict[str, Fault]:
     }
 
 
-# By stage and by fault: the line of code to look for in three languages, and sentences with blanks for a file's values.
-CODE: dict[str, dict[str, str]] = tomllib.loads(
-    resources.files("assay.verify.faults").joinpath("code.toml").read_text("utf-8")
-)
+def _read_code(name: str) -> dict[str, dict[str, str]]:
+    return tomllib.loads(resources.files("assay.verify.faults").joinpath(name).read_text("utf-8"))
+
+
+# By stage and by fault: the line of code to look for in each language, and sentences with blanks for a file's values.
+CODE: dict[str, dict[str, str]] = _read_code("code.toml") | _read_code("code_recurrent.toml")
 FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}
+
+
+def known_as(name: str) -> tuple[str, ...]:
+    """The rows that a fault's name denotes: its own row, or those that list it as an alias."""
+    return (name,) if name in FAULTS else tuple(fault.id for fault in FAULTS.values() if name in fault.aliases)
 
 
 def register_fault(fault: Fault) -> None:

@@ -57,6 +57,7 @@ def _q_pairs(run: int) -> Callable[[Codec], Codec]:
 
 with_codec("q4_0-interleave", "neighbouring elements from one byte", ("Q4_0", "Q4_1", "Q5_0", "Q5_1"), _q_pairs(16))
 with_codec("mxfp4-nibble", "neighbouring elements from one byte", ("MXFP4",), _q_pairs(16))
+with_codec("mxfp4-nibble", "neighbouring elements from one byte, in each 16", ("NVFP4",), _q_pairs(8))
 with_codec("q4_k-nibble-group", "neighbouring elements from one byte", ("Q4_K", "Q5_K"), _q_pairs(32))
 
 

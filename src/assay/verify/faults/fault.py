@@ -26,6 +26,7 @@ from assay.engines.reference.functions import FUNCTIONS
 from assay.graph import INPUTS, Graph, Node, Trait, join, split
 from assay.models import HParams, Model
 from assay.models.hparams import Layer
+from assay.verify.dumps.draft_tracing import PREFIX
 from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
 log = logging.getLogger("assay.plugins")
@@ -57,6 +58,7 @@ class Context:
     def at(self, node: Node) -> Context:
         """The same context, for the layer of a node."""
         own, rows = split(node.name)[1] or 0, self.model.hparams.layers
+        own = min(own, len(rows) - 1)  # a draft head is the layer after the last
         return self if _heads(rows[own]) == _heads(rows[0]) else replace(self, layer=own)
 
     def starts(self, n_tokens: int) -> NDArray[np.int64]:
@@ -79,11 +81,12 @@ class Context:
 class Change:
     """The computation of a faulty engine under the node's name: another node, or a function of its operands.
 
+    For a node that keeps state of a fixed size the function takes the state last, and gives value and new state.
     `preview` computes the first features alone. It rules out wrong guesses without decoding a large tensor.
     """
 
     node: Node
-    function: Function | None = None
+    function: Callable[..., Any] | None = None
     preview: Function | None = None
 
 
@@ -239,6 +242,7 @@ class Fault:
     evidence: str = ""  # Where the mistake was found: letters that `docs/reference/faults.md` explains.
     sources: str = ""  # Links, separated by spaces.
     waits: str = ""  # Why it is listed and not planted.
+    aliases: tuple[str, ...] = ()  # Names that other lists give to the same mistake, or to one form of it.
     variants: tuple[Variant, ...] = field(default=(), compare=False)
 
     @property
@@ -285,7 +289,8 @@ def plant(
 
 
 def role(node: Node) -> str:
-    return split(node.name)[0]
+    """The name without the layer, and without the prefix of a draft head's nodes."""
+    return split(node.name)[0].removeprefix(PREFIX)
 
 
 def layer(node: Node) -> int | None:
@@ -294,7 +299,8 @@ def layer(node: Node) -> int | None:
 
 def sibling(c: Context, node: Node, name: str) -> Node | None:
     """The node of that role in the same layer, if the architecture has one."""
-    return c.model.graph.by_name.get(join(name, layer(node)))
+    prefix = PREFIX if node.name.startswith(PREFIX) else ""
+    return c.model.graph.by_name.get(join(prefix + name, layer(node)))
 
 
 def is_output(c: Context, node: Node) -> bool:
@@ -315,19 +321,28 @@ def by_heads(c: Context, name: str) -> bool:
 
 def standard(node: Node) -> Function:
     """The node's own definition as a function of inputs and weights."""
-    attrs = node.all_attrs()
+    attrs = _without_state(node)
     function = FUNCTIONS[node.op]
     return lambda *operands: function(*operands, **attrs)
 
 
+def _without_state(node: Node) -> dict[str, Any]:
+    """The attributes that the node's function takes. State of a fixed size is passed after the weights instead."""
+    attrs = node.all_attrs()
+    if node.has(Trait.STATE):
+        attrs.pop("state", None)
+    return attrs
+
+
 def with_weight(node: Node, value: Callable[[], Array]) -> Change:
     """The node with other numbers in place of its weight."""
-    attrs, function = node.all_attrs(), FUNCTIONS[node.op]
+    attrs, function = _without_state(node), FUNCTIONS[node.op]
+    n = len(node.inputs)  # what follows the inputs is state, which functions take after the weights
 
     def run(*inputs: Array) -> Array:
         dtype = inputs[0].dtype if inputs[0].dtype.kind == "f" else np.float64
         with np.errstate(all="ignore"):
-            return function(*inputs, value().astype(dtype, copy=False), **attrs)
+            return function(*inputs[:n], value().astype(dtype, copy=False), *inputs[n:], **attrs)
 
     return Change(replace(node, weights=()), run)
 
@@ -353,14 +368,35 @@ def on_rows(context: Context, node: Node, change: Change, chosen: NDArray[np.boo
     return Change(joint, run)
 
 
+def after_prompt(context: Context, node: Node, change: Change) -> Change:
+    """The change of a recurrence in the decode steps; they begin with the state that the right prompt leaves."""
+    right: Callable[..., Any] = standard(node)
+    wrong: Callable[..., Any] = change.function or standard(change.node)
+    n_in, n_wrong = len(node.inputs), len(change.node.inputs)
+    joint = replace(
+        change.node, inputs=(*node.inputs, *change.node.inputs), weights=(*node.weights, *change.node.weights)
+    )
+
+    def run(*operands: Array) -> tuple[Array, Array]:
+        inputs, weights, state = operands[: n_in + n_wrong], operands[n_in + n_wrong : -1], operands[-1]
+        n = int(np.count_nonzero(~context.decoding(len(inputs[0]))))
+        good, state = right(*(x[:n] for x in inputs[:n_in]), *weights[: len(node.weights)], state)
+        if n == len(inputs[0]):
+            return good, state
+        bad, state = wrong(*(x[n:] for x in inputs[n_in:]), *weights[len(node.weights) :], state)
+        return np.concatenate([good, bad]), state
+
+    return Change(joint, run)
+
+
 def decode_only(variant: Variant) -> Variant:
     """The same fault in the kernels of the decode step alone."""
 
     def edit(context: Context, node: Node, p: float) -> Change | None:
         change = variant.edit(context, node, p)
-        if change is None or node.has(Trait.STATE):
+        if change is None or node.has(Trait.CACHES):
             return None
-        return on_rows(context, node, change)
+        return after_prompt(context, node, change) if node.has(Trait.STATE) else on_rows(context, node, change)
 
     return replace(variant, edit=edit, decode_only=True)
 

@@ -13,6 +13,7 @@ Each arithmetic is a set of roundings that are applied while the definition runs
           products of halves added up in 32 lanes of halves, as ggml does where the processor can
   q8 KV   keys and values kept in Q8_0 blocks, queries quantised to Q8_0 as well
   f16 weights   every tensor of the file decoded to halves and kept so; everything else in float32
+  bf16 weights  the same with bfloat16: a model from a checkpoint that was published so, beside a finer file
 
 Errors of summation are drawn from a generator that is seeded by the node's name, so every run draws the same.
 
@@ -53,10 +54,16 @@ class SimulatedArithmetic:
     q8_cache: bool = False
     gelu_table: bool = False
     f16_weights: bool = False
+    bf16_weights: bool = False
 
     @property
     def unit(self) -> float:
         return UNIT[self.storage]
+
+    @property
+    def weights(self) -> str:
+        """The 16-bit type that weights are kept in; empty where they are kept as the file has them."""
+        return "bf16" if self.bf16_weights else "f16" if self.f16_weights else ""
 
 
 # From the strictest to the most lenient; the first that explains a run is taken.
@@ -70,6 +77,7 @@ ARITHMETICS: tuple[SimulatedArithmetic, ...] = (
     SimulatedArithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
     SimulatedArithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
     SimulatedArithmetic("f16", storage="f16", f16_cache=True),
+    SimulatedArithmetic("bf16 weights", bf16_weights=True),
     SimulatedArithmetic("bf16", storage="bf16"),
 )
 
@@ -209,7 +217,7 @@ def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, 
     n, product = _terms(graph, node, n_keys), node.has(Trait.PRODUCT)
     size = math.sqrt(n) * UNIT["f32"]
     if (a.storage != "f32" and product) or halved(a, file, node):
-        size += a.unit if a.storage != "f32" else UNIT["f16"]
+        size += a.unit if a.storage != "f32" else UNIT[a.weights]
     half = product and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
     if half or (a.f16_cache and node.has(Trait.ATTENDS)):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))
@@ -217,8 +225,8 @@ def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, 
 
 
 def halved(a: SimulatedArithmetic, file: GGUFFile, node: Node) -> bool:
-    """Does the arithmetic lose digits of this node's weights by keeping them in half precision?"""
-    return a.f16_weights and any(file.tensors[name].type.name != "F16" for name in node.weights)
+    """Does the arithmetic lose digits of this node's weights by keeping them in 16 bits?"""
+    return bool(a.weights) and any(file.tensors[name].type.name != a.weights.upper() for name in node.weights)
 
 
 def summed(
@@ -227,8 +235,8 @@ def summed(
     """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
     if not node.has(Trait.SUMS) and halved(a, file, node):
         if node.has(Trait.TABLE) and not node.has(Trait.ELEMENTWISE):  # it copies rows of the rounded table
-            return round_to(y, "f16")
-        y = np.asarray(y * (1 + UNIT["f16"] * _noise(node, 5, y.shape)), y.dtype)
+            return round_to(y, a.weights)
+        y = np.asarray(y * (1 + UNIT[a.weights] * _noise(node, 5, y.shape)), y.dtype)
     if a.gelu_table and is_gelu(node):
         # The table's value is off by up to half a unit. All of it is allowed, and away from the exact value: one large
         # value of a row may outweigh the others, and a random draw could have spared it.
@@ -247,7 +255,7 @@ def stored(a: SimulatedArithmetic, node: Node, y: Array) -> Array:
     """The result as it is kept."""
     if y.dtype.kind != "f":
         return y
-    state = node.has(Trait.STATE)
+    state = node.has(Trait.CACHES)
     if a.q8_cache and state:
         return _cached(y)
     return round_to(y, "f16" if a.f16_cache and state else a.storage)
@@ -259,7 +267,10 @@ def _cached(x: Array) -> Array:
 
 
 def _row_width(graph: Graph, node: Node, n_keys: int) -> int:
-    return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
+    """The values that one statistic of a norm is taken over: a head's, or the last axis."""
+    shape = graph.shapes[node.name]
+    heads = node.attr("n_head") if "n_head" in node.all_attrs() and len(shape) == 2 else 0
+    return int(shape[-1]) // heads if heads else int(shape[-1])
 
 
 def _input_width(graph: Graph, node: Node, n_keys: int) -> int:
@@ -274,6 +285,10 @@ def _keys(graph: Graph, node: Node, n_keys: int) -> int:
     return n_keys
 
 
+def _state_width(graph: Graph, node: Node, n_keys: int) -> int:
+    return int(node.attr("state")[-1])
+
+
 # How many terms a value of each operation sums; products sum over the columns of their weight, all others sum two.
 _TERMS: dict[str, Callable[[Graph, Node, int], int]] = {
     "rms_norm": _row_width,
@@ -283,6 +298,7 @@ _TERMS: dict[str, Callable[[Graph, Node, int], int]] = {
     "pool": _keys,
     "row_sum": _chosen,
     "expert_sum": _chosen,
+    **dict.fromkeys(("delta_rule", "ssm_scan", "wkv6", "wkv7"), _state_width),
 }
 
 
@@ -298,6 +314,9 @@ def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
     """The squared terms of a LayerNorm as a sum: w x / sigma, w mean / sigma and the bias, which may cancel."""
     heads = x.reshape(x.shape[0], node.attr("n_head"), -1) if node.attr("n_head") and x.ndim == 2 else x
     mean = heads.mean(-1, keepdims=True)
+    if w.size != heads.shape[-1]:  # each head has its own weights
+        w = np.asarray(w).reshape(heads.shape[1:])
+        b = b if b is None else np.asarray(b).reshape(heads.shape[1:])
     gain = w * w / (np.square(heads - mean).mean(-1, keepdims=True) + node.attr("eps"))
     squares = gain * (heads * heads + mean * mean)
     return np.asarray(squares if b is None else squares + b * b, x.dtype).reshape(x.shape)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from assay.verify.judge.arithmetic import SimulatedArithmetic
 from assay.verify.judge.evidence import Evidence
+from assay.verify.judge.known import Known, known, sentence, tally
 from assay.verify.judge.overflow import NonFiniteOrigin
 
 Verdict = Literal["same", "noise", "wrong"]
@@ -26,10 +27,13 @@ class NodeVerdict:
     explained_by: str | None
     evidence: Evidence
 
+    @property
+    def known(self) -> Known:
+        """What the dump tells about the node."""
+        return known(self)
+
     def __repr__(self) -> str:
-        why = f", explained by {self.explained_by}" if self.explained_by else ""
-        own = {True: ", at fault itself", False: ", inherited", None: ""}[self.own]
-        return f"<{self.name}: {self.verdict}{why}{own}, nmse {self.evidence.nmse:.2e}>"
+        return f"<{self.name}: {sentence(self)}, nmse {self.evidence.nmse:.2e}>"
 
     def to_dict(self) -> dict[str, Any]:
         e = self.evidence
@@ -39,6 +43,7 @@ class NodeVerdict:
             "cosine": e.cosine,
             "verdict": self.verdict,
             "own": self.own,
+            "known": self.known.id,
             "explained_by": self.explained_by,
             "max_error": e.worst,
             "at": list(e.where),
@@ -111,6 +116,7 @@ class Diff:
             "explained_by": self.arithmetic.name if self.verdict == "noise" else None,
             "first_wrong": self.first_name,
             "at_fault": [n.name for n in self.at_fault],
+            "known": tally(self.nodes),
             "nodes": [n.to_dict() for n in self.nodes],
             "unmatched": list(self.unmatched),
             "contradictions": list(self.contradictions),

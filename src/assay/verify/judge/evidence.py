@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from assay.graph import Node
 from assay.verify.dumps.observation import STATISTICS, Observation, measure
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.noise import Level, apart, by_rows, part_key
+from assay.verify.judge.noise import Level, apart, by_rows, part_key, rms_of_rows
 from assay.verify.judge.routing import allowed, disorder
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
@@ -53,6 +53,7 @@ class Evidence:
     segment: tuple[str, ...]  # The nodes recomputed together, first to last.
     noise_carried: Level  # The noise that `carried` and `local` were measured against.
     noise_local: Level
+    given: bool = True  # The inputs of the segment were dumped; False where it begins at the token ids.
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class JudgedNode:
     hidden: Array | None  # values that no reader uses
     scores: RouterScores | None  # of a choice of experts
     is_output: bool  # its values are logits
+    given: bool  # the inputs of the segment were dumped
 
     @property
     def whole(self) -> bool:
@@ -123,17 +125,27 @@ def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: 
 
 
 def ratios(
-    obs: Observation, error: Array, expected: Array, value: Array, axis: int, level: Level, factor: float
+    obs: Observation,
+    error: Array,
+    expected: Array,
+    value: Array,
+    axis: int,
+    level: Level,
+    factor: float,
+    kinds: Sequence[int] = range(len(ARITHMETICS)),
 ) -> Array:
-    """Deviation over allowed deviation, for each arithmetic. `factor` is STEP or RUN."""
+    """Deviation over allowed deviation, for each arithmetic of `kinds`, which `level` is the noise of.
+
+    `factor` is STEP or RUN.
+    """
     rms, top = level.rms, level.top
+    units, least = (_UNITS, _LEAST) if len(kinds) == len(_UNITS) else (_UNITS[list(kinds)], _LEAST[list(kinds)])
     start, stop = obs.rows or (0, rms.shape[1])
     if obs.kind == "values":
         e, x = by_rows(error, axis), by_rows(expected, axis)
-        peak = _peaks(np.abs(e), np.abs(x), top[:, start:stop], PEAK[factor])
-        scale = np.sqrt(np.mean(x * x, axis=1))
-        limit = rms[:, start:stop] + _UNITS[:, None] * scale + _LEAST[:, None]
-        mean = (np.sqrt(np.mean(e * e, axis=1)) / (factor * limit + _TINY)).max(axis=1)
+        peak = _peaks(np.abs(e), np.abs(x), top[:, start:stop], PEAK[factor], units.tolist(), least.tolist())
+        limit = rms[:, start:stop] + units[:, None] * rms_of_rows(x) + least[:, None]
+        mean = (rms_of_rows(e) / (factor * limit + _TINY)).max(axis=1)
         return np.asarray(np.maximum(peak, mean))
     printed = np.asarray(obs.printed or 0.0)
     rows = rms[:, start:stop].max(axis=1)
@@ -144,21 +156,22 @@ def ratios(
         spread = {"min": 1.0, "max": 1.0, "absmax": 1.0, "norm": 1.0, "sum": float(np.sqrt(n))}.get(
             obs.kind, 1 / np.sqrt(n)
         )
-        noise = 4 * spread * (rows + _UNITS * size)  # a single number may have been lucky in the simulation
+        noise = 4 * spread * (rows + units * size)  # a single number may have been lucky in the simulation
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))
     noise = np.sqrt(np.mean(part**2, axis=1)) if part is not None else top[:, start:stop].max(axis=1)
     # A few values share their luck: those of one head move together, and the simulation may have spared them all.
-    noise = np.maximum(noise, LUCK * rows)[:, None] + _UNITS[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
+    noise = np.maximum(noise, LUCK * rows)[:, None] + units[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
     excess = np.maximum(np.abs(error) - printed, 0)
     mean = np.sqrt(np.mean(excess**2)) / (factor * np.sqrt(np.mean(noise**2, axis=1)) + _TINY)
     return np.asarray(np.maximum(mean, (excess[None] / (PEAK[factor] * noise + _TINY)).max(axis=1)))
 
 
-def _peaks(error: Array, size: Array, top: Array, factor: float) -> Array:
+def _peaks(
+    error: Array, size: Array, top: Array, factor: float, units: Sequence[float], least: Sequence[float]
+) -> Array:
     """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass."""
     found: dict[tuple[bytes, float, float], Any] = {}
-    units, least = _UNITS.tolist(), _LEAST.tolist()
     steps = {unit: unit * size for unit in set(units)}
     keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
     for key, one in zip(keys, top, strict=True):
@@ -199,6 +212,7 @@ def measure_evidence(judged: JudgedNode) -> Evidence:
         segment=judged.segment,
         noise_carried=judged.carried,
         noise_local=judged.local,
+        given=judged.given,
     )
 
 

@@ -8,7 +8,8 @@ inputs, and the noise that each legitimate arithmetic makes there. `OwnInputs` g
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,42 +24,63 @@ from assay.verify.judge.noise import Level, NoiseRuns, cache_path, load_levels, 
 from assay.verify.judge.routing import Route, keeps_first, masks_groups, ranking, ranks, routes
 from assay.verify.judge.run_inputs import RunInputs, in_float64
 from assay.verify.judge.shared_pass import Last, Together, evaluate_all, sweep
+from assay.verify.judge.state_evidence import (
+    KeptStates,
+    StateEvidence,
+    StatePath,
+    StateWatch,
+    state_evidence,
+    wrong_from,
+)
 from assay.verify.thresholds import RUN
 
 Array = NDArray[Any]
 LevelOf = Callable[[str], Level]  # the noise of a node, by its name
 
 
-def examine(
-    inputs: RunInputs, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
-) -> tuple[list[Evidence], list[Route]]:
-    """The evidence of every observed node in the graph's order, and the tokens that got other experts."""
+@dataclass(frozen=True)
+class Examined:
+    """What one pass over the graph found."""
+
+    evidence: list[Evidence]  # of every observed node, in the graph's order
+    routes: list[Route]  # tokens that got other experts
+    states: list[StateEvidence]  # of every observed state
+
+
+def examine(inputs: RunInputs, dump: Dump, cache: bool = True) -> Examined:
+    """The evidence of every observed node and state."""
     model = inputs.model
     path = cache_path(inputs)
-    levels = load_levels(path, model) if cache else None
-    one_step = NoiseRuns(inputs, dump.by_name)
+    watch, carried_states, local_states = StateWatch(model.graph, dump), KeptStates(), KeptStates()
+    # The noise of a state depends on where the calls end, so none is kept on disk.
+    levels = load_levels(path, model) if cache and not dump.states else None
+    one_step = NoiseRuns(inputs, dump.by_name, partial(watch.keep, local_states))
     # Where values were only printed, a step begins at the tokens too: its noise is that of the whole run.
     printed = not any(o.kind == "values" or masks_groups(model.graph[o.name]) for o in dump.observations)
-    whole_run = None if levels or printed else NoiseRuns(inputs)
+    whole_run = None if levels or printed else NoiseRuns(inputs, watch=partial(watch.keep, carried_states))
 
     def carried(name: str) -> Level:
         if levels:
             return levels[name]
         return whole_run.levels[name] if whole_run else replace(one_step.levels[name], parts={})
 
-    own = OwnInputs(inputs, dump, carried, one_step.levels.__getitem__)
+    own = OwnInputs(inputs, dump, carried, one_step.levels.__getitem__, watch)
     with np.errstate(over="ignore", invalid="ignore"):  # a dump's values may be too large for some arithmetic
         noise = Together([run.visit for run in (whole_run, one_step) if run])
-        sweep(model, [noise, own], progress)
+        sweep(model, [noise, own], "comparing with the definition")
     if cache and not levels:
         save_levels(path, (whole_run or one_step).levels)
-    return own.evidence, own.routes
+    carried_states = carried_states if whole_run else local_states
+    states = state_evidence(watch, dump, own.states, own.state_paths, carried_states, local_states)
+    return Examined(own.evidence, own.routes, states)
 
 
 class OwnInputs:
     """Visitor: the definition's run, and the recomputation of every observed node from the dump's own values."""
 
-    def __init__(self, inputs: RunInputs, dump: Dump, carried: LevelOf, local: LevelOf) -> None:
+    def __init__(self, inputs: RunInputs, dump: Dump, carried: LevelOf, local: LevelOf, watch: StateWatch) -> None:
+        self.watch, self.states = watch, KeptStates()
+        self.state_paths: dict[str, StatePath] = {}
         self.inputs, self.graph, self.dump = inputs, inputs.model.graph, dump
         self.carried, self.local = carried, local
         self.truth: dict[str, Array] = dict(inputs.given)
@@ -72,6 +94,7 @@ class OwnInputs:
     def visit(self, node: Node, weights: Weights) -> None:
         lanes = [in_float64([values[i] for i in node.inputs]) for values in (self.truth, self.theirs)]
         truth, own = evaluate_all(node, lanes, weights)
+        self.watch.keep(self.states, node, lanes, weights)
         if ranks(node):
             score = node.inputs[0]
             noise = self.carried(score), self.local(score)
@@ -84,6 +107,9 @@ class OwnInputs:
             theirs, complete = patch(observations, own, judged.axis), judged.whole
         else:
             theirs, complete = own, False
+        if node.name in self.watch.keepers:
+            first = wrong_from(theirs, own, self.local(node.name))
+            self.state_paths[node.name] = StatePath(segment[:-1], self._given(segment), first)
         self.truth[node.name], self.theirs[node.name] = truth, theirs
         if not complete:
             self.path[node.name] = segment
@@ -107,7 +133,12 @@ class OwnInputs:
             hidden=self.inputs.hidden_at(node),
             scores=self.scores[ranking(self.graph, node).name][1] if node.has(Trait.INDICES) else None,
             is_output=node.name == self.graph.output,
+            given=self._given(segment),
         )
+
+    def _given(self, segment: tuple[str, ...]) -> bool:
+        """Were the inputs of the segment dumped?"""
+        return len(segment) == 1 or not any("inp_tokens" in self.graph[part].inputs for part in segment)
 
     def _note_routes(self, node: Node, truth: Array, theirs: Array, observed: bool) -> None:
         score, scores = self.scores[ranking(self.graph, node).name]

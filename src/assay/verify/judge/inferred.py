@@ -15,7 +15,7 @@ from assay.verify.thresholds import DISTURBS, FEW_DISTURBED, RUN, TOO_GOOD
 
 # The results of these tell little about the type that an engine stores results in. Products, attention and the cache
 # also round their operands; the others give exact numbers in every arithmetic.
-_SAY_NOTHING_OF_STORAGE = Trait.PRODUCT | Trait.ATTENDS | Trait.STATE | Trait.EXACT
+_SAY_NOTHING_OF_STORAGE = Trait.PRODUCT | Trait.ATTENDS | Trait.CACHES | Trait.EXACT
 
 
 def infer(model: Model, evidence: list[Evidence]) -> SimulatedArithmetic:
@@ -73,21 +73,25 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
     def of(traits: Trait) -> list[Evidence]:
         return [e for e in whole if model.graph[e.name].has(traits)]
 
-    plain, table, kv, half, half_kv, q8, both, coarse, f16, bf16 = ARITHMETICS
+    plain, table, kv, half, half_kv, q8, both, coarse, f16, brain, bf16 = ARITHMETICS
     results = [e for e in whole if not model.graph[e.name].has(_SAY_NOTHING_OF_STORAGE)]
     storage = explained(results, [table, f16, bf16])
     # Halved weights of a norm look like a halved result. They are told apart by nodes without weights.
     free = [e for e in results if not any(model.graph[part].weights for part in e.segment)]
-    if storage is not table and not (most(results, half) and 4 * share(free, table) >= 3 * len(free)):
+    narrow_weights = most(results, half) or most(results, brain)
+    if storage is not table and not (narrow_weights and 4 * share(free, table) >= 3 * len(free)):
         return storage
     # Files mix types. Only products with matrices for which operands are rounded say whether they are.
     rounded = [e for e in of(Trait.PRODUCT) if quantise_for(model.file, model.graph[e.name].weights[0]) is not None]
-    operands = explained(rounded, [table, half, q8]) if rounded else explained(of(Trait.PRODUCT), [table, half])
+    if rounded:
+        operands = explained(rounded, [table, half, q8, brain])
+    else:
+        operands = explained(of(Trait.PRODUCT), [table, half, brain])
     scores = of(Trait.ATTENDS) or [  # flash attention shows neither scores nor probabilities
         e for e in longer if any(model.graph[part].has(Trait.ATTENDS) for part in e.segment)
     ]
     if scores and not most(scores, kv) and most(scores, coarse):  # also with finer operands than the arithmetics have
         return coarse
-    cached = kv in (explained(scores, [table, kv]), explained(of(Trait.STATE), [table, kv]))
+    cached = kv in (explained(scores, [table, kv]), explained(of(Trait.CACHES), [table, kv]))
     gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
-    return {table: (gelu, kv), half: (half, half_kv), q8: (q8, both)}[operands][cached]
+    return {table: (gelu, kv), half: (half, half_kv), q8: (q8, both), brain: (brain, brain)}[operands][cached]

@@ -49,6 +49,7 @@ from assay.verify.judge.arithmetic import (
     summation,
     summed,
 )
+from assay.verify.judge.own_terms import OWN_TERMS
 from assay.verify.judge.routing import (
     allowed,
     allowed_groups,
@@ -62,7 +63,8 @@ from assay.verify.judge.run_inputs import RunInputs
 from assay.verify.judge.shared_pass import Asking, Lanes, Last
 
 Array = NDArray[Any]
-VERSION = 9  # of the noise model; part of the cache key
+VERSION = 10  # of the noise model; part of the cache key
+Watch = Callable[[Node, Lanes, Weights], None]  # told of each node: its inputs in the definition's and in every run
 _TOGETHER = 1 << 17  # values of a node up to which all arithmetics are compared with the definition in one array
 
 
@@ -73,6 +75,13 @@ class Level:
     rms: Array
     top: Array
     parts: Mapping[Any, Array] = field(default_factory=dict)  # by `part_key`, [arithmetic, value]
+
+    def of(self, kinds: Sequence[int]) -> Level:
+        """The noise of some of the arithmetics alone."""
+        at = list(kinds)
+        if len(at) == len(self.rms):
+            return self
+        return Level(self.rms[at], self.top[at], {key: noise[at] for key, noise in self.parts.items()})
 
 
 def part_key(obs: Observation) -> tuple[Any, ...]:
@@ -92,6 +101,11 @@ def by_rows(value: Array, axis: int) -> Array:
     return moved.reshape(len(moved), -1)
 
 
+def rms_of_rows(rows: Array) -> Array:
+    """The rms of every row of a matrix; the bits of `np.sqrt(np.mean(rows * rows, axis=1))`, in half the time."""
+    return np.asarray(np.sqrt(np.add.reduce(rows * rows, axis=1) / rows.shape[1]))
+
+
 @dataclass(frozen=True)
 class _Sums:
     """The error model of a node that sums terms, value by value."""
@@ -105,10 +119,16 @@ class NoiseRuns:
     """Visitor: the definition's run and one run per arithmetic, all in float32, evaluated `Together` with others.
 
     With `observed`, the dump's values replace the node's in every run, and the noise of one step is measured. Without
-    it, the noise of the whole run is.
+    it, the noise of the whole run is. `watch` is told the inputs of every node in all of these runs.
     """
 
-    def __init__(self, inputs: RunInputs, observed: Mapping[str, Sequence[Observation]] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: RunInputs,
+        observed: Mapping[str, Sequence[Observation]] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.watch = watch
         self.inputs, self.graph, self.file = inputs, inputs.model.graph, inputs.model.file
         self.observed = observed or {}
         self.exact: dict[str, Array] = dict(inputs.given)
@@ -127,6 +147,8 @@ class NoiseRuns:
             rounded = a.q8 if product else (a.f16_cache, a.q8_cache), a.gelu_table and gelu
             lanes.append([self._operand(a, node, i, run[name], rounded, same) for i, name in enumerate(node.inputs)])
         n = len(lanes)
+        if self.watch is not None:
+            self.watch(node, lanes, weights)
         lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
         exact, *values = (_narrow(v) for v in (yield lanes, False))
         values, others = values[: n - 1], dict(zip(self.rerouted, values[n - 1 :], strict=True))
@@ -142,7 +164,7 @@ class NoiseRuns:
         values = self._summed(node, values, exact, root, sums)
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
-        state = node.has(Trait.STATE)
+        state = node.has(Trait.CACHES)
         if not whole or state:  # else rounding the result is allowed for where it is judged
             kept = [
                 (id(v), a.storage, state and (a.f16_cache, a.q8_cache))
@@ -169,7 +191,7 @@ class NoiseRuns:
         for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True)):
             size = None if sums is None else sums.sizes[i]
             deviation = None if root is None or size is None else partial(np.multiply, root, size)
-            alike.append((id(v), size, halved(a, self.file, node), gelu and a.gelu_table))
+            alike.append((id(v), size, halved(a, self.file, node) and a.weights, gelu and a.gelu_table))
             todo.append(partial(self._sum, a, node, v, exact, deviation))
         return _once(alike, todo)
 
@@ -212,7 +234,9 @@ class NoiseRuns:
             return None
         operands: Array | None = None
         inputs = [self.exact[name] for name in node.inputs]
-        if node.has(Trait.PRODUCT):
+        if node.op in OWN_TERMS:
+            squares = OWN_TERMS[node.op](node, inputs, [np.asarray(weights[name]) for name in node.weights])
+        elif node.has(Trait.PRODUCT):
             x = product_rows(node, inputs[0])
             rounded = rounding_variance(self.file, node.weights[0], x)
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
@@ -235,11 +259,11 @@ class NoiseRuns:
             return None
         axis = token_axis(self.graph, node.name)
         squares = by_rows(self._shown(node, sums.squares), axis)
-        usual, largest = _expected(squares)
+        usual, largest = expected_noise(squares)
         quantised: dict[float, tuple[Array, Array]] = {}
         for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
             if a.q8 and sums.operands is not None and s not in quantised:
-                quantised[s] = _expected(squares * s**2 + by_rows(sums.operands, axis))
+                quantised[s] = expected_noise(squares * s**2 + by_rows(sums.operands, axis))
         found = [
             quantised[s] if a.q8 and s in quantised else (usual * s, largest * s)
             for a, s in zip(ARITHMETICS, sums.sizes, strict=True)
@@ -346,7 +370,7 @@ def _squared_mean(inputs: Sequence[Array]) -> list[Array]:
 _SQUARED: dict[str, Callable[[Sequence[Array]], list[Array]]] = {"pool": _squared_mean}
 
 
-def _expected(variance: Array) -> tuple[Array, Array]:
+def expected_noise(variance: Array) -> tuple[Array, Array]:
     """Rms and largest deviation of rows of independent errors: three deviations of the mean square, two of a value.
 
     The mean square of many equal errors hardly varies; where one value is far noisier than the rest, it does.

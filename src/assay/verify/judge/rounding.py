@@ -9,7 +9,7 @@ can be predicted far below its noise, and a fault smaller than the noise shows. 
   Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
   Q8, half      the scale is rounded to a half before the division
   f16, bf16     every result
-  f16 weights   every tensor of the file
+  f16 weights   every tensor of the file; bf16 weights the same
 
 Touch this module to add a rule: a row of `_RULES`, and its roundings in `hooks`.
 """
@@ -52,6 +52,7 @@ class Rounding:
     half_scale: bool = False
     table: bool = False
     half_weights: bool = False
+    brain_weights: bool = False
     q8_cache: bool = False
 
 
@@ -78,6 +79,7 @@ _RULES = (
         "Q8 activations and a cache of eight bits with half scales", _Q8_CACHE, q8_cache=True, q8=True, half_scale=True
     ),
     Rounding("half precision", "f16", storage="f16"),
+    Rounding("weights in bfloat16", "bf16 weights", brain_weights=True),
     Rounding("bfloat16", "bf16", storage="bf16"),
 )
 
@@ -95,37 +97,44 @@ def roundings(most: SimulatedArithmetic) -> list[Rounding]:
 
 
 class Halved(Weights):
-    """Other weights, each rounded to a half."""
+    """Other weights, each rounded to a half, or to a bfloat16."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, kind: str = "f16") -> None:
         super().__init__(weights.file, weights.dtype, budget=0)
-        self._whole = weights
+        self._whole, self._kind = weights, kind
         self._halves: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._halves:
             whole = self._whole[name]
             if not isinstance(whole, np.ndarray):
-                return _Rows(whole)
-            self._halves[name] = whole.astype(np.float16)
+                return _Rows(whole, self._kind)
+            self._halves[name] = _kept(whole, self._kind)
         return self._halves[name].astype(self.dtype)
 
     def rows(self, name: str) -> Any:
-        return _Rows(self._whole.rows(name))
+        return _Rows(self._whole.rows(name), self._kind)
+
+
+def _kept(values: Array, kind: str) -> Array:
+    """The values in two bytes each, or in float32 where NumPy has no such type."""
+    return values.astype(np.float16) if kind == "f16" else round_to(values.astype(np.float32), kind)
 
 
 class _Rows:
     """A matrix whose rows are rounded as they are read."""
 
-    def __init__(self, matrix: Array | Table) -> None:
-        self._matrix, self.shape = matrix, matrix.shape
+    def __init__(self, matrix: Array | Table, kind: str) -> None:
+        self._matrix, self.shape, self._kind = matrix, matrix.shape, kind
 
     def __getitem__(self, rows: Any) -> Array:
-        return round_to(self._matrix[rows], "f16")
+        return round_to(self._matrix[rows], self._kind)
 
 
 def weights_of(rule: Rounding, weights: Weights) -> Weights:
     """The weights as a run that obeys the rule reads them."""
+    if rule.brain_weights:
+        return Halved(weights, "bf16")
     return Halved(weights) if rule.half_weights else weights
 
 
@@ -156,11 +165,11 @@ def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
     def result(node: Node, y: Array) -> Array:
         if y.dtype.kind != "f":
             return y
-        if rule.q8_cache and node.has(Trait.STATE):
+        if rule.q8_cache and node.has(Trait.CACHES):
             return cached(y)
         if rule.storage:
             return round_to(y, rule.storage)
-        return round_to(y, "f16") if rule.half_cache and node.has(Trait.STATE) else y
+        return round_to(y, "f16") if rule.half_cache and node.has(Trait.CACHES) else y
 
     return Hooks(operand, result)
 

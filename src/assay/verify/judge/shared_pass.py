@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from assay.engines.reference import evaluate
 from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
-from assay.graph import INPUTS, Graph, Node
+from assay.graph import INPUTS, Graph, Node, Trait
 from assay.models import Model
+from assay.system.stages import stage
 from assay.verify.judge.arithmetic import product_rows
 
 Array = NDArray[Any]
@@ -76,14 +77,14 @@ class _Squared:
         return np.asarray(self[:], dtype)
 
 
-def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, int], None] | None = None) -> None:
-    """Show every node of the model's graph to every visitor, in order."""
+def sweep(model: Model, visitors: Sequence[Visitor], label: str = "computing the definition") -> None:
+    """Show every node of the model's graph to every visitor, in order. `label` names the stage of progress."""
     weights = Streamed(model.file)
-    for i, node in enumerate(model.graph):
-        for visitor in visitors:
-            visitor.visit(node, weights)
-        if progress:
-            progress(i + 1, len(model.graph))
+    with stage(label, len(model.graph), "nodes") as tell:
+        for done, node in enumerate(model.graph, 1):
+            for visitor in () if node.has(Trait.SHOWS_STATE) else visitors:  # a state follows from no single node
+                visitor.visit(node, weights)
+            tell(done)
 
 
 Lanes = Sequence[Sequence[Array]]

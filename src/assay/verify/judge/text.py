@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from assay.models import Model
 from assay.system.counting import counted
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.known import BLAMED, OWN, told
 from assay.verify.judge.overflow import NonFiniteOrigin
 
 
@@ -30,7 +31,8 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
             lines.append(f"  {model.graph[first.name]}")
         others = [n.name for n in diff.at_fault if n is not first]
         if others:
-            lines.append(f"  also at fault themselves: {_some(others)}")
+            lines.append(f"  {_also(diff)}: {_some(others)}")
+        lines.append(f"  {told(diff.nodes)}")
     lines.append("  " + ", ".join(f"{n} {v}" for v, n in counts.items() if n))
     lines += [f"  contradiction: {c}" for c in diff.contradictions]
     lines += [f"  note: {n}" for n in diff.notes]
@@ -39,13 +41,12 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     if not diff.nodes:
         return "\n".join(lines)
     lines.append("")
-    lines.append(f"{'node':<24}{'verdict':<10}{'fault':<11}{'nmse':>10}{'cosine':>12}{'max error':>11}")
+    lines.append(f"{'node':<24}{'verdict':<10}{'fault':<15}{'nmse':>10}{'cosine':>12}{'max error':>11}")
     at = diff.nodes.index(first) if first else 0
     shown = diff.nodes if len(diff.nodes) <= rows else diff.nodes[max(0, at - 3) : max(0, at - 3) + rows]
     for n in shown:
         e = n.evidence
-        whose = {True: "own", False: "inherited", None: "unknown" if n.verdict == "wrong" else ""}[n.own]
-        lines.append(f"{n.name:<24}{n.verdict:<10}{whose:<11}{e.nmse:>10.2e}{e.cosine:>12.8f}{e.worst:>11.2e}")
+        lines.append(f"{n.name:<24}{n.verdict:<10}{n.known.short:<15}{e.nmse:>10.2e}{e.cosine:>12.8f}{e.worst:>11.2e}")
     if len(shown) < len(diff.nodes):
         lines.append(f"… {len(diff.nodes) - len(shown)} more; --all shows every node")
     return "\n".join(lines)
@@ -72,11 +73,17 @@ def _before(diff: Diff) -> str:
 
 def _blame(n: NodeVerdict) -> str:
     segment = n.evidence.segment
-    if len(segment) > 1:
-        return (
-            f"the fault lies between {segment[0]} and {n.name}, {len(segment)} nodes of which only the last was dumped"
-        )
-    return "recomputed from the dump's own inputs it differs, so the fault is its own"
+    if n.known in BLAMED and len(segment) > 1:
+        many = f"{len(segment)} operations"
+        return f"the fault lies between {segment[0]} and {n.name}: {many}, and nothing between them was dumped whole"
+    if n.known is OWN:
+        return "recomputed from the dump's own inputs it differs, so the fault is its own"
+    return "no model was given, so nothing tells whose fault it is"
+
+
+def _also(diff: Diff) -> str:
+    sure = all(n.known is OWN for n in diff.at_fault)
+    return "also at fault themselves" if sure else "also at fault, as far as the dump tells"
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

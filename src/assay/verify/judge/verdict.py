@@ -6,7 +6,7 @@ compares two dumps without a model. Touch `decide` to change when a node counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,26 +16,28 @@ from assay.models import Model
 from assay.system import heap
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.state_rows import with_states_apart
 from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict, Verdict
 from assay.verify.judge.evidence import Evidence
-from assay.verify.judge.examine import examine, follows
+from assay.verify.judge.examine import Examined, examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level
 from assay.verify.judge.routing import Route
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
+from assay.verify.judge.state_verdicts import decide_states, in_order, state_notes
 from assay.verify.thresholds import CLEARLY_OWN, MISPRINTS
 
 
 def judge(
     model: Model,
     dump: Dump,
-    progress: Callable[[int, int], None] | None = None,
     cache: bool = True,
     inputs: RunInputs | None = None,
 ) -> Diff:
     """The verdict on a resolved dump. `inputs` is the record of its tokens, where the caller has it already."""
-    if not dump.by_name and dump.not_finite is None:
+    dump = with_states_apart(dump, model.graph)
+    if not dump.by_name and not dump.states and dump.not_finite is None:
         known = ", ".join(node.name for node in list(model.graph)[:20])
         theirs = ", ".join(dump.unmatched[:20]) or "none"
         raise AssayError(
@@ -43,16 +45,23 @@ def judge(
         )
     inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
     with one_thread(model.graph), heap.kept():
-        evidence, routes = examine(inputs, dump, progress, cache) if dump.by_name else ([], [])
+        found = examine(inputs, dump, cache) if dump.by_name or dump.states else Examined([], [], [])
+    evidence = found.evidence
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
     nodes = tuple(decide(inputs, dump, evidence, arithmetic))
+    states = decide_states(model.graph, dump.steps, found.states, nodes, arithmetic)
+    nodes = in_order(model.graph, (*nodes, *states))
     return Diff(
         a=f"{model.file.path.name}@definition",
         b=dump.source,
         arithmetic=arithmetic,
         nodes=nodes,
         unmatched=dump.unmatched,
-        notes=(*dump.notes, *_rerouted(routes, nodes, arithmetic)),
+        notes=(
+            *dump.notes,
+            *_rerouted(found.routes, nodes, arithmetic),
+            *state_notes(dump, found.states, nodes, arithmetic),
+        ),
         contradictions=tuple(contradictions(dump)),
     )
 

@@ -300,12 +300,12 @@ ShortArgs = _define(
 MapArgs = _define(
     "MapArgs",
     "An elementwise operation (rows.cu).",
-    ("const float*", "x y z", "z: a table of weights; y has the row of each value"),
+    ("const float*", "x y z", "z: a third operand, or a table of weights of which y has the row of each value"),
     ("float*", "out"),
     ("int64_t", "rows"),
     ("int32_t", "width x_width y_width op", "width: of out; op: MapOp"),
     ("int32_t", "integer", "Act, the first column of a slice, or ConcatFlag"),
-    ("int32_t", "z_rows parts padding", "parts: heads or experts of a row of out"),
+    ("int32_t", "z_rows parts z_width", "parts: heads or experts of a row of out"),
     ("float", "number second", "a lower bound or a factor; an upper bound or a limit"),
 )
 RowArgs = _define(
@@ -317,6 +317,19 @@ RowArgs = _define(
     ("int32_t", "width parts"),
     ("float", "eps"),
     ("int32_t", "w_step", "from one part's weights to the next one's"),
+)
+ScanArgs = _define(
+    "ScanArgs",
+    "A recurrence, or a convolution, over the tokens of each sequence (recurrent.cu).",
+    ("const float*", "x[6]", "operands in the order of the graph's operation"),
+    ("const float*", "weight", "A, u or the taps of each channel; or null"),
+    ("float*", "out states", "states: all state slots"),
+    ("const int32_t*", "sequences", "[sequences][STATE_WORDS], see StateWord"),
+    ("int64_t", "slot_floats offset", "floats of a state slot; where this state begins in it"),
+    ("int32_t", "heads groups channels rows", "rows: of a head's state; of a convolution, its taps"),
+    ("int32_t", "kind per_channel", "ScanKind; per_channel: every channel has a decay"),
+    ("float", "scale"),
+    ("int32_t", "padding"),
 )
 HalveArgs = _define(
     "HalveArgs",

@@ -17,6 +17,8 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "MAX_NORMS": (2, "norms of one walk step"),
     "TILE_WORDS": (8, "int32 words of a query tile, see TileWord"),
     "CHUNK_WORDS": (6, "int32 words of a chunk, see ChunkWord"),
+    "STATE_WORDS": (4, "int32 words of a sequence with a state, see StateWord"),
+    "CONTINUES": (-2, "STATE_FROM of a row that goes on where the row before has ended"),
     "HALVED_SHIFT": (28, "bit of `halved` from which on it holds a HalvedAs; the bits below are the rows of memory"),
     "LINE": (272, "bytes between the 256 codes of two rows in shared memory: eight rows hit all banks"),
     "HALF_BLOCK": (128, "keys that attention_tensor.cu stages at a time"),
@@ -36,7 +38,9 @@ def cpp_name(constant: str) -> str:
 
 
 PAGE, BLOCK, MAX_PARTS, MAX_NORMS = (CONSTANTS[name][0] for name in ("PAGE", "BLOCK", "MAX_PARTS", "MAX_NORMS"))
-TILE_WORDS, CHUNK_WORDS, HALVED_SHIFT = (CONSTANTS[n][0] for n in ("TILE_WORDS", "CHUNK_WORDS", "HALVED_SHIFT"))
+TILE_WORDS, CHUNK_WORDS, STATE_WORDS, HALVED_SHIFT = (
+    CONSTANTS[name][0] for name in ("TILE_WORDS", "CHUNK_WORDS", "STATE_WORDS", "HALVED_SHIFT")
+)
 LINE, HALF_BLOCK, PROMPT_KEYS, FLOAT_STEP = (
     CONSTANTS[name][0] for name in ("LINE", "HALF_BLOCK", "PROMPT_KEYS", "FLOAT_STEP")
 )
@@ -53,6 +57,8 @@ class Act(IntEnum):
     GELU_TANH = 1
     GELU_ERF = 2
     RELU = 3
+    RELU_SQR = 4
+    TANH = 5
 
 
 class WeightFormat(IntEnum):
@@ -112,6 +118,38 @@ class MapOp(IntEnum):
     MUL = 20
     MUL_WEIGHT = 21
     CONCAT = 22
+    SOFTPLUS = 23
+    EXP = 24
+    XIELU = 25
+    ADD_SCALAR = 26
+    HEAD_GAIN = 27
+    ADD_GAIN = 28
+    LERP = 29
+    LERP_ROW = 30
+    REPEAT_HEADS = 31
+    JOIN = 32
+    MIX_STREAMS = 33
+    ADD_TO_STREAMS = 34
+
+
+class ScanKind(IntEnum):
+    """Recurrence that the kernels `scan_N` compute (recurrent.cu)."""
+
+    DELTA_RULE = 0
+    SSM_SCAN = 1
+    WKV6 = 2
+    WKV7 = 3
+
+
+class StateWord(IntEnum):
+    """Words of a sequence (ScanArgs.sequences): its first row, its tokens, and the slots that hold its state before and
+    after the step. STATE_FROM is -1 where the sequence begins. A sequence whose state is kept at several tokens has
+    several rows; STATE_FROM of the further ones is kContinues. Padding has no tokens."""
+
+    STATE_ROW = 0
+    STATE_TOKENS = 1
+    STATE_FROM = 2
+    STATE_TO = 3
 
 
 class ConcatFlag(IntFlag):
@@ -214,8 +252,8 @@ class ChunkWord(IntEnum):
 
 
 ENUMS: tuple[type[IntEnum] | type[IntFlag], ...] = (
-    Act, WeightFormat, KvType, MapOp, ConcatFlag, Pooling, ScoreOp, Prologue, HalvedAs, StepKind, StepFlag, Gating,
-    TileWord, ChunkWord,
+    Act, WeightFormat, KvType, MapOp, ScanKind, StateWord, ConcatFlag, Pooling, ScoreOp, Prologue, HalvedAs, StepKind,
+    StepFlag, Gating, TileWord, ChunkWord,
 )  # fmt: skip
 
 # The graph's names of these choices.

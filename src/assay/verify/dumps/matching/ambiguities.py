@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ Array = NDArray[Any]
 Rows = tuple[int, int] | None
 _CLOSEST = 1e-7  # smaller distances count as equal: a few matching digits prove no more
 _NEAR = 0.15  # of a row's rms: a larger distance is no evidence for a node
+_SURE = 0.02  # of a row's rms: so near, best logits show that another row than the last was printed
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
@@ -44,7 +46,9 @@ def choose_readings(
         expected = measure(replace(obs, rows=rows), value, axis, width)
         if len(expected) != len(obs.target()):
             return math.inf
-        scale = float(np.sqrt(np.mean(np.square(rows_of(value, axis, rows), dtype=np.float64)))) + 1e-30
+        # A row with a few huge values, as the first token has, makes the distance of any small values tiny.
+        against = expected if obs.kind in ("first", "last") else rows_of(value, axis, rows)
+        scale = float(np.sqrt(np.mean(np.square(against, dtype=np.float64)))) + 1e-30
         error = float(np.mean(np.abs(obs.target() - expected))) / scale
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
@@ -96,29 +100,47 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
 def _vote(
     observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]
 ) -> dict[str, str]:
-    """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances."""
+    """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances.
+
+    Lists that are near some row decide first, because the values after a fault match no row and would outvote them.
+    If no list is near any row, the first list decides: it has passed the fewest faulty operations.
+    """
     totals: dict[str, dict[str, float]] = {}
+    near: dict[tuple[str, str], float] = {}  # sums for lists in which a list that is not near counts as _NEAR
+    earliest: dict[tuple[str, str], float] = {}  # distances of the first list
     counts: dict[str, int] = {}
     for obs in observations:
         options = _rows(obs, n)
         if options[0][0] == "fixed":
             continue
-        counts[_class(obs)] = counts.get(_class(obs), 0) + 1
+        kind = _class(obs)
+        counts[kind] = counts.get(kind, 0) + 1
         for label, rows in options:
             best = min(distance(replace(obs, name=name), rows) for name in (obs.name, *obs.others))
-            totals.setdefault(_class(obs), {}).setdefault(label, 0.0)
-            totals[_class(obs)][label] += math.log(min(best, 1e3))
-        if len(options) < 4 and "said" in totals.get(_class(obs), {}):
-            totals[_class(obs)]["said"] += math.log(1e3)
+            totals.setdefault(kind, {}).setdefault(label, 0.0)
+            totals[kind][label] += math.log(min(best, 1e3))
+            if kind == "list":
+                near[kind, label] = near.get((kind, label), 0.0) + math.log(min(best, _NEAR) / _NEAR)
+                earliest.setdefault((kind, label), best)
+        if len(options) < 4 and "said" in totals.get(kind, {}):
+            totals[kind]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
-    votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+
+    undecided = not any(near.values())
+
+    def rank(kind: str, label: str) -> tuple[float, float, float, int]:
+        first = earliest.get((kind, label), 0.0) if undecided else 0.0
+        return round(near.get((kind, label), 0.0), 6), round(first, 6), round(totals[kind][label], 6), order[label]
+
+    votes = {kind: min(sums, key=partial(rank, kind)) for kind, sums in totals.items()}
     for kind, sums in totals.items():  # the row that the text names, unless the values clearly favour another
-        margin = (
-            math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)
-        )  # a single one may match by chance
+        # A single observation may match by chance.
+        margin = math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)
         far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # no reading matches: the values decide nothing
         if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
             votes[kind] = "said" if "said" in sums else votes[kind]
+    if "top" in votes and votes["top"] != "said" and min(totals["top"].values()) > math.log(_SURE) * counts["top"]:
+        votes["top"] = "last"  # engines print the best logits of the row from which they sample
     return votes
 
 

@@ -236,7 +236,7 @@ def _layers_of(unit: LineEvidence) -> Iterable[int]:
 
 def _nodes(graph: Graph) -> list[str]:
     """Nodes that people print by the row. The final norm and logits are left out: they need every layer."""
-    found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.STATE)]
+    found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.CACHES | Trait.SHOWS_STATE)]
     return [
         name
         for name in found

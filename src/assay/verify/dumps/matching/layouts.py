@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import Graph
+from assay.graph import Graph, Trait
+from assay.verify.dumps.matching.state_layouts import value_head_order
 from assay.verify.dumps.observation import Observation, from_hf, measure, rows_of, token_axis
 
 Array = NDArray[Any]
+MOST_TAPS = 8  # of a convolution whose padding is recognised
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,20 @@ def readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tok
     """All ways in which the array can be the node's value for the tokens of `rows`, the likeliest first."""
     found: list[ArrayReading] = []
     for reading in _readings(graph, name, array, rows, n_tokens):
-        if not any(np.array_equal(reading.array, r.array) and reading.rows == r.rows for r in found):
-            found.append(reading)
+        for one in _head_orders(graph, name, reading):
+            if not any(np.array_equal(one.array, r.array) and one.rows == r.rows for r in found):
+                found.append(one)
     return found
+
+
+def _head_orders(graph: Graph, name: str, reading: ArrayReading) -> Iterator[ArrayReading]:
+    """The reading, and with value heads in Hugging Face's order where the layer has a delta rule with key heads."""
+    yield reading
+    rows = reading.array.reshape(len(reading.array), -1)
+    order = value_head_order(graph, name, rows.shape[1])
+    if order is not None:
+        label = ", ".join(filter(None, (reading.label, "value heads in Hugging Face's order")))
+        yield replace(reading, label=label, array=rows[:, order].reshape(reading.array.shape))
 
 
 def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_tokens: int) -> Iterator[ArrayReading]:
@@ -50,7 +63,12 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
             want = (count, *(int(d) for d in symbolic[1:]))
             yield from (ArrayReading(label, a, covered) for label, a in _arrange(array, want, 0))
         return
+    if graph[name].has(Trait.SHOWS_STATE):
+        return  # a state has no row for each token: `state_layouts.py`
     axis = token_axis(graph, name)
+    if name.startswith("conv_output") and (cut := _channels_first(array, n, int(symbolic[-1]))) is not None:
+        yield ArrayReading("channels first, the kernel's overhang cut", cut, whole)
+        return
     padded = symbolic[-1] == "S" and array.ndim >= 2 and array.shape[-1] > keys
     if padded:  # scores over the whole allocated cache: the keys so far come first
         array = array[..., :keys]
@@ -66,6 +84,14 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
         want = tuple(count if d == "T" else keys if d == "S" else int(d) for d in symbolic)
         for label, a in _arrange(array, want, axis):
             yield ArrayReading(", ".join(filter(None, (note, label, "padded keys cut" if padded else ""))), a, covered)
+
+
+def _channels_first(array: Array, n: int, channels: int) -> Array | None:
+    """A convolution of PyTorch, [channels, tokens + taps - 1], whose columns after the last token are its padding."""
+    thin = array.reshape(tuple(d for d in array.shape if d != 1) or (1,))
+    if thin.ndim == 2 and thin.shape[0] == channels and n < thin.shape[1] <= n + MOST_TAPS:
+        return thin[:, :n].T
+    return None
 
 
 def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[str, Array]]:
@@ -84,6 +110,8 @@ def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[s
         side = (want[1], want[0] * want[2])
         if axis == 1 and shape == tuple(d for d in side if d != 1):
             yield "heads side by side", array.reshape(swapped).transpose(1, 0, 2)
+    if len(want) == 2 and want[0] == 1 and len(shape) == 2:  # one token, heads apart
+        yield "", array.reshape(want)
     if len(want) == 2 and len(shape) == 3:  # heads apart, where the graph has them side by side
         if shape[0] == want[0]:
             yield "", array.reshape(want)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from assay.graph import Graph, Trait, join, split
+from assay.verify.dumps.naming.name_rule import HF, LAYER, N, NameRule
+from assay.verify.dumps.naming.recurrent_names import gated_query, recurrent_rules
 
 # llama.cpp: one name, several values; ggml's operation tells them apart. Empty: a view of a value named before. A
 # matrix product denotes the first of the nodes that is one: `gemma4` calls its K product `Vcur` where V is made of it,
@@ -24,6 +25,8 @@ BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("Qcur", "ADD"): ("Qcur_biased",), ("Kcur", "ADD"): ("Kcur_biased",), ("Vcur", "ADD"): ("Vcur",),
     ("Qcur", "ROPE"): ("Qcur",), ("Kcur", "ROPE"): ("Kcur",), ("Qcur", "SCALE"): ("Qcur_scaled",),
     ("attn_out", "ADD"): ("sa_out", "attn_out"), ("ffn_norm", "ADD"): (),
+    ("ffn_inp", "MUL_MAT"): ("mamba_out", "attn_out"), ("ffn_inp", "RESHAPE"): ("mamba_out",),
+    ("ffn_inp", "GET_ROWS"): (),
     **{(role, op): () for role in ("Qcur", "Kcur", "Vcur") for op in ("RESHAPE", "VIEW", "PERMUTE", "CONT")},
 }  # fmt: skip
 # Names that denote no single value: `norm` is every RMSNorm before its weight; the others are views and copies.
@@ -35,58 +38,52 @@ IGNORED = re.compile(
 OLD = {
     "inp_embd": "embd", "kq_soft_max_ext": "kq_soft_max", "kqv_merged_cont": "kqv_out", "ffn_gate_par": "ffn_swiglu",
     "bqkv": "wqkv_b", "kqv_wo": "attn_out", "ffn_par": "ffn_swiglu", "Qcur_pos": "Qcur",
-    "Kcur_pos": "Kcur", "Vcur_normed": "Vcur",
+    "Kcur_pos": "Kcur", "Vcur_normed": "Vcur", "model.embed_tokens": "embd", "attn_output": "attn_out",
+    "gate": "gate_raw", "post_moe": "l_out", "post_ffn": "l_out", "Qcur_view": "Qcur_proj",
 }  # fmt: skip
-
-_HF = r"(?:model\.|transformer\.|base_model\.model\.)*"
-_N = r"(?P<n>\d+)"
-_LAYER = rf"(?:layers?|blk|blocks?|h)[. _-]?{_N}[. _/-]+"
-
-
-@dataclass(frozen=True)
-class NameRule:
-    """`pattern` (the whole name, any case) denotes the first of `nodes` that the graph has."""
-
-    family: str
-    pattern: str
-    nodes: tuple[str, ...]
-    order: str = "gguf"  # "hf": a rotary head is stored as two halves
-    needs: str = ""  # a node without which the first of `nodes` is not meant
+# llama.cpp's names for lfm2: Hugging Face's, with `{}` where the layer would stand. Its `ffn_out` is the norm again.
+_LFM2 = {
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "ffn_out": "ffn_norm", "self_attn.q_proj": "Qcur_proj",
+    "self_attn.k_proj": "Kcur_proj", "self_attn.v_proj": "Vcur", "self_attn.q_layernorm": "Qcur_normed",
+    "self_attn.k_layernorm": "Kcur_normed", "self_attn.out_proj": "attn_out", "conv.in_proj": "bcx",
+    "conv.conv": "conv_output_raw", "conv.out_proj": "shortconv_out",
+}  # fmt: skip
+OLD |= {f"model.layers.{{}}.{name}": node for name, node in _LFM2.items()}
 
 
 def _hugging_face_rules() -> Iterable[NameRule]:
     def hf(name: str, *nodes: str, order: str = "gguf") -> NameRule:
-        return NameRule("Hugging Face", _HF + name, nodes, order)
+        return NameRule("Hugging Face", HF + name, nodes, order)
 
     yield hf(r"embed_tokens", "embd")
-    yield hf(rf"layers\.{_N}\.input_layernorm", "attn_norm-{n}")
-    yield hf(rf"layers\.{_N}\.self_attn\.q_proj", "Qcur_biased-{n}", "Qcur_proj-{n}", order="hf")
-    yield hf(rf"layers\.{_N}\.self_attn\.k_proj", "Kcur_biased-{n}", "Kcur_proj-{n}", order="hf")
-    yield hf(rf"layers\.{_N}\.self_attn\.v_proj", "Vcur-{n}")
-    yield hf(rf"layers\.{_N}\.self_attn\.q_norm", "Qcur_normed-{n}")
-    yield hf(rf"layers\.{_N}\.self_attn\.k_norm", "Kcur_normed-{n}")
-    yield hf(rf"layers\.{_N}\.self_attn\.o_proj\.input", "kqv_out-{n}")
-    yield hf(rf"layers\.{_N}\.self_attn(?:\.o_proj)?", "attn_out-{n}")
-    yield hf(rf"layers\.{_N}\.pre_feedforward_layernorm", "ffn_norm-{n}")
-    yield hf(rf"layers\.{_N}\.post_feedforward_layernorm", "ffn_post_norm-{n}")
-    yield hf(rf"layers\.{_N}\.post_attention_layernorm\.input", "ffn_inp-{n}")
-    yield hf(rf"layers\.{_N}\.post_attention_layernorm", "attn_post_norm-{n}", "ffn_norm-{n}")
-    yield NameRule("Bumblebee", rf"(?:decoder\.)?blocks\.{_N}\.output_norm", ("ffn_norm-{n}",))
-    yield hf(rf"layers\.{_N}\.mlp\.gate_proj", "ffn_gate-{n}")
-    yield hf(rf"layers\.{_N}\.mlp\.up_proj", "ffn_up-{n}")
-    yield hf(rf"layers\.{_N}\.mlp\.down_proj\.input", "ffn_swiglu-{n}", "ffn_geglu-{n}")
-    yield hf(rf"layers\.{_N}\.mlp(?:\.down_proj)?", "ffn_out-{n}")
-    yield hf(rf"layers\.{_N}", "l_out-{n}")
+    yield hf(rf"layers\.{N}\.input_layernorm", "attn_norm-{n}")
+    yield hf(rf"layers\.{N}\.self_attn\.q_proj", "Qcur_biased-{n}", "Qcur_proj-{n}", order="hf")
+    yield hf(rf"layers\.{N}\.self_attn\.k_proj", "Kcur_biased-{n}", "Kcur_proj-{n}", order="hf")
+    yield hf(rf"layers\.{N}\.self_attn\.v_proj", "Vcur-{n}")
+    yield hf(rf"layers\.{N}\.self_attn\.q_norm", "Qcur_normed-{n}")
+    yield hf(rf"layers\.{N}\.self_attn\.k_norm", "Kcur_normed-{n}")
+    yield hf(rf"layers\.{N}\.self_attn\.o_proj\.input", "kqv_out-{n}")
+    yield hf(rf"layers\.{N}\.self_attn(?:\.o_proj)?", "attn_out-{n}")
+    yield hf(rf"layers\.{N}\.pre_feedforward_layernorm", "ffn_norm-{n}")
+    yield hf(rf"layers\.{N}\.post_feedforward_layernorm", "ffn_post_norm-{n}")
+    yield hf(rf"layers\.{N}\.post_attention_layernorm\.input", "ffn_inp-{n}")
+    yield hf(rf"layers\.{N}\.post_attention_layernorm", "attn_post_norm-{n}", "ffn_norm-{n}")
+    yield NameRule("Bumblebee", rf"(?:decoder\.)?blocks\.{N}\.output_norm", ("ffn_norm-{n}",))
+    yield hf(rf"layers\.{N}\.mlp\.gate_proj", "ffn_gate-{n}")
+    yield hf(rf"layers\.{N}\.mlp\.up_proj", "ffn_up-{n}")
+    yield hf(rf"layers\.{N}\.mlp\.down_proj\.input", "ffn_swiglu-{n}", "ffn_geglu-{n}")
+    yield hf(rf"layers\.{N}\.mlp(?:\.down_proj)?", "ffn_out-{n}")
+    yield hf(rf"layers\.{N}", "l_out-{n}")
     yield hf(r"norm", "result_norm")
     yield hf(r"lm_head", "result_output")
     yield NameRule("Hugging Face", r"hidden_states[._\[]0\]?", ("embd",))
     # The last of them is taken after the final norm: there is no layer n, so no `l_out-{n}` is asked for.
-    yield NameRule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
+    yield NameRule("Hugging Face", rf"hidden_states[._\[]{N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
 
 
 def _meta_rules() -> Iterable[NameRule]:
     def meta(name: str, *nodes: str) -> NameRule:
-        return NameRule("Meta, llama2.c", rf"layers\.{_N}\.{name}", nodes)
+        return NameRule("Meta, llama2.c", rf"layers\.{N}\.{name}", nodes)
 
     yield meta("attention_norm", "attn_norm-{n}")
     yield meta(r"attention\.wq", "Qcur_biased-{n}", "Qcur_proj-{n}")
@@ -112,10 +109,12 @@ def _plain_rules() -> Iterable[NameRule]:
         ("ffn_inp|attn_residual|after_attention", "ffn_inp"), ("output|out|x|hidden|l_out", "l_out"),
         ("swiglu|ffn_act|silu_mul", "ffn_swiglu"),
     ):  # fmt: skip
-        yield NameRule("plain", rf"{_LAYER}(?:{names})", (node + "-{n}",))
+        yield NameRule("plain", rf"{LAYER}(?:{names})", (node + "-{n}",))
 
 
-RULES: tuple[NameRule, ...] = (*_hugging_face_rules(), *_meta_rules(), *_plain_rules())
+RULES: tuple[NameRule, ...] = (
+    gated_query(), *_hugging_face_rules(), *recurrent_rules(), *_meta_rules(), *_plain_rules(),
+)  # fmt: skip
 _COMPILED = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in RULES]
 
 
@@ -165,7 +164,7 @@ def page() -> list[str]:
 
     def plain(pattern: str) -> str:
         """A rule's pattern the way a person would write the name."""
-        text = pattern.replace(_HF, "model.").replace(_LAYER, "layer.N.").replace(_N, "N").replace("\\.", ".")
+        text = pattern.replace(HF, "model.").replace(LAYER, "layer.N.").replace(N, "N").replace("\\.", ".")
         text = re.sub(r"\(\?:\.(\w+)\)\?", r"[.\1]", text)
         text = re.sub(r"\(\?:([^()]*)\)", r"\1", text).replace("[._\\[]", ".").replace("\\]?", "")
         return text.replace("|", "`, `")

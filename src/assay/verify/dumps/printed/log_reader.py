@@ -40,6 +40,11 @@ _PUT = re.compile(
 )
 
 
+# A line such as: prompt: "The capital of France is"
+_PROMPT = re.compile(
+    r"""\s{0,40}(?:input[ _])?(?:prompt|text)\s{0,8}[:=]\s{0,8}(?:"(.{1,4000})"|'(.{1,4000})'|“(.{1,4000})”)\s{0,40}""",
+    re.I,
+)
 _PUT_BEHIND = re.compile(r"(?:->|→|=>)\s{0,4}([A-Za-z_]\w{0,15})\s{1,40}(?:[-+]?\.?\d|[\[(:=])")
 
 
@@ -55,7 +60,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(reader.found)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
-        unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread),
+        unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
     )  # fmt: skip
 
 
@@ -65,6 +70,7 @@ class _LogReader:
 
     patterns: list[Pattern]
     tokens: tuple[int, ...] = ()
+    prompt: str = ""
     found: list[Observation] = field(default_factory=list)
     unread: list[Observation] = field(default_factory=list)  # of nodes without a name
     unexplained: list[tuple[str, str]] = field(default_factory=list)  # place and text of lines not understood
@@ -84,7 +90,9 @@ class _LogReader:
         outer = self.context
         fresh = _CELL.fullmatch(line)
         self.context = HeadingStack(possible_row=outer.possible_row) if fresh else outer.at(line)
-        if block is None and (self._read_habit(line, where) or self._read_table_header(line)):
+        if block is None and (
+            self._read_prompt(line) or self._read_habit(line, where) or self._read_table_header(line)
+        ):
             return
         statements = self._statements(line, block)
         new: list[Observation] = []
@@ -117,6 +125,13 @@ class _LogReader:
         again.items = with_ids(with_title(again.items, self.context, self.titles), self.context)
         others = tuple(o for o in observations_of(again, self.context, where) if o.name)
         return [replace(new[0], alternatives=others), *new[1:]]
+
+    def _read_prompt(self, line: str) -> bool:
+        """Keep a quoted prompt. A log without token ids is read with the ids of this text."""
+        matched = _PROMPT.fullmatch(line)
+        if matched is not None and not self.prompt:
+            self.prompt = next(text for text in matched.groups() if text)
+        return matched is not None
 
     def _read_habit(self, line: str, where: str) -> bool:
         matched = by_habit(self.patterns, line, self.context, where)

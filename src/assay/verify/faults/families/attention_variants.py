@@ -238,7 +238,7 @@ _CACHES = {"kq": "cache_k", "kqv": "cache_v"}
 @plant("kv-shared-layer", "keys and values of the layer before the right one", op=_CACHES)
 def wrong_source(c: Context, node: Node, p: float) -> Change | None:
     source = c.model.graph.by_name.get(node.inputs[1])
-    if source is None or not source.has(Trait.STATE) or layer(source) in (None, layer(node)):
+    if source is None or not source.has(Trait.CACHES) or layer(source) in (None, layer(node)):
         return None
     name, shapes = _CACHES[node.op], c.model.graph.shapes
     for i in range((layer(node) or 0) - 1, -1, -1):

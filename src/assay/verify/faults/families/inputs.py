@@ -53,7 +53,12 @@ skipped("v-norm-missing", "V as it is projected", "Vcur", op="rms_norm")
 
 def _uncentred(c: Context, node: Node) -> Change:
     attrs = {key: node.attr(key) for key in ("eps", "n_head")}
-    return Change(node, lambda x, w, *b: sum(b, rms_norm(x, w, **attrs)))
+
+    def run(x: Array, w: Array, *b: Array) -> Array:
+        rows = [v.reshape(x.shape[1:]) if v.size == x[0].size else v for v in b]  # each head may have its own bias
+        return np.asarray(sum(rows, rms_norm(x, w, **attrs)))
+
+    return Change(node, run)
 
 
 at("norm-rms-for-layernorm", "the mean not subtracted", _uncentred, op="layer_norm")
@@ -104,7 +109,7 @@ def after_norm(c: Context, node: Node, p: float) -> Change | None:
 
 # -- q, k, v -------------------------------------------------------------------------------------------------------
 
-NORMED = ("Qcur_normed", "Kcur_normed")
+NORMED = ("Qcur_normed", "Kcur_normed", "Qcur_norm", "Kcur_norm")  # the last two after the rotation
 BIASES = ("bias", "expert_bias")
 
 
@@ -127,7 +132,7 @@ skipped("qknorm-missing", "no norm of q and k", *NORMED)
 
 @plant(
     "qknorm-missing", "q and k normed in the layers without rotation as well", op=("pos_scale", "cache"),
-    when=lambda c, node: not node.has(Trait.STATE) or role(node) == "cache_k",
+    when=lambda c, node: not node.has(Trait.CACHES) or role(node) == "cache_k",
 )  # fmt: skip
 def normed_everywhere(c: Context, node: Node, p: float) -> Change | None:
     one = row(c, node)
@@ -135,7 +140,7 @@ def normed_everywhere(c: Context, node: Node, p: float) -> Change | None:
     if one is None or one.rope is not None or source is None or source.weights or not source.has(Trait.NORM):
         return None
     eps = source.attr("eps")
-    if node.has(Trait.STATE):
+    if node.has(Trait.CACHES):
         return Change(node, lambda x: rms_norm(x.reshape(len(x), one.n_head_kv, -1), eps=eps, n_head=0))
     own = standard(node)
     return Change(node, lambda x, pos: own(rms_norm(x, eps=eps, n_head=one.n_head), pos))
@@ -190,3 +195,45 @@ at(
     "qknorm-order", "norm and rotation exchanged", _norm_and_turn,
     op=("rope", "rms_norm", "layer_norm"), roles=(*NORMED, "Qcur", "Kcur"),
 )  # fmt: skip
+
+_PLACES = {"Qcur_normed": "Qcur", "Kcur_normed": "Kcur", "Qcur": "Qcur_normed", "Kcur": "Kcur_normed"}
+
+
+@plant("qknorm-order", "norm and rotation exchanged, each under its own name", op=("rms_norm", "rope", "kq", "cache"))
+def own_names(c: Context, node: Node, p: float) -> Change | None:
+    """The norm shows the normed rotation, the rotation its bare value, and scores read the norm."""
+    query, key = sibling(c, node, "Qcur_normed"), sibling(c, node, "Kcur_normed")
+    if query is None or key is None or not query.has(Trait.NORM) or not key.has(Trait.NORM):
+        return None
+    turns = {"Qcur": sibling(c, node, "Qcur"), "Kcur": sibling(c, node, "Kcur")}
+    if any(turn is None or not is_rotation(turn) or turn.weights for turn in turns.values()):
+        return None
+    if node.op == "kq":
+        return _scored(node, turns["Qcur"], query)
+    if node.op == "cache":
+        turned = turns["Kcur"]
+        found = turned is not None and node.inputs == (turned.name,)
+        return Change(replace(node, inputs=(key.name,))) if found else None
+    if role(node) not in _PLACES:
+        return None
+    other = sibling(c, node, _PLACES[role(node)])
+    norm, turn = (node, other) if node.has(Trait.NORM) else (other, node)
+    if norm is None or turn is None:
+        return None
+    source, turned_by, normed_by = norm.inputs[0], standard(turn), standard(norm)
+    if node.has(Trait.NORM):
+        return Change(
+            replace(node, inputs=(source, "inp_pos")),
+            lambda x, pos, *w: normed_by(turned_by(x, pos), *w).reshape(x.shape),
+        )
+    return Change(replace(node, inputs=(source, "inp_pos"), weights=()), turned_by)
+
+
+def _scored(node: Node, turn: Node | None, query: Node) -> Change | None:
+    """Scores that read the norm in the place of the rotation."""
+    if turn is None or node.inputs[0] != turn.name:
+        return None
+    n_head, own = turn.attr("n_head"), standard(node)
+    return Change(
+        replace(node, inputs=(query.name, *node.inputs[1:])), lambda q, k: own(q.reshape(len(q), n_head, -1), k)
+    )

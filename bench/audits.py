@@ -1,0 +1,159 @@
+"""Audits of a stock llama.cpp (xllamacpp) in honest and dishonest configurations: docs/lab/audits.md.
+
+    python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
+
+Every configuration runs in a process of its own behind HTTP. Results are kept in build/audits.json by model,
+configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.synthetic import make_kquant  # noqa: E402
+from tests.verify.endpoint.stock_server import stock  # noqa: E402
+
+from assay.gguf import open_file  # noqa: E402
+from assay.gguf.mixes import mix_by_name  # noqa: E402
+from assay.gguf.requantize import quantize  # noqa: E402
+from assay.models import load  # noqa: E402
+from assay.runtime import hub  # noqa: E402
+from assay.text import Tokenizer  # noqa: E402
+from assay.verify.endpoint.audit_findings import AuditOptions  # noqa: E402
+from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
+from assay.verify.endpoint.client import Client  # noqa: E402
+
+KEPT = ROOT / "build" / "audits.json"
+PAGE = ROOT / "docs" / "lab" / "audits.md"
+HEAD = "| served | audits | verdicts | named | tokens to detection | requests | processor s | an answer |"
+Q8, Q4 = ({f"cache_type_{side}": kind for side in "kv"} for kind in ("q8_0", "q4_0"))
+# name -> claimed, served, options of the server, changes of a proxy, words that the right answer has
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
+    "as claimed": ("claim", "claim", {}, {}, ""),
+    "Q4_0, and claimed so": ("Q4_0", "Q4_0", {}, {}, ""),
+    "prefix cache off": ("claim", "claim", {"cache_prompt": False}, {}, ""),
+    "cache in q8_0": ("claim", "claim", Q8, {}, ""),
+    "four slots": ("claim", "claim", {"n_parallel": 4}, {}, ""),
+    "batches of 8": ("claim", "claim", {"n_batch": 8, "n_ubatch": 8}, {}, ""),
+    "two digits": ("claim", "claim", {}, {"digits": 2}, ""),
+    "RoPE base 1e4": ("claim", "claim", {"rope_freq_base": 1e4}, {}, "base of 10000"),
+    "RoPE scale 0.5": ("claim", "claim", {"rope_freq_scale": 0.5}, {}, "multiplied by 0.5"),
+    "weights in Q4_0": ("claim", "Q4_0", {}, {}, "Q4_0"),
+    "weights in Q4_K_M": ("claim", "Q4_K_M", {}, {}, "Q4_K_M"),
+    "weights in Q2_K": ("claim", "Q2_K", {}, {}, "Q2_K"),
+    "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
+    "another model": ("claim", "other", {}, {}, "model"),
+    "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),
+    "usual system message": ("claim", "claim", {}, {"system": "Be concise."}, "Be concise"),
+    "temperature 0.8": ("claim", "claim", {}, {"temperature": 0.8}, "temperature 0 was asked for"),
+    "top-k 1": ("claim", "claim", {}, {"top_k": 1}, "top-k 1"),
+    "one seed": ("claim", "claim", {}, {"seed": 5}, "seeds"),
+}
+
+
+def files(name: str, folder: Path) -> dict[str, Path]:
+    """The files of a model, made when they are first needed."""
+    claim = make_kquant(folder / "claim.gguf") if name == "synthetic" else hub.resolve(name)
+    return {"claim": claim, "other": folder / "other.gguf"}
+
+
+def file_of(kind: str, made: dict[str, Path], folder: Path) -> Path:
+    if kind == "other" and not made["other"].exists():
+        make_kquant(made["other"], seed=8)
+    if kind not in made:
+        made[kind] = folder / f"{kind}.gguf"
+        quantize(open_file(made["claim"]), made[kind], mix_by_name(kind), allow_requantize=True)
+    return made[kind]
+
+
+def one(case: str, made: dict[str, Path], folder: Path, seed: int, alone: bool) -> dict[str, Any]:
+    claim, served, options, proxy, words = CASES[case]
+    model = load(open_file(file_of(claim, made, folder)))
+    proxy = {**proxy, "drop": ["logprobs"]} if alone else proxy
+    started = time.process_time()
+    with stock(file_of(served, made, folder), options, proxy) as url:
+        client = Client(url, Tokenizer.from_gguf(model.file))
+        found = audit_endpoint(model, client, AuditOptions(seed=seed, threads=1), progress=lambda _: None)
+    said = "; ".join(f"{f.words} ({f.confidence:.2f})" for f in found.findings)
+    detected_at = next((i + 1 for i, v in enumerate(found.path) if v >= 6.9), None)
+    return {
+        "verdict": found.verdict, "said": said, "named": bool(words) and bool(found.findings)
+        and words in found.findings[0].words, "tokens": found.places, "requests": found.requests,
+        "detected_after": None if detected_at is None else round(detected_at * found.places / found.blocks),
+        "cpu": round(time.process_time() - started, 1), "seconds": round(found.seconds, 1),
+        "sure": max((f.confidence for f in found.findings), default=0.0),
+    }  # fmt: skip
+
+
+def page(kept: dict[str, Any]) -> str:
+    out = [
+        "# Audits in numbers\n",
+        "Audits of llama.cpp's server (xllamacpp) over HTTP, one option changed at a time, made by",
+        "`python bench/audits.py --write`. The method is in [audits](../explanation/audit.md). Processor time is",
+        "that of the auditor with one thread. Machine: two x86 cores, Xeon 2.5 GHz, AVX2, with other work on it; "
+        f"{time.strftime('%d %B %Y')}.\n",
+    ]
+    for model in sorted({key.split("|")[0] for key in kept}):
+        for mode in ("log-probabilities", "tokens alone"):
+            rows = []
+            for case in CASES:
+                runs = [v for k, v in kept.items() if k.startswith(f"{model}|{mode}|{case}|")]
+                if runs:
+                    rows.append(_row(case, runs))
+            if rows:
+                out += [f"## {model}, {mode}\n", HEAD, "|---|---|---|---|---|---|---|---|", *rows, ""]
+    return "\n".join(out)
+
+
+def _row(case: str, runs: list[dict[str, Any]]) -> str:
+    verdicts = ", ".join(
+        f"{v} {sum(r['verdict'] == v for r in runs)}" for v in dict.fromkeys(r["verdict"] for r in runs)
+    )
+    named = f"{sum(r['named'] for r in runs)}" if CASES[case][4] else "–"
+    at = [r["detected_after"] for r in runs if r["detected_after"]]
+    detected = f"{statistics.median(at):.0f}" if at else "–"
+    requests, cpu = (statistics.median(r[k] for r in runs) for k in ("requests", "cpu"))
+    said = runs[0]["said"].replace("|", "\\|") or "–"
+    figures = f"{named} | {detected} | {requests:.0f} | {cpu:.0f}"
+    return f"| {case} | {len(runs)} | {verdicts} | {figures} | {said} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", default="synthetic", help="a model, or `synthetic` (default)")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--tokens-alone", action="store_true", help="without log-probabilities")
+    parser.add_argument("--write", action="store_true", help="only write the page")
+    args = parser.parse_args()
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if not args.write:
+        mode = "tokens alone" if args.tokens_alone else "log-probabilities"
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            made = files(args.model, folder)
+            for seed in range(args.first_seed, args.first_seed + args.seeds):
+                for case in args.only or CASES:
+                    key = f"{args.model}|{mode}|{case}|{seed}"
+                    if key in kept or (case == "another model" and args.model != "synthetic"):
+                        continue
+                    kept[key] = one(case, made, folder, seed, args.tokens_alone)
+                    KEPT.parent.mkdir(exist_ok=True)
+                    KEPT.write_text(json.dumps(kept, indent=1))
+                    print(f"{key}: {kept[key]}", flush=True)
+    PAGE.write_text(page(kept))
+
+
+if __name__ == "__main__":
+    main()

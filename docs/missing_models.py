@@ -1,0 +1,106 @@
+"""The architectures of llama.cpp that assay does not run, and what each would take, for docs/reference/models.md.
+
+Read off the graphs of llama.cpp (a copy of 2026-08-22; names marked * are in llama-cpp-python 0.3.36 alone and only
+their class is known). *Builder* means that every operation exists: a function in `models/`, a row of the catalogue and
+golden data.
+"""
+
+from __future__ import annotations
+
+MISSING: dict[str, str] = {
+    "afmoe": "builder: gated attention, windows, layers without rotation, sigmoid experts with a shared one",
+    "arctic": "builder: experts beside a dense part, each with its own norm and residual",
+    "arwkv7": "builder: RWKV-7's recurrence with Qwen2's feed-forward part and RMS norms; one token shift",
+    "baichuan": "builder: llama; the 13B model has ALiBi slopes in place of rotation",
+    "bailingmoe": "builder: llama's attention, softmax experts with shared ones",
+    "bailingmoe3": "a safe gate with a lower bound in the delta rule's decay, clamped SwiGLU, gates on MLA",
+    "bitnet": "builder: norms inside attention and feed-forward part, a scale a matrix (read since NVFP4)",
+    "bloom": "builder: LayerNorm with biases, ALiBi, a norm on the embedding",
+    "chameleon": "builder for text: q/k LayerNorm by heads; image tokens are masked in the logits",
+    "chatglm": "builder: fused qkv with bias, half the head rotated, one matrix for gate and up",
+    "clip": "images: a vision graph, no text model",
+    "codeshell": "builder: LayerNorm with biases, fused qkv, rotation of the whole head",
+    "cogvlm": "a second set of weights for image tokens in every layer; text alone is llama",
+    "cohere2moe": "builder: cohere2 with experts behind leading dense layers; a draft layer",
+    "dbrx": "builder: clamped fused qkv, LayerNorm without bias, normalised softmax experts",
+    "deci": "builder: llama whose layers may have no attention, a linear attention or no feed-forward part",
+    "deepseek": "builder: llama's attention, experts with shared ones behind leading dense layers",
+    "deepseek2-ocr": "builder for text: deepseek without MLA; images are another graph",
+    "deepseek32": "an index that chooses keys for each query, its cache, and attention over the chosen keys",
+    "deepseek4": "chosen and compressed keys, hyper-connections between layers, routing by a hash of the token",
+    "dflash": "a head that only drafts, fed by several layers of another file",
+    "dots3note": "chosen keys in two MLA widths (window and full), gated attention",
+    "dream": "text by filling in masks: a loop of its own over a bidirectional Qwen2",
+    "eagle3": "a head that only drafts, fed by three layers of another file",
+    "eurobert": "builder: llama without causal mask and without cache, an encoder",
+    "exaone-moe": "builder: exaone4 with sigmoid experts behind leading dense layers; a draft layer",
+    "gemma4-assistant": "a head that only drafts: Gemma 4 layers that read the main model's keys and values",
+    "glm-dsa": "an index that chooses keys, as in deepseek32, on GLM's layers",
+    "glm5-next": "* attention over chosen keys",
+    "gptj": "builder: one LayerNorm for attention and feed-forward part side by side, partial rotation of pairs",
+    "gptneox": "builder: attention and feed-forward part side by side or in turn, partial rotation, biases",
+    "granite_swa": "builder: granite with windows, sinks and layers without rotation",
+    "graniteswitch": "low-rank adapters that tokens switch on and off: a state of which adapter is active",
+    "grok": "builder: norms before and after each part, caps on scores, router and logits, scales",
+    "grovemoe": "a second, smaller expert for each group of experts, routed by the first choice",
+    "hrm_text": "* builder",
+    "hunyuan_vl": "builder for text: hunyuan-dense with sections of positions; images are another graph",
+    "hy_v3": "builder: llama with q/k norms, sigmoid experts behind leading dense layers; a draft layer",
+    "hy_v4": "* attention over chosen keys",
+    "jais": "builder: GPT-2's layers with ALiBi and SwiGLU, biases",
+    "jais2": "builder: LayerNorm with biases, squared ReLU",
+    "jina-bert-v2": "builder: bert with ALiBi, GeGLU and optional q/k LayerNorms, an encoder",
+    "kimi-k3": "a decay with a lower bound, the SiTU activation, residuals over blocks of layers, latent experts",
+    "laguna": "builder: softplus-gated attention by heads, windows with their own rotation, sigmoid experts",
+    "llada": "text by filling in masks: a loop of its own over a bidirectional llama",
+    "llada-moe": "text by filling in masks: a loop of its own over a bidirectional OLMoE",
+    "llama-embed": "a row: llama without causal mask, an encoder",
+    "maincoder": "a row: qwen3's layers under another name",
+    "maple": "* builder",
+    "mellum": "builder: qwen3moe with windows",
+    "mimo2": "builder: windows with sinks, other widths of values, sigmoid experts; draft layers",
+    "minicpm3": "builder: MLA with separate keys and values, MiniCPM's scales, long and short factors",
+    "minimax-01": "lightning attention: a matrix state with a fixed decay a head; the rest exists",
+    "minimax-m3": "blocks of keys chosen by an index; experts with shared ones",
+    "muse-glimmer": "builder: gated attention, windows, layers without rotation, caps and scales",
+    "nanbeige": "the same layers run several times, each time with a cache of its own",
+    "nemotron": "builder: LayerNorm with a weight plus one, partial rotation, squared ReLU",
+    "neo-bert": "builder: pre-norm encoder, fused qkv, one matrix for gate and up",
+    "olmo": "builder: LayerNorm without weights, clamped qkv",
+    "openelm": "builder: heads and widths by layer, fused qkv, q/k norms",
+    "orion": "builder: llama with LayerNorm and biases of norms",
+    "paddleocr": "builder for text: ernie4_5 with sections of positions; images are another graph",
+    "pangu-embedded": "builder: llama with biases on attention",
+    "phi2": "builder: attention and feed-forward part side by side under one LayerNorm, partial rotation, biases",
+    "plamo": "builder: attention and feed-forward part side by side, heads of keys repeated in tiles",
+    "plamo2": "builder: Mamba with norms of dt, B and C beside attention, norms after each part",
+    "plamo3": "builder: fused qkv, q/k norms, windows, norms after each part",
+    "plm": "builder: MLA with separate keys and values, squared ReLU",
+    "pockettts": "sound: latents made by a flow, no text model",
+    "qwen": "builder: fused qkv with bias; logits and long texts scale with the logarithm of the position",
+    "qwen3tts": "sound: codes for several books a step, no text model",
+    "qwen4exp": "* a new recurrence or a new mix of states",
+    "refact": "builder: llama with ALiBi",
+    "rnd1": "text by filling in masks: a loop of its own over a bidirectional Qwen3 with experts",
+    "rwkv6qwen2": "builder: RWKV-6's recurrence with groups of heads, Qwen2's feed-forward part; one token shift",
+    "smallthinker": "builder: the router reads the layer's input, ReLU experts, windows, layers without rotation",
+    "spark2_5": "* builder",
+    "starcoder": "builder: GPT-2's layers with one head of keys and values",
+    "step35": "builder: head-wise gated attention, windows, clamped SwiGLU, experts; draft layers",
+    "t5": "an encoder and a decoder with cross attention; relative position tables",
+    "t5encoder": "relative position tables in attention, an encoder",
+    "talkie": "builder: llama with gains on attention, feed-forward part and embedding",
+    "wavtokenizer-dec": "sound: convolutions over codes, no text model",
+    "xverse": "a row: llama's layers under another name",
+}
+
+
+def lines() -> list[str]:
+    """The table, one architecture a line."""
+
+    def row(name: str, told: str) -> str:
+        star = " \\*" if told.startswith("*") else ""
+        return f"| `{name}` | {told.removeprefix('* ')}{star} |"
+
+    rows = [row(name, told) for name, told in MISSING.items()]
+    return ["| architecture | what it takes |", "|---|---|", *rows]

@@ -1,0 +1,79 @@
+"""`assay audit`: does an endpoint serve the model that it claims, and if not, what does it serve?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from assay.cli.common import add_json_argument, emit, opened, read_text
+from assay.cli.number_types import MOST_THREADS, real, whole
+from assay.errors import AssayError
+
+HELP = "test whether an endpoint serves the model it claims"
+EXAMPLE = """\
+assay audit http://localhost:8080 --model smollm2
+assay audit https://api.example.com/v1 --model model.gguf --api-model the-model --html audit.html
+assay audit http://localhost:8080 --model smollm2 --also other.gguf --alpha 1e-6"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="address of the server, with or without /v1")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="the claimed model: a path, a name, hf:owner/repo or ollama:name"
+    )
+    parser.add_argument(
+        "--alpha", type=real(0, 0.5, above=True), default=1e-3, metavar="P",
+        help="error rate of every statement; default: 0.001",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=whole(4), metavar="N",
+        help="generated tokens to spend at most; default: 480 with log-probabilities, 3000 without",
+    )  # fmt: skip
+    parser.add_argument("--texts-seed", type=whole(0), default=0, metavar="N", help="seed of the texts; default: 0")
+    parser.add_argument("--prompts", metavar="FILE", help="texts to ask about instead, separated by empty lines")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="FILE", help="a model that may be served instead; repeatable"
+    )
+    parser.add_argument("--api-model", default="", metavar="NAME", help="name of the model at the endpoint")
+    parser.add_argument(
+        "--pause", type=real(0), default=0.0, metavar="S", help="seconds between two requests; default: 0"
+    )
+    parser.add_argument("--no-chat", action="store_true", help="do not test the chat template")
+    parser.add_argument("--no-draws", action="store_true", help="do not test sampling")
+    parser.add_argument(
+        "--faults", action="store_true", help="if nothing else fits, try the catalogue of engine faults (minutes)"
+    )
+    parser.add_argument(
+        "-t", "--threads", type=whole(1, MOST_THREADS), metavar="N", help="threads of the simulations; default: all"
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.library.auditing import audit
+
+    others = [Path(name) for name in args.also]
+    for path in others:
+        if not path.is_file():
+            raise AssayError(f"--also {path}: no such file")
+    found = audit(
+        args.url, opened(args), alpha=args.alpha, tokens=args.max_tokens, seed=args.texts_seed,
+        prompts=_prompts(args.prompts),
+        others=others, api_model=args.api_model, pause=args.pause, threads=args.threads, chat=not args.no_chat,
+        draws=not args.no_draws, engine_faults=args.faults,
+    )  # fmt: skip
+    if args.html:
+        found.save_html(args.html)
+    emit(args, found.to_dict(), lambda: repr(found))
+    return 0 if found else 1
+
+
+def _prompts(path: str | None) -> list[str]:
+    """The texts of a file, separated by empty lines."""
+    if path is None:
+        return []
+    found = [text.strip() for text in read_text(path).split("\n\n") if text.strip()]
+    if len(found) < 2:
+        raise AssayError(f"--prompts {path}: too few texts (found {len(found)}, expected at least 2)")
+    return found

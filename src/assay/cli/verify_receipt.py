@@ -1,0 +1,61 @@
+"""`assay verify`: replay a receipt of an answer, and say at which token it parts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from assay.cli.common import add_json_argument, emit, opened, read_text
+from assay.cli.number_types import MOST_THREADS, whole
+from assay.errors import AssayError
+from assay.system.terminal import harmless
+
+HELP = "replay the receipt of an answer on this machine"
+EXAMPLE = """\
+assay verify answer.json --model model.gguf
+assay verify answer.json --model model.gguf --positions 10"""
+_LONGEST = 1 << 28  # bytes of a receipt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("receipt", metavar="RECEIPT", help="file with a receipt, or with an answer that has receipts")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="the model file that the answer claims")
+    parser.add_argument("--key", default="", metavar="HEX", help="public key that must have signed it")
+    parser.add_argument("--positions", type=whole(1), metavar="N", help="compare N random tokens; default: all")
+    parser.add_argument("--positions-seed", type=whole(0), metavar="N", help="seed of --positions; default: random")
+    parser.add_argument("--engine", default="cpu", metavar="NAME", help="engine to replay on; default: cpu")
+    parser.add_argument("-t", "--threads", type=whole(1, MOST_THREADS), metavar="N", help="threads; default: all cores")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.runtime.receipt_replay import replay
+    from assay.runtime.receipts import read_receipt
+
+    path = Path(args.receipt)
+    if args.receipt != "-" and path.is_file() and path.stat().st_size > _LONGEST:
+        raise AssayError(f"{path}: too long for a receipt (at most {_LONGEST >> 20} MiB)")
+    try:
+        found = json.loads(read_text(args.receipt))
+    except (ValueError, RecursionError) as error:
+        raise AssayError(f"{args.receipt}: not JSON ({harmless(str(error))[:100]})") from None
+    receipts = found.get("receipts") if isinstance(found, dict) and "receipts" in found else [found]
+    if not isinstance(receipts, list) or not receipts:
+        raise AssayError(f"{args.receipt}: has no receipts; start the server with --receipts KEY")
+    engine, args.engine = args.engine, None
+    on = opened(args)
+    results = [
+        replay(
+            read_receipt(item, f"{args.receipt}: receipt {i}"), on.model, key=args.key, positions=args.positions,
+            seed=args.positions_seed, engine=engine, threads=args.threads,
+        )
+        for i, item in enumerate(receipts)
+    ]  # fmt: skip
+    rows = [
+        {"agrees": r.agrees, "reason": r.reason, "parts_at": r.parts_at, "compared": r.compared, "signed": r.signed}
+        for r in results
+    ]
+    lines = [f"{'agrees' if r else 'DIFFERS'}: {r.reason}{', signed' * r.signed}" for r in results]
+    emit(args, {"receipts": rows}, "\n".join(lines))
+    return 0 if all(results) else 1

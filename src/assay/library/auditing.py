@@ -1,0 +1,94 @@
+"""Audits of endpoints from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.errors import AssayError
+from assay.library.language_model import LanguageModel
+from assay.library.notebook import watched
+from assay.library.verdicts import opened
+from assay.runtime.opening import Opened
+from assay.system.files import write
+from assay.system.stages import Report
+
+if TYPE_CHECKING:
+    from assay.verify.endpoint.audit_findings import AuditResult
+
+KEYS = ("ASSAY_API_KEY", "OPENAI_API_KEY")  # environment variables with a key; the first that is set is taken
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """The answer of an audit. True unless the endpoint differs from the claim; printing it shows the same text as the
+    command line. `result` has the details."""
+
+    verdict: str  # as claimed | differs | inconclusive
+    result: AuditResult
+    url: str
+    model: str
+
+    def __bool__(self) -> bool:
+        return bool(self.result)
+
+    def __repr__(self) -> str:
+        from assay.verify.endpoint.audit_report import text
+
+        return text(self.result)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The data of `--json`."""
+        from assay.verify.endpoint.audit_report import data
+
+        return {"url": self.url, "model": self.model} | data(self.result)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write one self-contained page."""
+        from assay.verify.endpoint.audit_report import page
+
+        write(Path(path), page(self.result, self.url, self.model))
+
+
+def audit(
+    url: str,
+    model: str | Path | LanguageModel | Opened | None = None,
+    *,
+    alpha: float = 1e-3,
+    tokens: int | None = None,
+    seed: int = 0,
+    prompts: Sequence[str] = (),
+    others: Sequence[str | Path] = (),
+    api_key: str | None = None,
+    api_model: str = "",
+    pause: float = 0.0,
+    threads: int | None = None,
+    chat: bool = True,
+    draws: bool = True,
+    engine_faults: bool = False,
+    progress: Report | None = None,
+) -> Audit:
+    """Does the endpoint at `url` serve `model`? If not, what does it serve?
+
+    `alpha` is the error rate of every statement. `tokens` limits the generated tokens, `pause` is the time between two
+    requests in seconds. `prompts` replaces the drawn texts. `others` are files of models that may be served instead.
+    Without `api_key` it is read from ASSAY_API_KEY or OPENAI_API_KEY.
+    """
+    from assay.verify.endpoint.audit_findings import AuditOptions
+    from assay.verify.endpoint.audit_run import audit_endpoint
+    from assay.verify.endpoint.client import Client
+
+    if not 0 < alpha < 0.5:
+        raise AssayError(f"alpha: an error rate between 0 and 0.5 (found {alpha:g})")
+    key = api_key if api_key is not None else next((os.environ[k] for k in KEYS if os.environ.get(k)), "")
+    with watched(progress):
+        on = opened(model)
+        client = Client(url, on.tokenizer, key=key, model=api_model, pause_s=pause)
+        options = AuditOptions(
+            alpha, tokens, seed, tuple(prompts), tuple(Path(o) for o in others), threads, chat, draws, engine_faults
+        )
+        result = audit_endpoint(on.model, client, options)
+    return Audit(result.verdict, result, client.url, on.file.path.name)

@@ -1,0 +1,160 @@
+"""States that hold something else than the rows of the dump left in them, whatever it was.
+
+`by_calls` knows some of the calls that an engine may have made unseen. Two tests work for any other call. If one start
+state explains every row of a recurrence, the state was not cleared. If a call follows from the state that the dump
+shows, but not from the rows before it, other tokens have entered that state.
+
+Touch this module to tell more from dumped states. `judge` decides whether a state is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import evaluate
+from assay.graph import Graph, Node
+from assay.verify.diagnosis.by_calls import dumped_calls
+from assay.verify.diagnosis.candidates import confidence
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, ObservationFit
+from assay.verify.diagnosis.result import Cause
+from assay.verify.judge.compare_nodes import Diff
+
+Array = NDArray[Any]
+_UNNAMED = 0.8  # highest confidence: the tokens that entered the state are not known
+_EQUATIONS = 2  # rows for each unknown of a start state: fewer fit anything
+# Inputs that write to the state; with these at zero the result is linear in the start state.
+_WRITES = {"delta_rule": (2,), "ssm_scan": (0,), "wkv6": (2, 3), "wkv7": (2, 3)}
+
+
+def strange_state(trials: FaultTrials, diff: Diff) -> Cause | None:
+    """A state that was not cleared, or that further tokens have entered, if that explains every wrong operation."""
+    graph = trials.graph
+    own = [n for n in diff.nodes if n.own]
+    keepers = {kept.node for kept in graph.state.per_sequence}
+    if not own or any(n.name not in keepers or n.name not in trials.theirs for n in own):
+        return None
+    for fault, same, how, predict in _READINGS:
+        fits: dict[str, ObservationFit] = {}
+        for n in own:
+            unit = EvidenceUnit(n.name, (n.name,))
+            value = predict(trials, graph[n.name])
+            if value is None or not (fit := trials.after(unit, n.name, value)).explained:
+                break
+            fits[n.name] = fit
+        if len(fits) == len(own):
+            first = own[0].name
+            before = trials.before(EvidenceUnit(first, (first,)))
+            sure = min(_UNNAMED, confidence(before, fits[first], len(_READINGS), True, len(own)))
+            after, shared = fits[first], sure / (1 + len(same))
+            return Cause(
+                fault, first, how, tuple(fits), shared, 1.0, same, before.ratio, after.ratio, exact=after.exact
+            )
+    return None
+
+
+# -- a state that was there before ----------------------------------------------------------------------------------
+
+
+def _from_start(trials: FaultTrials, node: Node) -> Array | None:
+    """The node's value with the start state that fits its rows best; None where any rows could be fitted."""
+    seen, inputs = trials.theirs[node.name], [trials.theirs[i] for i in node.inputs]
+    right = evaluate(node, inputs, trials.weights)
+    if node.op in ("causal_conv", "shift"):
+        rows = 1 if node.op == "shift" else int(node.attr("state")[1])
+        found = right.copy()
+        found[:rows] = seen[:rows]  # as many unknown rows as equations
+        return found if len(seen) > rows + 1 else None
+    answer = _response(trials, node, inputs)  # [T, H, unknowns]
+    if answer is None or len(answer) < _EQUATIONS * answer.shape[2]:
+        return None
+    off = (seen - right).reshape(len(seen), answer.shape[1], -1)
+    found = right.reshape(off.shape).copy()
+    for h in range(answer.shape[1]):
+        start = np.linalg.lstsq(answer[:, h], off[:, h], rcond=None)[0]
+        found[:, h] += answer[:, h] @ start
+    return found.reshape(right.shape)
+
+
+class _Start:
+    """A cache with one start state."""
+
+    def __init__(self, state: Array) -> None:
+        self.state = state
+
+    def append(self, name: str, rows: Array) -> Array:
+        raise NotImplementedError(f"{name} keeps rows, not a state")
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.state.reshape(shape).astype(dtype)
+
+    def store(self, name: str, value: Array) -> None:
+        self.state = value
+
+    def stored(self, name: str) -> Array:
+        return self.state
+
+
+def _response(trials: FaultTrials, node: Node, inputs: list[Array]) -> Array | None:
+    """The result for a start state of one element, [T, heads, elements]; every row of a state acts alike."""
+    heads, rows, width = _rows_of(node)
+    unknown = rows if node.op == "wkv6" else width
+    quiet = [0 * x if i in _WRITES[node.op] else x for i, x in enumerate(inputs)]
+    found = np.zeros((len(inputs[0]), heads, unknown))
+    for i in range(unknown):
+        start = np.zeros((heads, rows, width))
+        if node.op == "wkv6":
+            start[:, i, 0] = 1
+        else:
+            start[:, 0, i] = 1
+        value = evaluate(node, quiet, trials.weights, _Start(start))
+        found[:, :, i] = value.reshape(len(value), heads, -1)[:, :, 0]
+    return found
+
+
+def _rows_of(node: Node) -> tuple[int, int, int]:
+    """Heads, rows and width of a state; Mamba-1 has one row for each channel."""
+    shape = tuple(node.attr("state"))
+    return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[1], shape[2])
+
+
+# -- a state that further tokens have entered -----------------------------------------------------------------------
+
+
+def _from_dumped(trials: FaultTrials, node: Node) -> Array | None:
+    """The node's value, every call but the first from the state that the dump shows after the call before."""
+    dump, states = trials.dump, _dumped_states(trials.graph, trials, node.name)
+    calls = dumped_calls(dump.tokens, dump.steps)
+    if len(calls) < 2 or any(i not in states for i in range(len(calls) - 1)):
+        return None
+    parts = []
+    for i, call in enumerate(calls):
+        cache = _Start(states[i - 1]) if i else None
+        rows = slice(call.start, call.start + len(call.tokens))
+        parts.append(evaluate(node, [trials.theirs[name][rows] for name in node.inputs], trials.weights, cache))
+    return np.concatenate(parts)
+
+
+def _dumped_states(graph: Graph, trials: FaultTrials, keeper: str) -> Mapping[int, Array]:
+    """The state of a node after each call, by the number of the call."""
+    found: dict[int, Array] = {}
+    for node in graph:
+        if node.op != "state_after" or keeper not in node.inputs:
+            continue
+        sizes = [int(np.prod(graph[name].attr("state"))) for name in node.inputs]
+        at = sum(sizes[: node.inputs.index(keeper)])
+        for obs in trials.dump.states:
+            if obs.name == node.name and obs.kind == "values" and obs.row is not None:
+                flat = np.asarray(obs.array(), np.float64).reshape(-1)
+                found[obs.row] = flat[at : at + sizes[node.inputs.index(keeper)]]
+    return found
+
+
+_Reading = tuple[str, tuple[str, ...], str, Callable[[FaultTrials, Node], Array | None]]
+_READINGS: tuple[_Reading, ...] = (
+    ("st-rollback", ("st-pad-enters",), "other tokens entered the state between two calls", _from_dumped),
+    ("st-leak", (), "the state was not zero at the start", _from_start),
+)

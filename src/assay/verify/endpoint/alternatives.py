@@ -1,0 +1,264 @@
+"""Alternatives to the claim: each predicts other log-probabilities for the same places.
+
+    weights   the claimed file quantised further
+    cache     keys and values in fewer bits
+    rope      another base or scale of the positions
+    prompt    other ids in front: BOS missing, twice or added; another chat template; a hidden system message
+    model     another file
+    engine    a mistake of the catalogue of faults
+
+`FIRST` are tested in every audit, the others where the claim has failed. Touch this module to add an alternative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.graph import Node
+from assay.models import Model
+from assay.text import ChatTemplate, Tokenizer, encode_chat
+from assay.text.builtin import TEMPLATES
+from assay.verify.diagnosis.by_feeds import FEEDS, Feed
+from assay.verify.endpoint.claimed_model import CLAIM, ClaimedModel, Setting, coarser_mixes, rewritten
+from assay.verify.endpoint.prompt_ids import other_tokenizations
+from assay.verify.endpoint.served_text import ServedText
+from assay.verify.faults import FAULTS, Context, Fault, FaultKind, Stage, Variant, planted
+
+Array = NDArray[Any]
+MIXES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q4_1", "IQ4_XS", "Q3_K_M", "Q2_K")
+FEW_BITS = ("Q4_0", "Q3_K_M", "Q2_K")  # the first that is coarser than the claim stands for fewer bits in general
+BASES = (1e4, 1e5, 5e5, 1e6)
+SCALES = (0.5, 0.25, 2.0)
+WINDOWS = (32, 64, 128, 256, 512)
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant",
+    "You are a helpful AI assistant.",
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "You are a helpful, respectful and honest assistant.",
+    "You are ChatGPT, a large language model trained by OpenAI.",
+    "Answer briefly.",
+    "Be concise.",
+    "You are an expert.",
+)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One thing that differs from the claim, with the words for a reader and the id of its fault, if it has one."""
+
+    name: str
+    words: str
+    family: str
+    setting: Setting = CLAIM
+    front: tuple[int, ...] = ()  # ids put before the text
+    drop: int = 0  # ids taken from its beginning
+    prompts: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, hash=False, compare=False)
+    feed: Feed | None = None  # the same tokens, fed in another way
+    edit: tuple[Variant, float] | None = None  # a mistake that is planted for the steps of every text
+    fault: str = ""
+    honest: bool = False  # honest servers do this: it is named and never an alarm
+
+    def rows(self, claimed: ClaimedModel, text: ServedText, *, keep: bool = True) -> Array | None:
+        """Predicted log-probabilities at the places of the text; None where the alternative does not apply to it."""
+        ids, shift = text.ids, 0
+        if self.feed is not None:
+            fed = self.feed.make(list(text.ids), text.n_prompt)
+            places = [fed[1][place.row - 1] + 1 for place in text.places] if fed is not None else []
+            return claimed.at(fed[0], places, self.setting, keep=keep) if fed is not None and places else None
+        if self.prompts:
+            other = self.prompts.get(text.ids[: text.n_prompt])
+            if other is None or text.first_row < text.n_prompt:
+                return None
+            ids, shift = (*other, *text.ids[text.n_prompt :]), len(other) - text.n_prompt
+        elif self.front or self.drop:
+            ids, shift = (*self.front, *text.ids[self.drop :]), len(self.front) - self.drop
+        rows = [place.row + shift for place in text.places]
+        if not rows or min(rows) < 1:
+            return None
+        if self.edit is not None:
+            steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
+            made = planted(Context(claimed.model, steps), *self.edit)
+            return claimed.at(ids, rows, Setting(graph=made.graph, functions=made.functions), keep=False)
+        return claimed.at(ids, rows, self.setting, keep=keep)
+
+    @property
+    def slow(self) -> bool:
+        """Must the reference compute it?"""
+        return self.edit is not None or self.setting.cache == "q4_0"
+
+
+def first_alternatives(model: Model, tokenizer: Tokenizer) -> list[Alternative]:
+    """Those that every audit tests: fewer bits, other positions, another beginning."""
+    mixes = coarser_mixes(model.file, FEW_BITS)
+    found = [_weights(mix) for mix in mixes[:1]]
+    found += list(_rope(model, BASES[:1] if _base(model) != BASES[0] else BASES[1:2], SCALES[:1]))
+    found += list(beginnings(tokenizer))
+    return found
+
+
+def more_alternatives(model: Model, longest: int, others: Sequence[Path] = ()) -> Iterator[Alternative]:
+    """All others that need one run a text, cheap ones first. `longest` is the number of tokens of the longest text."""
+    yield from _rope(model, BASES, SCALES)
+    windows = [w for w in WINDOWS if w < longest]
+    for window in windows:
+        graph = rewritten(model, partial(_with_window, window))
+        yield Alternative(
+            f"window {window}", f"attention to the last {window} tokens only", "rope", Setting(graph=graph)
+        )
+    for path in others:
+        yield Alternative(f"model {path.name}", f"another model: {path.name}", "model", Setting(file=str(path)))
+    yield Alternative("keys and values in q8_0", "keys and values in q8_0", "cache", Setting(cache="q8_0"), honest=True)
+    for turned in (True, False):
+        words = "keys and values in q4_0" + ", rotated first" * turned
+        yield Alternative(words, words, "cache", Setting(cache="q4_0", rotated=turned))
+    for mix in coarser_mixes(model.file, MIXES):
+        yield _weights(mix)
+
+
+def _weights(mix: str) -> Alternative:
+    return Alternative(f"weights {mix}", f"weights in {mix}, made from the claimed file", "weights", Setting(mix=mix))
+
+
+def _base(model: Model) -> float:
+    return next((float(n.attr("base")) for n in model.graph if n.op == "rope"), 0.0)
+
+
+def _with_window(window: int, node: Node) -> Node | None:
+    narrows = node.op == "attn_softmax" and not 0 < node.attr("window") <= window
+    return node.with_attrs(window=window) if narrows else None
+
+
+def _with_base(base: float, node: Node) -> Node | None:
+    return node.with_attrs(base=base) if node.op == "rope" else None
+
+
+def _with_scale(scale: float, node: Node) -> Node | None:
+    return node.with_attrs(freq_scale=node.attr("freq_scale") * scale) if node.op == "rope" else None
+
+
+def _rope(model: Model, bases: Sequence[float], scales: Sequence[float]) -> Iterator[Alternative]:
+    own = _base(model)
+    if not own:
+        return
+    for base in bases:
+        if base != own:
+            graph = rewritten(model, partial(_with_base, base))
+            words = f"RoPE with a base of {base:g} (the file says {own:g})"
+            yield Alternative(f"rope base {base:g}", words, "rope", Setting(graph=graph), fault="rope-base")
+    for scale in scales:
+        graph = rewritten(model, partial(_with_scale, scale))
+        words = f"RoPE positions multiplied by {scale:g}"
+        yield Alternative(f"rope scale {scale:g}", words, "rope", Setting(graph=graph), fault="rope-linear")
+
+
+def beginnings(tokenizer: Tokenizer) -> Iterator[Alternative]:
+    """Other beginnings of every text."""
+    bos = tokenizer.bos
+    if bos is None:
+        return
+    if tokenizer.encode("a")[:1] == [bos]:
+        yield Alternative("BOS missing", "no BOS in front of a text", "prompt", drop=1, fault="bos-missing")
+        yield Alternative("BOS twice", "BOS twice in front of a text", "prompt", front=(bos,), fault="bos-double")
+    else:
+        words = "a BOS that the file does not ask for"
+        yield Alternative("BOS added", words, "prompt", front=(bos,), fault="bos-wrong-id")
+
+
+def other_feeds() -> Iterator[Alternative]:
+    """The same tokens, fed in another way."""
+    for feed in FEEDS:
+        if not feed.fault.startswith("bos"):
+            yield Alternative(feed.label, feed.label, "requests", feed=feed, fault=feed.fault)
+
+
+def tokenizer_faults(model: Model, tokenizer: Tokenizer, texts: Sequence[ServedText]) -> Iterator[Alternative]:
+    """Texts that were cut into other tokens."""
+    labels = [text.label for text in texts if not text.chat and text.label]
+    for fault, words, prompts in other_tokenizations(model.file, tokenizer, labels):
+        if prompts:
+            yield Alternative(words, words, "prompt", prompts=prompts, fault=fault)
+
+
+def stale_cache(texts: Sequence[ServedText]) -> Iterator[Alternative]:
+    """Every request reads the keys of the request before it."""
+    pairs = zip(texts[1:], texts, strict=False)
+    prompts = {text.ids[: text.n_prompt]: (*before.ids, *text.ids[: text.n_prompt]) for text, before in pairs}
+    if prompts:
+        words = "a request reads the keys of the request before it"
+        yield Alternative("stale cache", words, "requests", prompts=prompts, fault="kv-stale-request")
+
+
+def chat_prompts(
+    tokenizer: Tokenizer, template: ChatTemplate, conversations: Sequence[Sequence[dict[str, str]]]
+) -> Iterator[Alternative]:
+    """Other prompts of the conversations: another template, no header, markers as text, a hidden system message."""
+    right = [tuple(encode_chat(tokenizer, template, messages)) for messages in conversations]
+
+    def other(name: str, words: str, fault: str, ids: Sequence[Sequence[int]]) -> Iterator[Alternative]:
+        made = {r: tuple(i) for r, i in zip(right, ids, strict=True) if tuple(i) != r}
+        if len(made) == len(set(right)):
+            yield Alternative(name, words, "prompt", prompts=made, fault=fault)
+
+    bare = [tokenizer.encode(m[-1]["content"]) for m in conversations]
+    yield from other("template none", "the bare text without a template", "tmpl-missing", bare)
+    headless = [encode_chat(tokenizer, template, m, add_generation_prompt=False) for m in conversations]
+    yield from other("template headless", "without the assistant's header", "tmpl-genprompt", headless)
+    if tokenizer.bos is not None:
+        yield from other("chat BOS twice", "BOS twice", "bos-double", [[tokenizer.bos, *r] for r in right])
+        if all(r[:1] == (tokenizer.bos,) for r in right):
+            yield from other("chat BOS missing", "no BOS", "bos-missing", [r[1:] for r in right])
+    marks = [tokenizer.encode(template.render(m), parse_special=False) for m in conversations]
+    yield from other("markers as text", "the template's markers split like text", "special-as-text", marks)
+    for name in TEMPLATES:
+        try:
+            named = ChatTemplate.named(name, tokenizer)
+            ids = [encode_chat(tokenizer, named, m) for m in conversations]
+        except AssayError:
+            continue
+        yield from other(f"template {name}", f"the template of {name}", "tmpl-wrong-family", ids)
+    yield from _systems(tokenizer, template, conversations, other)
+
+
+def _systems(
+    tokenizer: Tokenizer, template: ChatTemplate, conversations: Sequence[Sequence[dict[str, str]]], other: Any
+) -> Iterator[Alternative]:
+    without = [{"role": "system", "content": ""}]
+    tried = [(f"hidden system message {text!r}", [{"role": "system", "content": text}]) for text in SYSTEMS]
+    for words, front in [("an empty system message", without), *tried]:
+        try:
+            ids = [encode_chat(tokenizer, template, [*front, *m]) for m in conversations]
+        except AssayError:
+            continue
+        yield from other(words, words, "", ids)
+
+
+# --- the catalogue of engine faults
+
+
+def engine_faults(model: Model, steps: tuple[int, ...]) -> Iterator[Alternative]:
+    """The mistakes of the catalogue that apply to a model, for a text fed in these steps."""
+    context = Context(model, steps)
+    for fault in in_formulas():
+        for variant in fault.variants:
+            for p in variant.search.common if variant.search else (0.0,):
+                made = planted(context, variant, p)
+                if made.touched:
+                    words = variant.text(p)
+                    setting = Setting(graph=made.graph) if not made.functions else CLAIM
+                    edit = (variant, p) if made.functions else None
+                    yield Alternative(f"{fault.id}: {words}", words, "engine", setting, edit=edit, fault=fault.id)
+
+
+def in_formulas() -> Iterator[Fault]:
+    """The faults that a server's answers can show at the cost of a run each."""
+    layouts = (Stage.LAYOUT, Stage.HEAD)
+    return (f for f in FAULTS.values() if FaultKind.WEIGHTS not in f.kinds or f.stage in layouts)

@@ -1,0 +1,233 @@
+"""Asking a server about texts, and reading its answers as evidence.
+
+`Interviewer` finds out which routes the server has and what they show: log-probabilities of the prompt, of generated
+tokens (and of how many), tokens or text alone. Then `text` and `chat` give a `ServedText` each. It also notes what no
+model can explain: a greedy token that is not the largest of the server's own log-probabilities, tokens of another
+vocabulary, and prompts that the server counts otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.errors import AssayError
+from assay.text import ChatTemplate, encode_chat
+from assay.verify.endpoint.client import Client, ScoredToken, ServerReply
+from assay.verify.endpoint.served_text import Place, ServedText
+
+TOPS = (20, 5, 0)  # log-probabilities to ask for: as many as a server gives
+NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
+Message = dict[str, str]
+
+
+@dataclass
+class Reading:
+    """The evidence that the server shows, and odd things in its answers."""
+
+    completions: bool = False
+    chat: bool = False
+    top: int = 0  # log-probabilities for each generated token
+    echo: bool = False  # the prompt is scored, too
+    echo_shift: int = 0  # rows by which the server's echo is displaced
+    digits: int | None = None  # of printed log-probabilities; None: as many as a float has
+    greedy: int = 0  # tokens that were compared with the server's own best
+    not_greedy: int = 0  # of these, tokens that are not the best
+    tokens: int = 0  # generated tokens
+    foreign: int = 0  # of these, tokens whose text is not that of their id, or that the vocabulary lacks
+    counts: list[tuple[int, int]] = field(default_factory=list)  # prompt tokens: as expected, as the server counts
+    chat_counts: list[tuple[int, int]] = field(default_factory=list)
+    gaps: int = 0  # answers whose tokens cannot be told, because the server leaves some out
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mode(self) -> str:
+        if self.echo:
+            return "log-probabilities of prompts and of generated tokens"
+        if self.top:
+            return f"log-probabilities of the {self.top} best generated tokens"
+        return "tokens alone, at temperature 0"
+
+    @property
+    def rounding(self) -> float:
+        """Nats that printed log-probabilities are off by."""
+        return 0.0 if self.digits is None else 0.3 * 10.0**-self.digits
+
+
+class Interviewer:
+    """Asks through `client`; the answers are read with the claimed model's tokenizer and chat template."""
+
+    def __init__(self, client: Client, template: ChatTemplate | None) -> None:
+        self.client, self.template = client, template
+        self.tokenizer = client.tokenizer
+        self.reading = Reading()
+        self._seen: list[float] = []
+
+    # --- what the server can do
+
+    def begin(self, text: str, n: int) -> ServedText:
+        """The first request: which route, and how many log-probabilities. Raises if no route answers."""
+        reasons = []
+        for top in TOPS:
+            try:
+                reply = self.client.complete(text, n=n, top=top)
+            except AssayError as error:
+                reasons.append(str(error))
+                if _no_connection(error):
+                    raise
+                continue
+            self.reading.completions = True
+            self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
+            return self._read_text(text, reply)
+        for top in TOPS:
+            try:
+                served = self._read_chat([{"role": "user", "content": text}], n, top)
+            except AssayError as error:
+                reasons.append(str(error))
+                continue
+            self.reading.chat = True
+            scored = any(len(place.scores) > 1 for place in served.places)
+            self.reading.top = top if scored else 0
+            return served
+        raise AssayError(reasons[0])
+
+    def try_echo(self, text: str) -> ServedText | None:
+        """The prompt, scored by the server; None if it cannot."""
+        if not self.reading.completions or not self.reading.top:
+            return None
+        try:
+            reply = self.client.complete(text, n=1, echo=True, top=self.reading.top)
+        except AssayError:
+            return None
+        if reply.n_prompt < 2:
+            return None
+        ids = self.tokenizer.encode(text)
+        given = [s.id for s in reply.steps[: reply.n_prompt]]
+        first = next((k for k in (0, 1) if given == list(ids[k:])), None)
+        if first is None:
+            return None
+        self.reading.echo = True
+        steps = enumerate(reply.steps[: reply.n_prompt], first)
+        places = tuple(Place(i, dict(s.scores), None) for i, s in steps if i > 1 and len(s.scores) > 1)
+        return ServedText(tuple(ids), len(ids), places, label=text) if places else None
+
+    def echoed_ids(self, text: str) -> list[int] | None:
+        """The ids that the server shows for a text, if it echoes prompts."""
+        try:
+            reply = self.client.complete(text, n=1, echo=True, top=self.reading.top or 1)
+        except AssayError:
+            return None
+        given = [s.id for s in reply.steps[: reply.n_prompt]]
+        return [i for i in given if i is not None] if len(given) > 1 and None not in given else None
+
+    # --- evidence
+
+    def text(self, text: str, n: int) -> ServedText:
+        """A text and `n` greedy tokens after it."""
+        if not self.reading.completions:
+            return self._read_chat([{"role": "user", "content": text}], n, self.reading.top)
+        return self._read_text(text, self.client.complete(text, n=n, top=self.reading.top))
+
+    def chat(self, messages: Sequence[Message], n: int) -> ServedText:
+        """A conversation and `n` greedy tokens of its answer."""
+        return self._read_chat(messages, n, self.reading.top)
+
+    def _read_text(self, text: str, reply: ServerReply) -> ServedText:
+        ids = list(self.tokenizer.encode(text))
+        if reply.prompt_tokens is not None:
+            self.reading.counts.append((len(ids), reply.prompt_tokens))
+        return self._read(ids, reply, text, chat=False, whole=lambda said: self.tokenizer.encode(text + said))
+
+    def _read_chat(self, messages: Sequence[Message], n: int, top: int) -> ServedText:
+        if self.template is None:
+            raise AssayError(f"{self.client.url}: only chat is served, and the claimed file has no chat template")
+        reply = self.client.chat(messages, n=n, top=top)
+        ids = list(encode_chat(self.tokenizer, self.template, messages))
+        if reply.prompt_tokens is not None:
+            self.reading.chat_counts.append((len(ids), reply.prompt_tokens))
+        return self._read(ids, reply, messages[-1]["content"], chat=True, whole=lambda said: [])
+
+    def _read(
+        self, ids: list[int], reply: ServerReply, label: str, *, chat: bool, whole: Callable[[str], Sequence[int]]
+    ) -> ServedText:
+        n_prompt, places = len(ids), list[Place]()
+        steps = reply.steps[reply.n_prompt :]
+        told = [] if steps else self._ids_of(ids, reply.text, whole)
+        self.reading.tokens += len(told)
+        if _tokens_are_missing(reply, len(steps) or len(told)):
+            self.reading.gaps += 1
+            return ServedText(tuple(ids), n_prompt, (), chat, label)
+        for token in told:
+            places.append(Place(len(ids), {}, token))
+            ids.append(token)
+        for step in steps:
+            self._notice(step)
+            places.append(Place(len(ids), dict(step.scores), step.id))
+            if step.id is None:
+                break
+            ids.append(step.id)
+            if step.id in self.tokenizer.eog:
+                break
+        return ServedText(tuple(ids), n_prompt, tuple(places), chat, label)
+
+    def _ids_of(self, ids: Sequence[int], said: str, whole: Callable[[str], Sequence[int]]) -> list[int]:
+        """The ids of an answer of which only the text is known."""
+        together = list(whole(said))
+        if together[: len(ids)] == list(ids):
+            return together[len(ids) :]
+        return list(self.tokenizer.encode(said, add_special=False, parse_special=False))
+
+    def _notice(self, step: ScoredToken) -> None:
+        seen = self.reading
+        seen.tokens += 1
+        said = step.text
+        if step.id is None:  # its text belongs to several tokens, or to none
+            seen.foreign += bool(said) and "\ufffd" not in said and said not in self.client.pieces
+            return
+        own = self.tokenizer.piece(step.id).decode("utf-8", "replace")
+        if said.strip() and own.strip() and "\ufffd" not in own + said and own.strip() != said.strip():
+            seen.foreign += 1
+        self._seen += step.scores.values()
+        if len(step.scores) > 1:
+            seen.greedy += 1
+            seen.not_greedy += max(step.scores.values()) - step.scores.get(step.id, -np.inf) > NOT_BEST
+            seen.digits = _digits(self._seen)
+
+
+def _tokens_are_missing(reply: ServerReply, shown: int) -> bool:
+    """Did the server make tokens that it does not show? Some leave out the parts of a character, or special tokens.
+
+    The token that ends an answer is counted by some servers and shown by none.
+    """
+    if reply.completion_tokens is None:
+        said = "".join(step.text for step in reply.steps[reply.n_prompt :])
+        return bool(said) and "\ufffd" in said + reply.text
+    return shown not in (reply.completion_tokens, reply.completion_tokens - (reply.finish == "stop"))
+
+
+def _digits(values: Sequence[float]) -> int | None:
+    """Decimal digits of printed numbers, up to 3; None where they have more."""
+    x = np.asarray(values[:200], float)
+    return next((d for d in range(4) if np.allclose(x * 10**d, np.round(x * 10**d), atol=1e-6)), None)
+
+
+def _no_connection(error: AssayError) -> bool:
+    text = str(error)
+    return "no usable answer" in text or "no whole answer" in text
+
+
+def as_dict(reading: Reading) -> dict[str, Any]:
+    """The reading for a report."""
+    return {
+        "mode": reading.mode,
+        "completions": reading.completions,
+        "chat": reading.chat,
+        "top_logprobs": reading.top,
+        "echo": reading.echo,
+        "digits": reading.digits,
+        "generated_tokens": reading.tokens,
+        "notes": list(reading.notes),
+    }

@@ -1,0 +1,504 @@
+"""An audit: can this endpoint be read, does it serve the claimed model, and if not, what does it serve?
+
+Texts are asked until the claim is rejected, until every first alternative is excluded, or until the budget of tokens is
+spent. Then come a repeated request, a few conversations and a few draws. A claim that fails is held against more
+alternatives, the cheap ones first. docs/explanation/audit.md has the method.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.errors import AssayError
+from assay.models import Model
+from assay.system.stages import note
+from assay.text import ChatTemplate
+from assay.verify.endpoint import probe_texts
+from assay.verify.endpoint.alternatives import (
+    Alternative,
+    beginnings,
+    chat_prompts,
+    engine_faults,
+    first_alternatives,
+    more_alternatives,
+    other_feeds,
+    stale_cache,
+    tokenizer_faults,
+)
+from assay.verify.endpoint.asking import Interviewer
+from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
+from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
+from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.own_draws import DrawnToken, against_stated
+from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
+from assay.verify.endpoint.standings import Scoreboard
+
+Say = Callable[[str], None]
+TOKENS = 480  # generated tokens to spend with log-probabilities
+TOKENS_ALONE = 3000  # and without
+EACH, EACH_ALONE = 12, 32  # generated tokens of a text
+MOST_PROMPT = 128  # tokens of a text that was drawn
+LEAST_TEXTS = 4
+NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
+MOST_GAPS = 12  # answers with hidden tokens, after which the endpoint counts as unreadable
+CHATS, CHAT_TOKENS = 3, 12
+DRAWS, DRAW_TOKENS = 4, 24
+FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
+FOREIGN_LEAST = 10  # tokens before that share counts
+PROVEN_DRAWS = 2  # greedy tokens below the server's own best that prove a temperature
+SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
+SHORTLIST = 6  # mistakes that are then tried on more
+MORE_TEXTS = 4
+EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
+
+
+def audit_endpoint(
+    model: Model, client: Client, options: AuditOptions | None = None, progress: Say | None = None
+) -> AuditResult:
+    """Ask the server at `client` and say whether it serves `model`."""
+    options = options or AuditOptions()
+    with ClaimedModel(model, threads=options.threads) as claimed, np.errstate(all="ignore"):
+        return _Audit(model, client, claimed, options, progress or note).run()
+
+
+@dataclass
+class _Audit:
+    """The state of an audit."""
+
+    model: Model
+    client: Client
+    claimed: ClaimedModel
+    options: AuditOptions
+    say: Say
+    findings: list[AuditFinding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    asked: list[ServedText] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = self.client.tokenizer
+        self.template = ChatTemplate.from_gguf(self.model.file, self.tokenizer)
+        self.interviewer = Interviewer(self.client, self.template)
+        self.board = Scoreboard(self.claimed, self.options.alpha, coarse=_coarse(self.model))
+        self.started = time.monotonic()
+
+    def run(self) -> AuditResult:
+        for alternative in first_alternatives(self.model, self.tokenizer):
+            self.board.register(alternative)
+        self._texts()
+        self._temperature()
+        if self._other_vocabulary():
+            return self._result()
+        if self._alarm():
+            self._what_is_it()
+            return self._result()
+        self._again()
+        if self.findings:
+            return self._result()
+        if self.options.chat and self.interviewer.reading.completions:
+            self._conversations()
+        if self.options.draws and not self.findings:
+            self._draws()
+        return self._result()
+
+    # --- texts
+
+    def _texts(self) -> None:
+        """Ask until the question is decided or the budget is spent."""
+        each, budget = self._begin()
+        for text in self._more_texts():
+            if self.board.places >= budget or self._decided():
+                break
+            self.say(f"asking for a continuation ({self.board.places} of at most {budget} tokens)")
+            self._add(self.interviewer.text(text, each))
+            if self._mostly_foreign() or self.interviewer.reading.gaps > MOST_GAPS:
+                break
+
+    def _begin(self) -> tuple[int, int]:
+        self.say("asking for a continuation and its log-probabilities")
+        drawn = probe_texts.texts(self.options.seed, 120)
+        self._drawn = self.options.prompts or tuple(self._fitted(text) for text in drawn)
+        first = self.interviewer.begin(self._drawn[0], EACH)
+        reading = self.interviewer.reading
+        self._add(first)
+        if reading.top and reading.completions and len(self._drawn) > 1:
+            self._add_echo(self.interviewer.try_echo(self._drawn[1]))
+        budget = self.options.tokens or (TOKENS if reading.top else TOKENS_ALONE)
+        return (EACH if reading.top else EACH_ALONE), budget
+
+    def _fitted(self, text: str) -> str:
+        """The last words of a text that fit into a quarter of the context; vocabularies of bytes make many tokens."""
+        most = min(MOST_PROMPT, self.model.hparams.n_ctx_train // 4)
+        words = text.split(" ")
+        while len(words) > 2 and len(self.tokenizer.encode(" ".join(words))) > most:
+            words = words[max(1, len(words) // 5) :]
+        return " ".join(words)
+
+    def _more_texts(self) -> Iterator[str]:
+        yield from self._drawn[2:] if self.interviewer.reading.echo else self._drawn[1:]
+
+    def _add(self, served: ServedText) -> None:
+        self.asked.append(served)
+        self.board.extra_noise = max(self.board.extra_noise, self.interviewer.reading.rounding)
+        if served.places and not self._mostly_foreign():
+            self.board.add(served)
+
+    def _add_echo(self, served: ServedText | None) -> None:
+        """Some servers show the scores of a prompt one place too early; both readings are tried."""
+        if served is None:
+            return
+        later = [Place(p.row + 1, p.scores, None) for p in served.places if p.row + 1 <= len(served.ids)]
+        moved = ServedText(served.ids, served.n_prompt, tuple(later), label=served.label)
+        plain, shifted = (float(np.nanmean(place_losses(t, self.claimed.rows(t)))) for t in (served, moved))
+        if shifted < 0.25 * plain:
+            self.interviewer.reading.echo_shift = 1
+            self.notes.append("the server's echo shows the scores of a prompt one place too early; they were moved")
+            served = moved
+        self._add(served)
+
+    def _alarm(self) -> bool:
+        path = self.board.evidence_path()
+        return bool(path) and max(path) >= self.board.goal
+
+    def _decided(self) -> bool:
+        if self._alarm():
+            return len(self.board.texts) >= NAMING_TEXTS
+        states = [self.board.standing(name).state for name in self.board.registered]
+        return len(self.board.texts) >= LEAST_TEXTS and "undecided" not in states and "nearer" not in states
+
+    # --- facts that no model explains
+
+    def _temperature(self) -> None:
+        seen = self.interviewer.reading
+        if seen.not_greedy >= PROVEN_DRAWS:
+            words = (
+                f"temperature 0 was asked for and not honoured: {seen.not_greedy} of {seen.greedy} tokens are not the "
+                "largest of the server's own log-probabilities"
+            )
+            self.findings.append(AuditFinding("sampling", words, 0.99, "samp-temp0"))
+
+    def _mostly_foreign(self) -> bool:
+        seen = self.interviewer.reading
+        return seen.tokens >= FOREIGN_LEAST and seen.foreign > FOREIGN * seen.tokens
+
+    def _other_vocabulary(self) -> bool:
+        seen = self.interviewer.reading
+        if not self._mostly_foreign():
+            return False
+        words = f"another model: {seen.foreign} of {seen.tokens} tokens are not of the claimed vocabulary"
+        self.findings.append(AuditFinding("model", words, 0.99))
+        return True
+
+    # --- what is it?
+
+    def _what_is_it(self) -> None:
+        self.say("the answers are not those of the claimed model; trying alternatives")
+        board = self.board
+        for alternative in self._candidates():
+            if self._explained():
+                break
+            self.say(f"trying {alternative.words}")
+            slow = alternative.slow or not self.claimed.native
+            try:
+                board.consider(alternative, most=MORE_TEXTS if slow else None)
+            except AssayError as error:
+                self.notes.append(f"{alternative.words}: not tried ({error})")
+        if self.options.engine and not self._explained():
+            self._search_catalogue()
+        self._name(board, "model")
+
+    def _candidates(self) -> Iterator[Alternative]:
+        yield from beginnings(self.tokenizer)
+        yield from tokenizer_faults(self.model, self.tokenizer, self.board.texts)
+        if not self.interviewer.reading.completions and self.template is not None:
+            talks = [[{"role": "user", "content": t.label}] for t in self.board.texts if t.chat]
+            yield from chat_prompts(self.tokenizer, self.template, talks)
+        yield from other_feeds()
+        yield from stale_cache(self.asked)
+        longest = max(len(text.ids) for text in self.board.texts)
+        yield from more_alternatives(self.model, longest, self.options.others)
+
+    def _explained(self) -> bool:
+        """Does an alternative fit within honest noise that beats the claim, by the bets or by far in every block?"""
+        best = self.board.best()
+        if not best or not self.board.fits(best[0].name):
+            return False
+        lead = best[0]
+        far = math.sqrt(_usual(self.board.claim)) > FAR * lead.distance
+        return lead.state == "nearer" or (lead.wins >= EVERY_BLOCK and not lead.losses and far)
+
+    def _search_catalogue(self) -> None:
+        """Try every mistake on the first text, and the best on more."""
+        board, text = self.board, self.board.texts[0]
+        steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
+        limit = BETTER * float(np.nanmean(in_blocks(place_losses(text, self.claimed.rows(text)))))
+        near: list[tuple[float, Alternative]] = []
+        for alternative in engine_faults(self.model, steps):
+            self.say(f"trying {alternative.fault}: {alternative.words}")
+            try:
+                rows = alternative.rows(self.claimed, text, keep=False)
+            except AssayError as error:
+                self.notes.append(f"{alternative.name}: not tried ({error})")
+                continue
+            finally:
+                self.claimed.close(alternative.setting)
+            loss = float(np.nanmean(place_losses(text, rows))) if rows is not None else math.inf
+            if loss < limit:
+                near.append((loss, alternative))
+        for _, alternative in sorted(near, key=lambda pair: pair[0])[:SHORTLIST]:
+            board.consider(alternative, most=MORE_TEXTS)
+
+    def _name(self, board: Scoreboard, area: str) -> None:
+        """Add the finding that the standings support."""
+        odds = max(board.evidence_path(), default=0.0)
+        best = [s for s in board.best() if s.favour > 0]
+        if not best:
+            self.findings.append(AuditFinding(area, self._unexplained(board), 0.0, evidence=odds, fits=False))
+            return
+        lead = best[0]
+        tied = [s for s in best[1:] if s.distance <= 1.15 * lead.distance]
+        fits, sure = board.fits(lead.name), lead.state == "nearer"
+        confidence = (0.99 if sure else 0.7) if fits and not tied else 0.9 / (1 + len(tied)) if fits else 0.4
+        where = (
+            "prompt"
+            if lead.alternative.family == "prompt"
+            else "requests"
+            if lead.alternative.family == "requests"
+            else area
+        )
+        words = lead.alternative.words if fits else f"nearest to {lead.alternative.words}, which does not fit"
+        self.findings.append(
+            AuditFinding(
+                where, words, confidence, lead.alternative.fault, max(odds, lead.favour),
+                tuple(s.alternative.words for s in tied),
+                tuple(s.alternative.fault for s in tied if s.alternative.fault), fits,
+            )
+        )  # fmt: skip
+
+    def _unexplained(self, board: Scoreboard) -> str:
+        """Words for answers that nothing in the list explains; fluent ones point at another model."""
+        gaps = [
+            float(row.max() - row[place.token])
+            for text in board.texts
+            for place, row in zip(text.places, self.claimed.rows(text), strict=True)
+            if place.token is not None
+        ]
+        usual = float(np.median(gaps)) if gaps else math.inf
+        if len({found - expected for expected, found in self.interviewer.reading.counts}) > 1:
+            return "not the claimed model; the server counts the tokens of texts otherwise, so another model is likely"
+        if usual < 1.0:
+            return "not the claimed model; its answers are fluent, so another model or a fine-tune of it is likely"
+        return "not the claimed model; its answers are not fluent, so a mistake of the engine is likely"
+
+    # --- the same request again
+
+    def _again(self) -> None:
+        """Equal requests may differ within noise: prefix caches and batches change sums. More than that is a fault."""
+        first = self.asked[0]
+        try:
+            second = self.interviewer.text(first.label, len(first.places))
+        except AssayError as error:
+            self.notes.append(f"the same request again: {error}")
+            return
+        gaps = _between(first, second)
+        if gaps:
+            usual = math.sqrt(float(np.mean(np.square(gaps))))
+            if usual > 1e-4:
+                self.notes.append(
+                    f"two equal requests differ by {usual:.2g} nats, as with a prefix cache or other batches"
+                )
+        board = Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
+        board.gaps, board.claim, board.exact, board.texts = (
+            list(self.board.gaps), list(self.board.claim), list(self.board.exact), list(self.board.texts),
+        )  # fmt: skip
+        board.add(second)
+        late = board.ratios()[-len(in_blocks([0.0] * len(second.places))) :]
+        if late and float(np.median(late)) > 5.0:
+            stale = Alternative(
+                "stale cache", "the second of two equal requests reads the first one's keys", "requests",
+                front=first.ids, fault="kv-stale-request",
+            )  # fmt: skip
+            rows = stale.rows(self.claimed, second)
+            near = rows is not None and float(np.nanmean(place_losses(second, rows))) < 0.3 * float(
+                np.nanmean(board.claim[-len(late) :])
+            )
+            words = stale.words if near else "the second of two equal requests is answered otherwise"
+            self.findings.append(AuditFinding("requests", words, 0.9 if near else 0.5, "kv-stale-request", fits=near))
+
+    # --- conversations
+
+    def _conversations(self) -> None:
+        if self.template is None:
+            return
+        drawn = [self._fitted(q) for q in probe_texts.questions(self.options.seed, CHATS)]
+        talks = [[{"role": "user", "content": q}] for q in drawn]
+        board = Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
+        self.say("asking for answers to a few messages")
+        try:
+            for messages in talks:
+                served = self.interviewer.chat(messages, CHAT_TOKENS)
+                if served.places:
+                    board.add(served)
+        except AssayError as error:
+            self.notes.append(f"chat was not tried: {error}")
+            return
+        self.interviewer.reading.chat = True
+        counts = self.interviewer.reading.chat_counts
+        extra = {found - expected for expected, found in counts}
+        plain = {found - expected for expected, found in self.interviewer.reading.counts}
+        far = bool(board.evidence_path()) and max(board.evidence_path()) >= board.goal
+        if not far and (not extra or extra == plain or extra == {0}):
+            self._stopping(board.texts)
+            return
+        for alternative in chat_prompts(self.tokenizer, self.template, talks):
+            if counts and not _right_length(alternative, board.texts, counts):
+                continue
+            board.consider(alternative)
+            best = board.best()
+            if best and board.fits(best[0].name) and best[0].distance < 0.5 * (_usual(board.claim) or 1.0):
+                break
+        self._name_prompt(board, extra, far)
+
+    def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool) -> None:
+        best = [s for s in board.best() if board.fits(s.name)]
+        more = f"; the server counts {min(extra)} more tokens than the claimed template makes" if extra - {0} else ""
+        if best:
+            alternative = best[0].alternative
+            tied = tuple(s.alternative.words for s in best[1:])
+            confidence = 0.95 if not tied else 0.9 / (1 + len(tied))
+            words = f"chat prompt: {alternative.words}{more}"
+            self.findings.append(AuditFinding("prompt", words, confidence, alternative.fault, equivalent=tied))
+        elif far or extra - {0}:
+            words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
+            self.findings.append(AuditFinding("prompt", words, 0.9 if far else 0.5, fits=False))
+
+    def _stopping(self, texts: Iterable[ServedText]) -> None:
+        """An answer that goes on after a token that ends it."""
+        for text in texts:
+            ends = [i for i, place in enumerate(text.places) if place.token in self.tokenizer.eog]
+            if ends and ends[0] + 1 < len(text.places):
+                self.findings.append(
+                    AuditFinding("sampling", "goes on after a token that ends the answer", 0.9, "gen-eos-set")
+                )
+                return
+
+    # --- draws
+
+    def _draws(self) -> None:
+        reading = self.interviewer.reading
+        if not reading.top or not reading.completions:
+            return
+        self.say("drawing tokens at temperature 1")
+        draws: list[DrawnToken] = []
+        alone: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+        firsts: list[tuple[int, ...]] = []
+        for seed in range(DRAWS):
+            text = self._drawn[seed % min(2, len(self._drawn))]
+            sent: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": 1000 + seed}
+            try:
+                reply = self.client.complete(text, n=DRAW_TOKENS, top=reading.top, **sent, **alone)
+            except AssayError as error:
+                if not alone:
+                    self.notes.append(f"drawing was not tried: {error}")
+                    return
+                alone = {}
+                continue
+            ids = list(self.tokenizer.encode(text))
+            made = []
+            for step in reply.steps[reply.n_prompt :]:
+                if len(step.scores) < reading.top:
+                    # Which ids are missing may depend on the token drawn, and that would look like a filter.
+                    self.notes.append("draws were not judged: some of the listed tokens cannot be told by their text")
+                    return
+                # A token of unknown id counts as one that was not listed. To leave it out would look like a filter.
+                draws.append(DrawnToken(-1 if step.id is None else step.id, dict(step.scores), tuple(ids), reading.top))
+                if step.id is None:
+                    break
+                ids.append(step.id)
+                made.append(step.id)
+            firsts.append(tuple(made))
+        self._judge_draws(draws, firsts)
+
+    def _judge_draws(self, draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]]) -> None:
+        if not draws:
+            return
+        capital, ranked = against_stated(draws)
+        if capital >= self.board.goal:
+            tied = tuple(name for name, value in ranked[1:] if value > ranked[0][1] - 3.0)
+            words = f"tokens are not drawn as asked (temperature 1, no filter): most like {ranked[0][0]}"
+            confidence = 0.95 if not tied else 0.9 / (1 + len(tied))
+            self.findings.append(AuditFinding("sampling", words, confidence, "", capital, tied))
+        elif len(texts) == DRAWS and len(set(texts[0::2])) == 1 and len(set(texts[1::2])) == 1:
+            chance = sum(d.scores.get(d.token, 0.0) for d in draws) / 2
+            if chance < math.log(self.options.alpha):
+                words = "different seeds draw the same tokens"
+                self.findings.append(AuditFinding("sampling", words, 0.9, "samp-rng", -chance))
+
+    # --- the answer
+
+    def _result(self) -> AuditResult:
+        board, reading = self.board, self.interviewer.reading
+        path = board.evidence_path()
+        standings = board.standings() if board.texts else []
+        undecided = [s for s in standings if s.name in board.registered and s.state in ("undecided", "nearer")]
+        verdict: AuditVerdict = "as claimed"
+        if self.findings:
+            verdict = "differs"
+        elif undecided or not board.texts or not any(s.state == "excluded" for s in standings):
+            verdict = "inconclusive"
+        noise = board.noise()
+        return AuditResult(
+            verdict=verdict,
+            findings=tuple(sorted(self.findings, key=lambda f: -f.confidence)),
+            standings=tuple(standings),
+            reading=reading,
+            alpha=self.options.alpha,
+            evidence=max(path, default=0.0),
+            path=tuple(path),
+            places=board.places,
+            blocks=len(board.claim),
+            noise=float(np.median(noise)) if noise else math.nan,
+            distance=_usual(board.claim) ** 0.5 if board.claim else math.nan,
+            requests=self.client.requests,
+            seconds=time.monotonic() - self.started,
+            more_tokens=board.more_tokens() if verdict == "inconclusive" and board.texts else None,
+            notes=(*reading.notes, *self.notes),
+            area=self.findings[0].area if self.findings else "",
+        )
+
+
+def _coarse(model: Model) -> Setting | None:
+    """A second companion for files in floats, which the fast engine does not round: as coarse as bfloat16."""
+    types = {t.type for t in model.file.tensors.values() if len(t.shape) > 1}
+    return Setting(mix="Q8_0", precision="fast") if all(t.block_size == 1 for t in types) else None
+
+
+def _usual(values: Sequence[float]) -> float:
+    known = [v for v in values if not math.isnan(v)]
+    return float(np.median(known)) if known else math.nan
+
+
+def _between(first: ServedText, second: ServedText) -> list[float]:
+    """Differences of log-probabilities of two equal requests, as long as they continue alike."""
+    found: list[float] = []
+    for a, b in zip(first.places, second.places, strict=False):
+        found += [a.scores[i] - b.scores[i] for i in a.scores if i in b.scores]
+        if a.token != b.token:
+            break
+    return found
+
+
+def _right_length(alternative: Alternative, texts: Sequence[ServedText], counts: Sequence[tuple[int, int]]) -> bool:
+    """Does the alternative make as many prompt tokens as the server counts?"""
+    given = dict(counts)
+    for text in texts:
+        other = alternative.prompts.get(text.ids[: text.n_prompt])
+        if other is not None and given.get(text.n_prompt, len(other)) != len(other):
+            return False
+    return True

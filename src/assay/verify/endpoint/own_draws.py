@@ -1,0 +1,105 @@
+"""Are tokens drawn as they were asked for? The server's own log-probabilities are the distribution to draw from.
+
+If a token with the stated probability p is drawn from p, the mean of q/p is 1 for every other distribution q. So the
+product of q/p over all draws is the capital of a gambler who believes in q (`wagers`). The q are the settings that
+servers apply without being asked: another temperature, top-k, top-p, min-p, a repetition penalty, or one token for
+every seed. No model is needed, and no noise has to be allowed for: both sides are the server's own words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.verify.endpoint.wagers import log_mean
+
+Array = NDArray[Any]
+DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
+Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
+
+
+@dataclass(frozen=True)
+class DrawnToken:
+    """A token drawn at temperature 1, the server's log-probabilities at its place, and the ids before it."""
+
+    token: int
+    scores: Mapping[int, float]
+    before: tuple[int, ...]
+    top: int  # how many of the likeliest tokens the server lists; the drawn one may be listed beside them
+
+
+@dataclass(frozen=True)
+class DrawSetting:
+    """A way to draw that was not asked for."""
+
+    name: str
+    shape: Shape
+
+
+def _temperature(t: float) -> DrawSetting:
+    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t))
+
+
+def _top_k(k: int) -> DrawSetting:
+    return DrawSetting(f"top-k {k}", lambda ids, logp, before: np.where(np.arange(len(ids)) < k, np.exp(logp), 0.0))
+
+
+def _top_p(p: float) -> DrawSetting:
+    def shape(ids: Array, logp: Array, before: Sequence[int]) -> Array:
+        mass = np.cumsum(np.exp(logp))
+        return np.where(mass - np.exp(logp) < p, np.exp(logp), 0.0)
+
+    return DrawSetting(f"top-p {p:g}", shape)
+
+
+def _min_p(p: float) -> DrawSetting:
+    return DrawSetting(
+        f"min-p {p:g}", lambda ids, logp, before: np.where(logp >= logp[0] + math.log(p), np.exp(logp), 0)
+    )
+
+
+def _penalty(r: float) -> DrawSetting:
+    def shape(ids: Array, logp: Array, before: Sequence[int]) -> Array:
+        return np.where(np.isin(ids, before[-64:]), np.exp(logp * r), np.exp(logp))
+
+    return DrawSetting(f"repetition penalty {r:g}", shape)
+
+
+SETTINGS: tuple[DrawSetting, ...] = (
+    *(_temperature(t) for t in (0.01, 0.3, 0.5, 0.7, 0.8, 1.3, 1.7)),
+    *(_top_k(k) for k in (1, 2, 5, 10)),
+    *(_top_p(p) for p in (0.5, 0.8, 0.9)),
+    *(_min_p(p) for p in (0.05, 0.1)),
+    _penalty(1.1),
+    _penalty(1.3),
+)
+
+
+def payoff(setting: DrawSetting, drawn: DrawnToken) -> float:
+    """q/p of a draw. All tokens that the server did not list count as one, shaped as the least of those listed."""
+    order = sorted(drawn.scores, key=lambda i: -drawn.scores[i])[: drawn.top]
+    ids, logp = np.array(order), np.array([drawn.scores[i] for i in order])
+    stated = np.exp(logp)
+    rest = max(0.0, 1 - float(stated.sum()))
+    weights = setting.shape(ids, logp, drawn.before)
+    unlisted = rest * float(weights[-1]) / max(float(stated[-1]), 1e-30)
+    total = float(weights.sum()) + unlisted
+    at = np.flatnonzero(ids == drawn.token)
+    p, q = (float(stated[at[0]]), float(weights[at[0]])) if len(at) else (rest, unlisted)
+    return DOUBT + (1 - DOUBT) * q / max(total, 1e-30) / max(p, 1e-12)
+
+
+def capitals(draws: Sequence[DrawnToken]) -> dict[str, float]:
+    """ln of the capital of every setting after all draws."""
+    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in SETTINGS}
+
+
+def against_stated(draws: Sequence[DrawnToken]) -> tuple[float, list[tuple[str, float]]]:
+    """ln of the capital against the stated distribution, and the settings by their own capital, the best first."""
+    found = capitals(draws)
+    return log_mean(found.values()), sorted(found.items(), key=lambda item: -item[1])

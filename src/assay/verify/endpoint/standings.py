@@ -1,0 +1,206 @@
+"""The state of an audit: distances of all blocks to the claim and its alternatives, and what follows from them.
+
+`Scoreboard` gathers; `standing` says where an alternative stands: nearer than the claim, excluded, too near the claim
+to be told from it, or undecided. All error rates are `alpha`, by the bets of `wagers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from assay.errors import AssayError
+from assay.verify.endpoint.alternatives import Alternative
+from assay.verify.endpoint.claimed_model import CLAIM, COMPANION, ClaimedModel, Setting
+from assay.verify.endpoint.served_text import BLOCK, ServedText, in_blocks, place_losses, row_gaps
+from assay.verify.endpoint.wagers import blocks_needed, distance_path, log_mean, nearer_capital, nearer_path
+
+State = Literal["nearer", "excluded", "too near", "undecided"]
+LEAST_NOISE = 0.005  # nats: printed numbers and float32
+APART = 1.0  # an alternative whose distance from the claim is below this many times the noise cannot be told from it
+FITS = 2.0  # a prediction within this many times the noise fits
+SAME = 1e-9  # nats squared: two losses this near are equal, and no bet is made
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an alternative stands after the blocks so far; capitals are natural logarithms."""
+
+    alternative: Alternative
+    state: State
+    favour: float  # against the claim, for the alternative
+    against: float  # against the alternative, for the claim
+    wins: int
+    losses: int
+    distance: float  # nats, of the server from the alternative
+    apart: float  # nats, of the alternative from the claim
+
+    @property
+    def name(self) -> str:
+        return self.alternative.name
+
+
+@dataclass
+class Scoreboard:
+    """Blocks in the order in which they were seen."""
+
+    claimed: ClaimedModel
+    alpha: float
+    extra_noise: float = 0.0  # nats: rounding of printed numbers, differences between equal requests
+    coarse: Setting | None = None  # a second companion, for files that the fast engine does not round
+    texts: list[ServedText] = field(default_factory=list)
+    claim: list[float] = field(default_factory=list)  # nats squared, of the nearer of claim and companion
+    exact: list[float] = field(default_factory=list)  # of the claim in exact arithmetic alone
+    gaps: list[float] = field(default_factory=list)  # between claim and companion
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    aparts: dict[str, list[float]] = field(default_factory=dict)
+    alternatives: dict[str, Alternative] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)  # named before the evidence was seen: these may raise the alarm
+
+    @property
+    def goal(self) -> float:
+        return -math.log(self.alpha)
+
+    @property
+    def places(self) -> int:
+        return sum(len(text.places) for text in self.texts)
+
+    def add(self, text: ServedText) -> None:
+        """A text, judged by the claim and by the alternatives so far."""
+        exact, fast = self.claimed.rows(text), self.claimed.rows(text, COMPANION)
+        own, other = in_blocks(place_losses(text, exact)), in_blocks(place_losses(text, fast))
+        gaps = in_blocks(row_gaps(text, exact, fast))
+        if self.coarse is not None:
+            rough = in_blocks(row_gaps(text, exact, self.claimed.rows(text, self.coarse)))
+            gaps = [max(a, b) for a, b in zip(gaps, rough, strict=True)]
+        self.texts.append(text)
+        self.exact += own
+        self.claim += [float(np.fmin(a, b)) for a, b in zip(own, other, strict=True)]
+        self.gaps += gaps
+        for alternative in self.alternatives.values():
+            self._judge(alternative, text, keep=True)
+
+    def register(self, alternative: Alternative) -> None:
+        """An alternative that is tested from the first text on."""
+        self.registered.add(alternative.name)
+        self.consider(alternative, keep=True)
+
+    def consider(self, alternative: Alternative, *, keep: bool = False, most: int | None = None) -> None:
+        """An alternative, judged on all texts so far, or on the first `most`."""
+        if alternative.name in self.alternatives:
+            return
+        self.alternatives[alternative.name] = alternative
+        self.losses[alternative.name], self.aparts[alternative.name] = [], []
+        for i, text in enumerate(self.texts):
+            self._judge(alternative, text, keep=keep, skip=most is not None and i >= most)
+        if not keep:
+            self.claimed.close(alternative.setting)
+
+    def _judge(self, alternative: Alternative, text: ServedText, *, keep: bool, skip: bool = False) -> None:
+        try:
+            rows = None if skip else alternative.rows(self.claimed, text, keep=keep)
+        except AssayError:
+            rows = None  # it cannot be computed for this text, so it says nothing here
+        blocks = -(-len(text.places) // BLOCK)
+        nothing = [math.nan] * blocks
+        self.losses[alternative.name] += nothing if rows is None else in_blocks(place_losses(text, rows))
+        gaps = nothing if rows is None else in_blocks(row_gaps(text, self.claimed.rows(text, CLAIM), rows))
+        self.aparts[alternative.name] += gaps
+
+    # --- noise and distance
+
+    def noise(self) -> list[float]:
+        """Honest noise at each block, in nats: the gap of claim and companion, at least its median."""
+        gaps = np.asarray(self.gaps, float)
+        usual = float(np.nanmedian(gaps)) if len(gaps) and not np.isnan(gaps).all() else 0.0
+        floor = usual + self.extra_noise**2 + LEAST_NOISE**2
+        return [math.sqrt(max(g if math.isfinite(g) else 0.0, usual) - usual + floor) for g in gaps]
+
+    def ratios(self) -> list[float]:
+        """Distance to the claim over honest noise, for every block that shows something."""
+        pairs = zip(self.claim, self.noise(), strict=True)
+        return [math.sqrt(loss) / noise for loss, noise in pairs if not math.isnan(loss)]
+
+    def evidence_path(self) -> list[float]:
+        """ln of the capital against the claim after every block: half on distance, half on the first alternatives."""
+        far = distance_path(self.ratios())
+        known = [i for i, loss in enumerate(self.claim) if not math.isnan(loss)]
+        bets = [self._path(self.alternatives[name], known) for name in sorted(self.registered)]
+        if not bets:
+            return far
+        return [log_mean([f, log_mean(column)]) for f, *column in zip(far, *bets, strict=True)]
+
+    def _path(self, alternative: Alternative, known: Sequence[int]) -> list[float]:
+        """ln of the capital of even bets on an alternative; it stays where the alternative says nothing."""
+        found, outcomes, capital = [], list[bool](), 0.0
+        for i in known:
+            loss = self.losses[alternative.name][i]
+            if not math.isnan(loss) and abs(loss - self.claim[i]) > SAME:
+                outcomes.append(loss < self.claim[i])
+                capital = nearer_path(outcomes)[-1]
+            found.append(capital)
+        return found
+
+    # --- standings
+
+    def wins_of(self, name: str, over: str = "") -> tuple[int, int]:
+        """Blocks in which an alternative is nearer than another, or than the claim; and the opposite."""
+        mine = self.losses[name]
+        theirs = self.losses[over] if over else self.claim
+        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if not math.isnan(a + b) and abs(a - b) > SAME]
+        wins = sum(a < b for a, b in pairs)
+        return wins, len(pairs) - wins
+
+    def standing(self, name: str) -> Standing:
+        alternative = self.alternatives[name]
+        wins, losses = self.wins_of(name)
+        favour, against = nearer_capital(wins, losses), nearer_capital(losses, wins)
+        distance, apart = _root_mean(self.losses[name]), _root_mean(self.aparts[name])
+        state: State = "undecided"
+        if favour >= self.goal:
+            state = "nearer"
+        elif against >= self.goal:
+            state = "excluded"
+        elif apart < APART * _root_mean([n * n for n in self.noise()]):
+            state = "too near"
+        return Standing(alternative, state, favour, against, wins, losses, distance, apart)
+
+    def standings(self) -> list[Standing]:
+        return [self.standing(name) for name in self.alternatives]
+
+    def fits(self, name: str) -> bool:
+        """Is the alternative within honest noise, at the usual block?"""
+        pairs = zip(self.losses[name], self.noise(), strict=True)
+        ratios = [math.sqrt(loss) / noise for loss, noise in pairs if not math.isnan(loss)]
+        return bool(ratios) and float(np.median(ratios)) <= FITS
+
+    def best(self) -> list[Standing]:
+        """Alternatives that are nearer than the claim and that no other one beats, the nearest first."""
+        near = sorted((s for s in self.standings() if s.favour > 0 and s.wins > s.losses), key=lambda s: s.distance)
+        kept: list[Standing] = []
+        for s in near:
+            if all(nearer_capital(*self.wins_of(k.name, s.name)) < self.goal for k in kept):
+                kept.append(s)
+        return kept
+
+    def more_tokens(self) -> int | None:
+        """About how many more tokens decide every alternative that is apart from the claim; None if unknown."""
+        needed = []
+        for s in self.standings():
+            if s.state == "undecided" and not s.alternative.honest:
+                blocks = blocks_needed(s.losses, s.wins, self.goal)
+                if blocks is None:
+                    return None
+                share = max(1, s.wins + s.losses) / max(1, len(self.claim))
+                needed.append(math.ceil(blocks / share))
+        per_block = self.places / max(1, len(self.claim))
+        return math.ceil(max(needed, default=0) * per_block)
+
+
+def _root_mean(values: Sequence[float]) -> float:
+    known = np.asarray([v for v in values if math.isfinite(v)], float)
+    return float(np.sqrt(known.mean())) if len(known) else math.nan

@@ -1,0 +1,150 @@
+"""Receipts: any change of a token, a setting, a row or a weight is found, and the bits are those of every replay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.engines.contract import Arithmetic
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import load
+from assay.runtime.opening import OpenOptions, open_model
+from assay.runtime.params import SamplerParams
+from assay.runtime.receipt_replay import replay
+from assay.runtime.receipts import (
+    Receipt,
+    Signer,
+    chain,
+    header_of,
+    make_receipt,
+    read_receipt,
+    row_digest,
+    settings_of,
+)
+from assay.runtime.scheduler import Scheduler, deliver
+from assay.runtime.sequence import Job
+from tests import tiny
+
+pytest.importorskip("cryptography")
+SECRET = bytes(range(32))
+PARAMS = SamplerParams(temp=0.9, top_k=20, seed=7)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("receipts") / "a.gguf")
+
+
+def generated(path: Path, jobs: list[Job], chunk: int = 512) -> list[Receipt]:
+    """Receipts of jobs that are computed together."""
+    on = open_model(path, OpenOptions(threads=1, cache_size=2048))
+    engine = on.engine()
+    scheduler = Scheduler(engine, on.tokenizer, n_ctx=256, chunk=chunk)
+    sequences = [scheduler.make(replace(job, receipt=True), lambda update: None) for job in jobs]
+    scheduler.add(sequences)
+    while not all(s.finished for s in sequences):
+        deliver(scheduler.step())
+    found = []
+    for s in sequences:
+        header = header_of(on.file.sha256, engine.arithmetic, s.job.params, s.seed, s.job.ids, constrained=False)
+        found.append(make_receipt(header, s.job.ids, s.ids[s.n_prompt :], s.row_digests, Signer(SECRET)))
+    engine.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def receipt(path: Path) -> Receipt:
+    return generated(path, [Job((1, 5, 9, 3), PARAMS, 12, ignore_eos=True)])[0]
+
+
+def test_replay_agrees_whole_and_at_positions(path: Path, receipt: Receipt) -> None:
+    model = load(open_file(path))
+    assert len(receipt.rows) == len(receipt.tokens) == 12
+    whole = replay(receipt, model, threads=1)
+    assert whole and whole.signed and whole.compared == 12, whole
+    some = replay(receipt, model, positions=3, seed=1, key=Signer(SECRET).public, threads=1)
+    assert some and some.compared == 3, some
+
+
+def test_batches_and_cuts_give_the_same_receipt(path: Path, receipt: Receipt) -> None:
+    jobs = [Job((1, 5, 9, 3), PARAMS, 12, ignore_eos=True), Job((2, 2, 4), replace(PARAMS, seed=8), 9, ignore_eos=True)]
+    assert generated(path, jobs, chunk=2)[0] == receipt
+
+
+def test_every_change_is_found(path: Path, receipt: Receipt) -> None:
+    """By the hashes alone where a stranger changed it, by the replay where the signer did."""
+    model, signer = load(open_file(path)), Signer(SECRET)
+    n = len(receipt.tokens)
+    for i in range(n):
+        tokens = list(receipt.tokens)
+        tokens[i] = (tokens[i] + 1) % model.hparams.n_vocab
+        assert not replay(replace(receipt, tokens=tuple(tokens)), model)
+        lied = make_receipt(receipt.header, receipt.prompt, tokens, receipt.rows, signer)
+        found = replay(lied, model, threads=1)
+        assert not found and found.signed and found.parts_at == i, (i, found)
+    for i in range(n):
+        rows = list(receipt.rows)
+        rows[i] = bytes(16)
+        found = replay(make_receipt(receipt.header, receipt.prompt, receipt.tokens, rows, signer), model, threads=1)
+        assert not found and found.parts_at == i, (i, found)
+    for change in ({"temp": 0.2}, {"top_k": 3}, {"min_p": 0.9}):
+        header = {**receipt.header, "settings": {**receipt.header["settings"], **change}}
+        assert not replay(replace(receipt, header=header), model)
+        lied = make_receipt(header, receipt.prompt, receipt.tokens, receipt.rows, signer)
+        assert replay(lied, model, threads=1).parts_at is not None, change
+    other = {**receipt.header, "seed": "8"}
+    assert not replay(make_receipt(other, receipt.prompt, receipt.tokens, receipt.rows, signer), model, threads=1)
+    assert not replay(replace(receipt, prompt=(1, 5, 9, 4)), model)
+    assert not replay(receipt, model, key="00" * 32)
+    assert not replay(replace(receipt, signature="00" * 64), model)
+
+
+def test_a_changed_weight_is_found(path: Path, receipt: Receipt, tmp_path: Path) -> None:
+    """By the file's hash; and by the logits, if the signer lies about the hash."""
+    raw = bytearray(path.read_bytes())
+    file = open_file(path)
+    raw[file.tensors["blk.0.attn_q.weight"].offset + 5] ^= 0x10
+    changed = tmp_path / "b.gguf"
+    changed.write_bytes(raw)
+    model = load(open_file(changed))
+    assert "file" in replay(receipt, model).reason
+    header = {**receipt.header, "file": model.file.sha256}
+    lied = make_receipt(header, receipt.prompt, receipt.tokens, receipt.rows, Signer(SECRET))
+    assert replay(lied, model, threads=1).parts_at is not None
+
+
+def test_reading(receipt: Receipt) -> None:
+    data = json.loads(json.dumps(receipt.to_dict()))
+    assert read_receipt(data) == replace(receipt, header=data["header"])
+    assert settings_of(receipt.header) == (PARAMS, 7)
+    bad: list[Any] = [None, [], {}, {**data, "rows": 5}, {**data, "tokens": [True]}, {**data, "rows": ["zz"] * 12},
+                      {**data, "header": {"version": 2}}, {**data, "chain": "ab"}]  # fmt: skip
+    for item in bad:
+        with pytest.raises(AssayError):
+            read_receipt(item)
+
+
+def test_vectors() -> None:
+    """The vectors of docs/reference/receipts.md."""
+    row = row_digest(np.array([0.0, 1.0, -2.5, np.nan], np.float32))
+    assert row.hex() == VECTORS["row"]
+    header = header_of("00" * 32, Arithmetic("native", "fast", "f16", 1), SamplerParams(temp=0.0), 5, [1, 2, 3],
+                       constrained=False)  # fmt: skip
+    link = chain(header, [7], [row])
+    assert link == VECTORS["chain"] and Signer(SECRET).public == VECTORS["key"]
+    assert Signer(SECRET).sign(link) == VECTORS["signature"]
+
+
+VECTORS = {
+    "row": "18045e2f0b1e96487a37ca94fbd49fb0",
+    "chain": "54edcd177ca75803f18efdc6f75f96f3a667964d165a9ec540acb4d45bb8d845",
+    "key": "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8",
+    "signature": "1cb2a21de2455db07590fd20b7c8f9d7c1a0e13076ddd7997b19597c677cb652"
+    "70a96521e719877782bc0289c5d7adca990c41011ec8521f9c88946257890903",
+}

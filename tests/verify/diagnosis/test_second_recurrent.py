@@ -1,0 +1,73 @@
+"""The second recurrent engine: right by llama.cpp's recorded values, and every planted fault shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests import recurrent_planting as planting
+from tests.second_recurrent import Recurrent
+
+FOLDER = planting.folder()
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="no golden recurrent models; set ASSAY_SHARED")
+AGREES = 2e-11  # NMSE of llama.cpp's float32 nodes against float64
+SHOWS = 1e-9  # NMSE of logits; st-f16 gives 1e-8
+
+
+def nmse(found, right):
+    return float(np.sum(np.square(found - right)) / max(np.sum(np.square(right)), 1e-300))
+
+
+@pytest.mark.parametrize("name", planting.MODELS)
+def test_every_node_state_and_call_agrees_with_llama_cpp(name):
+    path = FOLDER / f"{name}.gguf"
+    made, right = planting.planted(path, real=np.float64), planting.recorded(path)
+    for call, (part, golden) in enumerate(zip(made.parts, right.parts, strict=True)):
+        for node, value in golden.items():
+            assert part[node].shape == value.shape, (call, node)
+            assert nmse(part[node], value.astype(np.float64)) < AGREES, (call, node)
+
+
+@pytest.mark.parametrize("name", planting.DRAFT)
+def test_the_draft_head_agrees_with_llama_cpp(name):
+    golden = planting.golden(FOLDER / f"{name}.gguf")
+    nodes = Recurrent(FOLDER / f"{name}.gguf", real=np.float64).draft(golden["tokens"], golden["mtp/hidden"])
+    for key, value in golden.items():
+        if key.startswith("mtp/") and key != "mtp/hidden":
+            assert nmse(nodes[key[4:]], value.astype(np.float64)) < AGREES, key
+
+
+def test_a_long_prompt_agrees_with_llama_cpp():
+    path = FOLDER / "qwen35.gguf"
+    golden = planting.golden(path)
+    made = Recurrent(path, real=np.float64).run(list(golden["long_tokens"]), (150,))[0]["result_output"]
+    assert nmse(made[golden["long_rows"]], golden["long_result_output"].astype(np.float64)) < AGREES
+
+
+def logits(path, *bugs):
+    case = planting.planted(path, *bugs, real=np.float64)
+    return np.concatenate([part["result_output"] for part in case.parts])
+
+
+def test_every_planted_fault_moves_the_logits_of_its_first_model():
+    rights = {}
+    for fault, models in planting.PLANTED.items():
+        path = FOLDER / f"{models[0]}.gguf"
+        draft = fault.startswith("mtp-")
+        if (path, draft) not in rights:
+            if draft:
+                rights[path, draft] = planting.golden(path)["mtp/result_output"].astype(np.float64)
+            else:
+                rights[path, draft] = logits(path)
+        right, found = rights[path, draft], logits(path, fault)
+        assert nmse(found, right) > SHOWS, fault
+        if fault.split("/")[0] in planting.SECOND_CALL:
+            assert nmse(found[: planting.STEPS[0]], right[: planting.STEPS[0]]) < 1e-25, f"{fault} shows in a prompt"
+
+
+def test_states_in_sixteen_bits_differ_and_float32_does_not():
+    path = FOLDER / "mamba2.gguf"
+    right = logits(path)
+    moved = {kind: nmse(planting.planted(path, state=kind).parts[2]["result_output"], right[-1:]) for kind in
+             ("f32", "f16", "bf16")}  # fmt: skip
+    assert moved["f32"] < 1e-11 < moved["f16"] < moved["bf16"] < 1e-3

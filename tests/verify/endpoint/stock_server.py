@@ -1,0 +1,104 @@
+"""A stock llama.cpp behind HTTP, with one option changed: the opponent of an audit.
+
+    python -m tests.verify.endpoint.stock_server MODEL '{"rope_freq_base": 10000}' '{"temperature": 0.8}'
+
+The first object has options of llama.cpp's server. The second has changes that a dishonest proxy makes to requests:
+`temperature`, `system` (a hidden system message), `drop` (keys removed from answers, such as logprobs), `bos` (text put
+before prompts). The address is printed; the process ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+def changed(body: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
+    """A request as a dishonest proxy passes it on."""
+    body = {**body, **{k: proxy[k] for k in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty") if k in proxy}}
+    if "seed" in proxy and body.get("temperature"):
+        body["seed"] = proxy["seed"]
+    if "system" in proxy and "messages" in body:
+        body["messages"] = [{"role": "system", "content": proxy["system"]}, *body["messages"]]
+    if "before" in proxy and isinstance(body.get("prompt"), str):
+        body["prompt"] = proxy["before"] + body["prompt"]
+    return body
+
+
+def reduced(found: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what the proxy hides, and rounded as it rounds."""
+    for key in proxy.get("drop", ()):
+        found.pop(key, None)
+        for choice in found.get("choices", ()):
+            choice.pop(key, None)
+    if "digits" in proxy:
+        found = json.loads(json.dumps(found), parse_float=lambda x: round(float(x), proxy["digits"]))
+    return found
+
+
+def main() -> None:
+    import xllamacpp as library
+
+    path, options, proxy = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    settings = library.CommonParams()
+    settings.model.path = path
+    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers, settings.verbosity = 2048, 1, 0, -1
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    for key, value in options.items():
+        is_type = key.startswith("cache_type")
+        setattr(settings, key, getattr(library.ggml_type, f"GGML_TYPE_{value.upper()}") if is_type else value)
+    server = library.Server(settings)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = changed(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), proxy)
+            answer = server.handle_chat_completions if "messages" in body else server.handle_completions
+            try:
+                found, code = reduced(answer(body), proxy), 200
+            except RuntimeError as error:
+                found, code = {"error": {"message": str(error)}}, 400
+            data = json.dumps(found).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            return
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    print(f"http://127.0.0.1:{http.server_address[1]}", flush=True)
+    sys.stdin.read()
+
+
+@contextmanager
+def stock(path: Path, options: dict[str, Any] | None = None, proxy: dict[str, Any] | None = None) -> Iterator[str]:
+    """The address of a running process."""
+    words = [str(path), json.dumps(options or {}), json.dumps(proxy or {})]
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("http://"):
+                yield line.strip()
+                return
+        raise AssertionError("the server did not start")
+    finally:
+        process.communicate("")
+
+
+if __name__ == "__main__":
+    main()
