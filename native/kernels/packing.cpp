@@ -463,24 +463,29 @@ INLINE void transpose_halves(const uint8_t* from, int64_t stride, uint8_t* to, i
     for (int c = 0; c < 8; c++) __builtin_memcpy(to + c * step, &y[c], 16);
 }
 
-// One panel: column i of rows [first, first + R), zeros beyond n and k.
-void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
-    const int size = info.block_bytes;
+// The same with four bytes.
+INLINE void transpose_floats(const uint8_t* from, int64_t stride, uint8_t* to, int64_t step) {
+    Words x[8];
+    for (int r = 0; r < 8; r++) x[r] = get<Words>(from + r * stride);
+    transpose_words(x);
+    for (int c = 0; c < 8; c++) __builtin_memcpy(to + c * step, &x[c], sizeof x[c]);
+}
+
+// One panel: column i of rows [first, first + R), zeros beyond n and k. Whole panels are transposed in squares; what
+// does not fill one is copied value by value.
+template <int size>
+void pack_floats(const uint8_t* src, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
+    constexpr auto transpose = size == 2 ? transpose_halves : transpose_floats;
     const int64_t columns = float_columns(k), stride = k * size;
     uint8_t* panel = dst + first * columns * size;
-    const bool whole = size == 2 && n - first >= R;
-    const int64_t done = whole ? k / 8 * 8 : 0;
+    const int64_t done = n - first >= R ? k / 8 * 8 : 0;
     for (int64_t i = 0; i < done; i += 8)
         for (int r = 0; r < R; r += 8)
-            transpose_halves(src + (first + r) * stride + 2 * i, stride, panel + (i * R + r) * 2, 2 * R);
+            transpose(src + (first + r) * stride + i * size, stride, panel + (i * R + r) * size, size * R);
     __builtin_memset(panel + done * R * size, 0, size_t((columns - done) * R * size));
-    for (int r = 0; r < R && first + r < n; r++) {
-        const uint8_t* row = src + (first + r) * stride;
-        if (size == 4)
-            for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 4, row + i * 4, 4);
-        else
-            for (int64_t i = done; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 2, row + i * 2, 2);
-    }
+    for (int r = 0; r < R && first + r < n; r++)
+        for (int64_t i = done; i < k; i++)
+            __builtin_memcpy(panel + (i * R + r) * size, src + (first + r) * stride + i * size, size);
 }
 
 size_t packed_size(Type type, int64_t n, int64_t k) {
@@ -503,7 +508,8 @@ void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begi
                           dst + first / R * (k / (32 * F::unit_blocks)) * F::unit_bytes);
     });
     if (quantised) return;
-    for (int64_t first = begin; first < end; first += R) pack_floats(info, src, n, k, first, dst);
+    const auto pack = info.block_bytes == 4 ? pack_floats<4> : pack_floats<2>;
+    for (int64_t first = begin; first < end; first += R) pack(src, n, k, first, dst);
 }
 
 }  // namespace

@@ -219,28 +219,33 @@ void take_rows(const ScanBlock& b, int padded, float* s) {
         std::fill_n(s, size_t(b.rows) * padded, 0.0f);
         return;
     }
-    if (s == b.from) return;
     for (int r = 0; r < b.rows; ++r) pad(b.from + size_t(r) * b.width, b.width, padded, s + size_t(r) * padded);
 }
 void put_rows(const ScanBlock& b, int padded, const float* s) {
-    if (s == b.to) return;
     for (int r = 0; r < b.rows; ++r) std::copy_n(s + size_t(r) * padded, b.width, b.to + size_t(r) * b.width);
 }
 
 // The scan of a block's rows over its tokens. `token(t, operands)` prepares a token. It gives a function of (cut, first
-// row, rows, their state), which takes at most W rows through the token.
+// row, rows, their state before, their state after), which takes at most W rows through the token. Rows that need no
+// padding are not copied: the first token reads the state where it lies.
 template <class F>
 void scan_rows(const ScanBlock& b, F token) {
     constexpr int kNarrow = 16;
     const bool narrow = b.width == kNarrow;
     const int padded = narrow ? kNarrow : (b.width + 63) / 64 * 64;
-    float* s = b.width == padded ? b.to : b.scratch;
-    take_rows(b, padded, s);
-    float* room = b.width == padded ? b.scratch : b.scratch + size_t(b.rows) * padded;
+    const bool whole = b.width == padded;
+    float* s = whole ? b.to : b.scratch;
+    const float* before = whole && b.from ? b.from : s;
+    if (before != b.from) take_rows(b, padded, s);
+    float* room = whole ? b.scratch : b.scratch + size_t(b.rows) * padded;
     const auto run = [&](auto cut) {
         for (int t = 0; t < b.tokens; ++t) {
             auto rows_of = token(t, Padded{b.width, padded, room});
-            for (int r = 0; r < b.rows; r += W) rows_of(cut, r, std::min(W, b.rows - r), s + size_t(r) * padded);
+            const float* from = t ? s : before;
+            for (int r = 0; r < b.rows; r += W) {
+                const size_t at = size_t(r) * padded;
+                rows_of(cut, r, std::min(W, b.rows - r), from + at, s + at);
+            }
         }
     };
     if (narrow)
@@ -251,7 +256,7 @@ void scan_rows(const ScanBlock& b, F token) {
         run(Cut<64 / W, 2>{padded});
     else
         run(Cut<64 / W, 0>{padded});
-    put_rows(b, padded, s);
+    if (!whole) put_rows(b, padded, s);
 }
 
 // The factor of S for a row: one for all channels, or one for each.
@@ -288,12 +293,12 @@ void delta_rule_of(const ScanBlock& b) {
             decay.one = exp(set1(*g));
         }
         return [=, v = b.in[2].at(t), y = b.out.at(t), beta = set1(*b.in[4].at(t)), scale = set1(b.scale)](
-                   auto cut, int r0, int rows, float* s) __attribute__((always_inline)) {
+                   auto cut, int r0, int rows, const float* old, float* s) __attribute__((always_inline)) {
             const V found = dots(cut, rows, [&](int r, auto count) __attribute__((always_inline)) {
                 return [=](int j, auto& sum) __attribute__((always_inline)) {
                     const V x = load(k + j * W), a = decay.at(j);
                     for (int i = 0; i < count; ++i)
-                        sum.v[i] = fma(load(s + size_t(r + i) * n + j * W) * a, x, sum.v[i]);
+                        sum.v[i] = fma(load(old + size_t(r + i) * n + j * W) * a, x, sum.v[i]);
                 };
             });
             float d[W];
@@ -302,9 +307,9 @@ void delta_rule_of(const ScanBlock& b) {
                 return [=, by = values<count>(d + r)](int j, auto& sum) __attribute__((always_inline)) {
                     const V x = load(k + j * W), a = decay.at(j), z = load(q + j * W);
                     for (int i = 0; i < count; ++i) {
-                        float* at = s + size_t(r + i) * n + j * W;
-                        const V state = fma(by.v[i], x, load(at) * a);
-                        store(at, state);
+                        const size_t at = size_t(r + i) * n + j * W;
+                        const V state = fma(by.v[i], x, load(old + at) * a);
+                        store(s + at, state);
                         sum.v[i] = fma(state, z, sum.v[i]);
                     }
                 };
@@ -324,7 +329,7 @@ void ssm_scan_of(const ScanBlock& b) {
         float* each = operand.room + 2 * n;
         const float *B = operand(b.in[2].at(t)), *c = operand(b.in[3].at(t));
         return [=, &b, x = b.in[0].at(t), dt = b.in[1].at(t), y = b.out.at(t), head = -1, decay = V{}](
-                   auto cut, int r0, int rows, float* s) mutable __attribute__((always_inline)) {
+                   auto cut, int r0, int rows, const float* old, float* s) mutable __attribute__((always_inline)) {
             const int first = b.first + r0;
             const auto begin_head = [&](int own) {
                 if (own == head) return;
@@ -345,9 +350,9 @@ void ssm_scan_of(const ScanBlock& b) {
                     __attribute__((always_inline)) {
                         const V in = load(B + j * W), z = load(c + j * W), f = a.at(j);
                         for (int i = 0; i < count; ++i) {
-                            float* at = s + size_t(r + i) * n + j * W;
-                            const V state = fma(by.v[i], in, f * load(at));
-                            store(at, state);
+                            const size_t at = size_t(r + i) * n + j * W;
+                            const V state = fma(by.v[i], in, f * load(old + at));
+                            store(s + at, state);
                             sum.v[i] = fma(state, z, sum.v[i]);
                         }
                     };
@@ -371,14 +376,14 @@ void wkv7(const ScanBlock& b) {
         const float *kk = operand(b.in[4].at(t)), *a = b.in[5].at(t);
         for (int i = 0; i < b.width; ++i) both[i] = kk[i] * a[i];
         std::fill(both + b.width, both + n, 0.0f);
-        return [=, v = b.in[3].at(t), y = b.out.at(t)](auto cut, int r0, int rows, float* s)
+        return [=, v = b.in[3].at(t), y = b.out.at(t)](auto cut, int r0, int rows, const float* old, float* s)
             __attribute__((always_inline)) {
                 float taken[W];
                 store(taken, -dots(cut, rows, [&](int r, auto count) __attribute__((always_inline)) {
                     return [=](int j, auto& sum) __attribute__((always_inline)) {
                         const V x = load(kk + j * W);
                         for (int i = 0; i < count; ++i)
-                            sum.v[i] = fma(load(s + size_t(r + i) * n + j * W), x, sum.v[i]);
+                            sum.v[i] = fma(load(old + size_t(r + i) * n + j * W), x, sum.v[i]);
                     };
                 }));
                 const V out = dots(cut, rows, [&](int r, auto count) __attribute__((always_inline)) {
@@ -387,9 +392,9 @@ void wkv7(const ScanBlock& b) {
                             const V x = load(both + j * W), key = load(k + j * W), f = load(w + j * W);
                             const V z = load(read + j * W);
                             for (int i = 0; i < count; ++i) {
-                                float* at = s + size_t(r + i) * n + j * W;
-                                const V state = fma(from.v[i], x, fma(to.v[i], key, load(at) * f));
-                                store(at, state);
+                                const size_t at = size_t(r + i) * n + j * W;
+                                const V state = fma(from.v[i], x, fma(to.v[i], key, load(old + at) * f));
+                                store(s + at, state);
                                 sum.v[i] = fma(state, z, sum.v[i]);
                             }
                         };
