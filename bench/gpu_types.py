@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu import decode, prefill
+from gpu import decode, prefill, slots_for
 from make_model import make
 
-from assay.engines.contract import PAGE, pages_for
+from assay.engines.contract import pages_for
 from assay.engines.cuda import CudaEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -45,7 +45,7 @@ def write(job: tuple[Path, str, int]) -> None:
 
 
 def row(path: Path, name: str) -> str:
-    pages, cells = 64 * pages_for(128 + 32 + 2 * PAGE), [f"{name:9}"]
+    pages, cells = 64 * pages_for(slots_for(128, 8)), [f"{name:9}"]
     for precision, streams in (("fast", (1, 8, 64)), ("tensor", (64,))):
         engine = CudaEngine(load(open_file(path)), precision=precision, n_pages=pages)
         cells += [f"{decode(engine, n, 16 if n == 1 else 128, 8)[0]:8.0f}" for n in streams]

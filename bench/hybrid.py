@@ -19,7 +19,9 @@ import tempfile
 from pathlib import Path
 
 from compare import HERE, build_peer
-from make_model import SHAPES, make_shape
+from make_model import make_shape
+
+HYBRIDS = ["qwen3.5-0.8b", "lfm2-1.2b", "granite-4-h-350m"]
 
 
 def show(script: str, *options: object) -> None:
@@ -32,7 +34,9 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, help="llama.cpp's sources, to be built for this machine")
     parser.add_argument("--peer", type=Path, help="or the worker that was built of them before (build/peer/peer)")
     parser.add_argument("--only", choices=("speed", "load"), help="one of the two parts")
-    parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES), help="default all")
+    parser.add_argument(
+        "--shapes", type=lambda text: text.split(","), default=HYBRIDS, help=f"default {','.join(HYBRIDS)}"
+    )
     parser.add_argument("--types", default="all", help="of the files to load; default all")
     parser.add_argument("--layers", type=int, default=22, help="of the files to load; default 22, TinyLlama's")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt; default 512")

@@ -42,14 +42,30 @@ CODES = (
     "TQ2_0",
     "MXFP4",
 )
-# Published models whose layers keep a state: the architecture, its sizes, and the keys that differ from its example.
+# Published models with experts, or whose layers keep a state: the architecture, its sizes, and the keys that differ
+# from its example.
 _QWEN35 = Sizes(n_layer=24, n_embd=1024, n_head=8, n_head_kv=2, n_embd_head=256, n_embd_head_v=256, n_ff=3584,
                 n_vocab=248320, n_ctx=4096, n_rot=64)  # fmt: skip
 _LFM2 = Sizes(n_layer=16, n_embd=2048, n_head=32, n_head_kv=8, n_embd_head=64, n_embd_head_v=64, n_ff=8192,
               n_vocab=65536, n_ctx=4096)  # fmt: skip
 _GRANITE = Sizes(n_layer=32, n_embd=768, n_head=12, n_head_kv=4, n_embd_head=64, n_embd_head_v=64, n_ff=2048,
                  n_vocab=100352, n_ctx=4096)  # fmt: skip
+_QWEN35_9B = replace(_QWEN35, n_layer=32, n_embd=4096, n_head=16, n_head_kv=4, n_ff=12288)
+_QWEN36_35B = replace(_QWEN35, n_layer=40, n_embd=2048, n_head=16, n_head_kv=2, n_expert=256, n_expert_used=8,
+                      n_ff_exp=512, n_ff_shexp=512)  # fmt: skip
+_QWEN3_30B = Sizes(n_layer=48, n_embd=2048, n_head=32, n_head_kv=4, n_embd_head=128, n_embd_head_v=128, n_ff=6144,
+                   n_vocab=151936, n_ctx=4096, n_expert=128, n_expert_used=8, n_ff_exp=768)  # fmt: skip
+_GPT_OSS_20B = Sizes(n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, n_embd_head=64, n_embd_head_v=64, n_ff=2880,
+                     n_vocab=201088, n_ctx=4096, n_expert=32, n_expert_used=4, n_ff_exp=2880)  # fmt: skip
+_LINEAR = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": 32, "ssm.group_count": 16,
+    "ssm.inner_size": 4096, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0],
+}  # fmt: skip
 SHAPES: dict[str, tuple[str, Sizes, dict[str, Any]]] = {
+    "qwen3-30b-a3b": ("qwen3moe", _QWEN3_30B, {}),
+    "gpt-oss-20b": ("gpt-oss", _GPT_OSS_20B, {"attention.sliding_window": 128}),
+    "qwen3.5-9b": ("qwen35", _QWEN35_9B, _LINEAR),
+    "qwen3.6-35b-a3b": ("qwen35moe", _QWEN36_35B, _LINEAR),
     "qwen3.5-0.8b": ("qwen35", _QWEN35, {
         "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": 16, "ssm.group_count": 16,
         "ssm.inner_size": 2048, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]}),
@@ -120,9 +136,10 @@ def make(
     return write_row(path, mix_name, row, seed)
 
 
-def make_shape(path: Path, mix_name: str, shape: str, seed: int = 1) -> Path:
-    """Write a model with the dimensions of a published one, and give its path back."""
+def make_shape(path: Path, mix_name: str, shape: str, seed: int = 1, n_layer: int = 0) -> Path:
+    """Write a model with the dimensions of a published one, or fewer layers of it, and give its path back."""
     arch, sizes, keys = SHAPES[shape]
+    sizes = replace(sizes, n_layer=n_layer or sizes.n_layer)
     row = ARCHITECTURES[arch]
     return write_row(path, mix_name, replace(row, sizes=sizes, keys={**row.keys, **keys}), seed)
 

@@ -24,6 +24,8 @@ constexpr int kWalkRows = 8;  // most tokens of a walk
 constexpr int kWalkUnitBytes = 2560;  // bytes of 256 quantised columns of WALK_ROWS rows: codes, then (d, d * sum)
 constexpr int kWalkCodeBytes = 2048;  // bytes of them that are codes
 constexpr int kWalkHead = 256;  // widest attention head of a walk
+constexpr int kChosen = 32;  // most experts of a token in a walk
+constexpr int kChoiceBytes = 4608;  // shared memory of the choice of up to 512 experts: two lists, then probabilities and keys
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
 // Activation of a gate (arithmetic.h).
@@ -92,7 +94,8 @@ enum HalvedAs {
 
 // Kind of a walk step (walk.h).
 enum StepKind {
-    PRODUCT = 0, ATTEND = 1, FOLD = 2, QUANTISE = 3, NORM = 4
+    PRODUCT = 0, ATTEND = 1, FOLD = 2, QUANTISE = 3, NORM = 4, FLOAT_ROWS = 5, EXPERT_ROWS = 6, MAP_ROW = 7,
+    PART_NORMS = 8, PART_LENGTHS = 9, RECURRENCE = 10, WINDOW = 11
 };
 
 // `fresh` of a walk step. AWAIT_X, AWAIT_RESIDUAL: an earlier step of the same walk writes x or the residual, so
@@ -106,6 +109,16 @@ enum StepFlag {
 // is the second half of the row. ALONE: act(x).
 enum Gating {
     AS_IT_IS = 0, SPLIT = 1, ALONE = 2
+};
+
+// Probabilities of experts: the logits themselves, their softmax, or their sigmoid.
+enum Routing {
+    AS_LOGITS = 0, BY_SOFTMAX = 1, BY_SIGMOID = 2
+};
+
+// What becomes of an expert's gate and up: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss.
+enum ExpertGate {
+    NO_GATE = 0, ACT_GATE = 1, OAI_GATE = 2
 };
 
 // Words of a query tile (AttentionArgs.tiles). Rows are counted within the tokens of the chunk: row r is token r /
@@ -333,44 +346,6 @@ struct NormArgs {
     int32_t n_parts, tokens, tasks, padding;
 };
 
-// One step of a walk (walk.h).
-struct WalkStep {
-    int32_t kind, fresh;  // StepKind; fresh: StepFlag
-    int32_t heads, of_block;  // attention: heads of an item; items of 256 keys
-    int32_t dim_shift, per_group;  // attention: log2 of the head width; 65536 / heads of a group, rounded up
-    int32_t in_copies, in_bytes;  // copies of x, a power of two, and bytes from one to the next
-    int32_t out_copies, out_bytes;  // the same of the result
-    int32_t first;  // thread block that takes the first group: the step before leaves it idle, if it leaves any
-    int32_t ahead;  // most pieces that the producer warps have in flight
-    int32_t second;  // product: first group of the kernel's second layout; attention: 2^24 / of_block, rounded up
-    int32_t per_row;  // attention of several rows: 65536 / key heads, rounded up
-    union {
-        ProductArgs product;
-        WalkAttention attention;
-        NormArgs norm;
-    };
-};
-
-// A walk: a list of steps that one launch runs.
-struct WalkArgs {
-    const WalkStep* steps;
-    const int32_t* slot;  // cache slot of each token
-    int32_t n_steps, slots, room, rows;  // slots, room: ring slots and the bytes of one; rows: tokens
-};
-
-// Memory to fill with kNotYet before a walk (walk.cu).
-struct ClearArgs {
-    uint4* at;
-    int64_t vectors;
-};
-
-// Attention of one token in few instructions (attention_short.cu).
-struct ShortArgs {
-    AttentionArgs attention;
-    Acts acts;  // the result, quantised; or null
-    int32_t copies, padding;  // copies of the quantised row
-};
-
 // An elementwise operation (rows.cu).
 struct MapArgs {
     const float *x, *y, *z;  // z: a third operand, or a table of weights of which y has the row of each value
@@ -403,6 +378,61 @@ struct ScanArgs {
     int32_t kind, per_channel;  // ScanKind; per_channel: every channel has a decay
     float scale;
     int32_t padding;
+};
+
+// Products with the chosen experts' matrices as a walk step (walk_all.cu): gate and up, or down and the weighted sum.
+struct WalkExperts : ProductArgs {
+    const float* logits;  // of the router
+    const float* choice_bias;  // added where experts are chosen and not to their weights, or null
+    int32_t routing;  // Routing: the probabilities of experts
+    int32_t by_logits, used;  // by_logits: choose by logits, not by probabilities; used: experts of a token
+    int32_t softmax_chosen, normalise;  // what is done to the weights of the chosen experts
+    float least, scale;  // lower bound of the sum of weights; factor of the weights
+    int32_t down, which;  // down: weighted sum of the experts; which: of two places of choices in shared memory
+    int32_t gated;  // ExpertGate
+    float alpha, limit;  // of OAI_GATE
+};
+
+// One step of a walk (walk.h).
+struct WalkStep {
+    int32_t kind, fresh;  // StepKind; fresh: StepFlag
+    int32_t heads, of_block;  // attention: heads of an item; items of 256 keys
+    int32_t dim_shift, per_group;  // attention: log2 of the head width; 65536 / heads of a group, rounded up
+    int32_t in_copies, in_bytes;  // copies of x, a power of two, and bytes from one to the next
+    int32_t out_copies, out_bytes;  // the same of the result
+    int32_t first;  // thread block that takes the first group: the step before leaves it idle, if it leaves any
+    int32_t ahead;  // most pieces that the producer warps have in flight
+    int32_t second;  // product: first group of the kernel's second layout; attention: 2^24 / of_block, rounded up
+    int32_t per_row;  // attention of several rows: 65536 / key heads, rounded up
+    union {
+        ProductArgs product;
+        WalkAttention attention;
+        NormArgs norm;
+        WalkExperts experts;
+        MapArgs map;
+        RowArgs row;
+        ScanArgs scan;
+    };
+};
+
+// A walk: a list of steps that one launch runs.
+struct WalkArgs {
+    const WalkStep* steps;
+    const int32_t* slot;  // cache slot of each token
+    int32_t n_steps, slots, room, rows;  // slots, room: ring slots and the bytes of one; rows: tokens
+};
+
+// Memory to fill with kNotYet before a walk (walk.cu).
+struct ClearArgs {
+    uint4* at;
+    int64_t vectors;
+};
+
+// Attention of one token in few instructions (attention_short.cu).
+struct ShortArgs {
+    AttentionArgs attention;
+    Acts acts;  // the result, quantised; or null
+    int32_t copies, padding;  // copies of the quantised row
 };
 
 // Rows to round to 16-bit floats (rows.cu).
@@ -472,8 +502,8 @@ struct RepackArgs {
     const uint8_t* raw;  // rows as the file has them; WIDE16: int8 codes [rows][columns]
     const float *d, *m;  // WIDE16: scales and minima [rows][columns / 16]
     Matrix to;
-    int64_t first_row, rows;  // raw begins with row first_row of the matrix
-    int64_t row_bytes;
+    int64_t first_row, rows;  // raw begins with row first_row of all experts' matrices
+    int64_t row_bytes, expert_bytes;  // expert_bytes: from one expert's matrix to the next
     int32_t half, part;  // rows of this matrix in each group of `to`, and which part of the group they are
 };
 
@@ -639,6 +669,16 @@ constexpr int walk_floats_bytes(int stride, int rows) {
     return 16 + 4 * stride + 32 * rows * ((stride / 256 + 7) / 8);
 }
 
+// walk_all.cu: x as it was read, x normed, and `rows` rows of weights
+constexpr int walk_float_rows_bytes(int units, int rows, int chunks) {
+    return 16 + units * (1024 + 1040 + rows * 16 * (chunks + 1));
+}
+
+// walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats
+constexpr int walk_experts_bytes(int x_units, int units, int rows, int codes) {
+    return 16 + 352 * x_units + max_of(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes));
+}
+
 // walk_attention.h
 constexpr int walk_attention_bytes(int heads, int dim) {
     return 4 * (heads * (9 * dim + 2 * kBlock + 8) + dim + 4);
@@ -649,10 +689,10 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
     STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 304) STRUCT(TensorAttentionArgs, 312) \
-    STRUCT(WalkAttention, 328) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(WalkStep, 592) STRUCT(WalkArgs, 32) \
-    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 344) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) \
-    STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 104) \
-    STRUCT(BestArgs, 72) STRUCT(RepackArgs, 104)
+    STRUCT(WalkAttention, 328) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
+    STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 600) STRUCT(WalkStep, 656) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
+    STRUCT(ShortArgs, 344) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
+    STRUCT(ScoreArgs, 104) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -695,24 +735,29 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) FIELD(Norm, more, 40) FIELD(Norm, sum, 48) \
     FIELD(Norm, columns, 56) FIELD(Norm, first, 60) FIELD(Norm, centred, 64) FIELD(Norm, eps, 68) \
     FIELD(NormArgs, parts, 0) FIELD(NormArgs, n_parts, 144) FIELD(NormArgs, tokens, 148) FIELD(NormArgs, tasks, 152) \
-    FIELD(NormArgs, padding, 156) FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) \
-    FIELD(WalkStep, of_block, 12) FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) \
-    FIELD(WalkStep, in_copies, 24) FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) \
-    FIELD(WalkStep, out_bytes, 36) FIELD(WalkStep, first, 40) FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) \
-    FIELD(WalkStep, per_row, 52) FIELD(WalkStep, product, 56) FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) \
-    FIELD(WalkArgs, n_steps, 16) FIELD(WalkArgs, slots, 20) FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) \
-    FIELD(ClearArgs, at, 0) FIELD(ClearArgs, vectors, 8) FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 304) \
-    FIELD(ShortArgs, copies, 336) FIELD(ShortArgs, padding, 340) FIELD(MapArgs, x, 0) FIELD(MapArgs, y, 8) \
-    FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) FIELD(MapArgs, width, 40) \
-    FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) FIELD(MapArgs, integer, 56) \
-    FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) FIELD(MapArgs, number, 72) \
-    FIELD(MapArgs, second, 76) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) \
-    FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) \
-    FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) \
-    FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) FIELD(ScanArgs, slot_floats, 80) \
-    FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) \
-    FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) FIELD(ScanArgs, per_channel, 116) \
-    FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
+    FIELD(NormArgs, padding, 156) FIELD(MapArgs, x, 0) FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) \
+    FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) \
+    FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) \
+    FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) \
+    FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) \
+    FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) \
+    FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) \
+    FIELD(ScanArgs, sequences, 72) FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) \
+    FIELD(ScanArgs, heads, 96) FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) \
+    FIELD(ScanArgs, kind, 112) FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) \
+    FIELD(ScanArgs, padding, 124) FIELD(WalkExperts, logits, 536) FIELD(WalkExperts, choice_bias, 544) \
+    FIELD(WalkExperts, routing, 552) FIELD(WalkExperts, by_logits, 556) FIELD(WalkExperts, used, 560) \
+    FIELD(WalkExperts, softmax_chosen, 564) FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) \
+    FIELD(WalkExperts, scale, 576) FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) \
+    FIELD(WalkExperts, gated, 588) FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) \
+    FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) FIELD(WalkStep, of_block, 12) \
+    FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) FIELD(WalkStep, in_copies, 24) \
+    FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) FIELD(WalkStep, out_bytes, 36) \
+    FIELD(WalkStep, first, 40) FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) FIELD(WalkStep, per_row, 52) \
+    FIELD(WalkStep, product, 56) FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) FIELD(WalkArgs, n_steps, 16) \
+    FIELD(WalkArgs, slots, 20) FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) FIELD(ClearArgs, at, 0) \
+    FIELD(ClearArgs, vectors, 8) FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 304) \
+    FIELD(ShortArgs, copies, 336) FIELD(ShortArgs, padding, 340) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
     FIELD(HalveArgs, out, 16) FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) \
     FIELD(HalveArgs, eps, 36) FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) \
     FIELD(StepArgs, cache, 40) FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) \
@@ -730,8 +775,8 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(BestArgs, positions, 32) FIELD(BestArgs, slots, 40) FIELD(BestArgs, left, 48) FIELD(BestArgs, width, 56) \
     FIELD(BestArgs, n_lists, 60) FIELD(BestArgs, k, 64) FIELD(BestArgs, padding, 68) FIELD(RepackArgs, raw, 0) \
     FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) \
-    FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, half, 96) \
-    FIELD(RepackArgs, part, 100)
+    FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, expert_bytes, 96) \
+    FIELD(RepackArgs, half, 104) FIELD(RepackArgs, part, 108)
 #define ABI_SIZE_IS(name, size) static_assert(sizeof(name) == size, #name);
 ABI_STRUCTS(ABI_SIZE_IS)
 #undef ABI_SIZE_IS

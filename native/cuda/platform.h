@@ -30,10 +30,23 @@ typedef unsigned long long uint64_t;
 
 #define DEVICE __device__ __forceinline__
 #define OUTLINED __device__ __noinline__
-#define KERNEL(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a)
+// With ASSAY_SOME, only kernels for which WANT_name is defined as `~, 1` are compiled; another one is a template that
+// nothing instantiates (engines/cuda/sources.py).
+#ifdef ASSAY_SOME
+#define SECOND_OF(a, b, ...) b
+#define WANTED_OF(...) SECOND_OF(__VA_ARGS__)
+#define PASTED_OF(a, b) a##b
+#define PASTED(a, b) PASTED_OF(a, b)
+#define ENTRY_0 template <int UNUSED> __global__
+#define ENTRY_1 extern "C" __global__
+#define ENTRY(name) PASTED(ENTRY_, WANTED_OF(WANT_##name, 0, 0))
+#else
+#define ENTRY(name) extern "C" __global__
+#endif
+#define KERNEL(name, Args, threads) ENTRY(name) void __launch_bounds__(threads) name(const __grid_constant__ Args a)
 // `threads`: most threads of a block; `blocks`: resident blocks of a multiprocessor that registers must suffice for.
 #define CROWDED(name, Args, threads, blocks) \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+    ENTRY(name) void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
 // Cooperative launch: all blocks are resident at the same time, one a multiprocessor.
 #define TOGETHER(name, Args, threads) CROWDED(name, Args, threads, 1)
 #define SHARED uint8_t* const shared = shared_memory

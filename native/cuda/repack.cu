@@ -99,11 +99,11 @@ KERNEL(repack, RepackArgs, 256) {
     const int format = a.to.format, per = format == F32 || format == F16 || format == BF16 ? 256 : 32;
     const int64_t blocks = (a.to.columns + per - 1) / per, total = a.rows * blocks;
     for (int64_t n = int64_t(block_x()) * threads() + thread(); n < total; n += int64_t(grid_x()) * threads()) {
-        const int64_t r = n / blocks, whole = a.first_row + r;
+        const int64_t r = n / blocks, expert = (a.first_row + r) / a.to.rows, whole = a.first_row + r - expert * a.to.rows;
         const int b = int(n % blocks), unit = b * per / 256;
         const uint8_t* row = a.raw + r * a.row_bytes;
         const int at = unit * a.to.group + a.part * a.half + int(whole % a.half);
-        uint8_t* tile = const_cast<uint8_t*>(a.to.tile(whole / a.half, at / 32));
+        uint8_t* tile = const_cast<uint8_t*>(a.to.tile(whole / a.half, at / 32)) + expert * a.expert_bytes;
         switch (format) {
             case F32:
                 for (int i = 0; i < 256 && unit * 256 + i < a.to.columns; i++)

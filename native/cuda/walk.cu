@@ -25,13 +25,14 @@ KERNEL(clear, ClearArgs, 256) {
 }
 #endif
 
-template <class A, class B, bool MORE, bool TWO = false>
+template <class A, class B, bool MORE, bool TWO = false, class Others = NoOthers>
 DEVICE void walk(const WalkArgs& a) {
     SHARED;
     Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
     ring.gone = ring.here + a.slots;
     WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two steps
-    uint8_t* const work = reinterpret_cast<uint8_t*>(steps + 2);
+    uint8_t* const own = reinterpret_cast<uint8_t*>(steps + 2);
+    uint8_t* const work = own + Others::bytes;
     constexpr int vectors = sizeof(WalkStep) / 16;
     static_assert(sizeof(WalkStep) % 16 == 0);
     NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 0));
@@ -45,7 +46,7 @@ DEVICE void walk(const WalkArgs& a) {
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;
-    if (thread() >= team()) return fetch_all<A, B, MORE>(a, slot, Fetch<TWO>{a, ring.places, ring.here, ring.gone, (thread() - team()) / 32});
+    if (thread() >= team()) return fetch_all<A, B, MORE, Others>(a, slot, Fetch<TWO>{a, ring.places, ring.here, ring.gone, (thread() - team()) / 32}, own);
     bring(0);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
@@ -57,7 +58,8 @@ DEVICE void walk(const WalkArgs& a) {
         if (step.kind == PRODUCT) pieces = multiply_step<A, B, TWO>(step, ring, work);
         else if (step.kind == ATTEND) pieces = attend_step<false, MORE>(step, &slot, ring, work);
         else if (step.kind == FOLD) fold_step<false, MORE>(step, &slot);
-        else row_step<MORE>(step, work);
+        else if (!Others::any || step.kind <= NORM) row_step<MORE>(step, work);
+        else if constexpr (Others::any) pieces = Others::run(step, ring, own, work);
         ring.skip(pieces);
     }
 }

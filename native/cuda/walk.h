@@ -17,6 +17,12 @@ DEVICE float await(const float* p, bool fresh) {
     while (fresh && bits(v) == kNotYet) patience.lose(), v = load_fresh(p);
     return v;
 }
+// Operands of a step that earlier steps of the walk may write, and results that later ones may read (map.h, Plain).
+struct Awaited {
+    bool fresh;
+    DEVICE float operator()(const float* p) const { return await(p, fresh); }
+    static DEVICE void put(float* p, float y) { store_fresh(p, y); }
+};
 DEVICE bool there(const uint4& v) {
     const uint32_t x = v.x > v.y ? v.x : v.y, y = v.z > v.w ? v.z : v.w;
     return (x > y ? x : y) != kNotYet;
@@ -256,13 +262,20 @@ DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch<TWO>& fetc
     }
 }
 
-template <class A, class B, bool MORE, bool TWO>
-DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch<TWO> fetch) {
+// Kinds of steps behind NORM: a kernel that has some (walk_all.cu) defines how they run and what they fetch.
+struct NoOthers {
+    static constexpr bool any = false;
+    static constexpr int bytes = 0;  // shared memory before that of the steps
+};
+
+template <class A, class B, bool MORE, class Others, bool TWO>
+DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch<TWO> fetch, [[maybe_unused]] uint8_t* own) {
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
         fetch.ahead = a.steps[s].ahead;
         if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s], fetch);
         else if (a.steps[s].kind == ATTEND) fetch_cache<false, MORE>(a.steps[s], &slot, fetch);
+        else if constexpr (Others::any) Others::fetch(a.steps[s], fetch, own);
     }
 }
 

@@ -224,7 +224,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
             const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
             if (lane() == 0) {
-                inverses[h] = inverse;
+                inverses[h] = MORE && t.mask.sinks ? l : inverse;
                 float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE>;
                 if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
             }
@@ -259,7 +259,11 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
             for (int k = 0; k < EACH; k++) {
                 const int i = k * STEPS + thread(), h = i / DIM;
-                if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * inverses[h]);
+                if (MORE && t.mask.sinks && max_blocks == 1) {
+                    float m = top_of(h), l = inverses[h];
+                    add_sink(t.mask, head + h - item.row * t.heads, m, l, acc[k]);
+                    leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * (1.0f / l));
+                } else if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * inverses[h]);
                 else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE> + 2 + i % DIM, acc[k]);
             }
         }
@@ -320,6 +324,7 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
                 l = l * a + shuffle(l2, i), acc = acc * a + (all >> i & 1 ? acc2[i] : 0.0f) * c;
             }
         }
+        if constexpr (MORE) add_sink(t.mask, head - row * t.heads, m, l, acc);
         leave_values<MANY>(step, row, head * dim + d - lane(), acc * (1.0f / l));
     }
 }

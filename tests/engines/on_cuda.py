@@ -20,7 +20,7 @@ if not ON_GPU and not shutil.which(os.environ.get("CXX", "c++")):
 
 
 def device() -> Device:
-    return Driver(sources.cubins) if ON_GPU else Shim(WEATHER)
+    return Driver(sources.Kernels) if ON_GPU else Shim(WEATHER)
 
 
 def pages(first: int, n_slots: int) -> np.ndarray:

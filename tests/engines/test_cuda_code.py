@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from assay.engines.cuda import sources
-from assay.engines.cuda.structs import MODULES, TENSOR_MODULES
 
 _REGISTERS = re.compile(r"%f\d+")
 
@@ -48,9 +48,35 @@ def test_no_sum_is_used_before_its_products_are_over(module: str) -> None:
         assert "inline asm" in rest.split("\n", 3)[2]
 
 
-def test_precision_fast_needs_none_of_what_only_tensor_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_a_program_needs_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large kernel alone, small ones by module, shipped ones not at all; the second start compiles nothing."""
+    made: list[tuple[str, tuple[str, ...]]] = []
+
+    def compiled(module: str, target: str, kernels: tuple[str, ...] = ()) -> bytes:
+        made.append((module, kernels))
+        return " ".join((module, *kernels)).encode()
+
     monkeypatch.setattr(sources, "_SHIPPED", tmp_path)
-    common = [module for module in MODULES if module not in TENSOR_MODULES]
-    for module in common:
-        (tmp_path / f"{module}-sm_90.cubin").write_bytes(module.encode())
-    assert sources.cubins("sm_90", tensor=False) == {module: module.encode() for module in common}
+    monkeypatch.setattr(sources, "compile_for", compiled)
+    monkeypatch.setattr(sources, "_nvrtc", lambda: SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "best-sm_90.cubin").write_bytes(b"shipped")
+    wanted = ["walk_q8_0", "embed", "rope_table", "best_lists"]
+    for turn in range(2):
+        kernels = sources.Kernels("sm_90")
+        kernels.begin(wanted)
+        found = {name: kernels.code(kernels.unit(name)) for name in wanted}
+        assert found == {
+            "walk_q8_0": b"walk walk_q8_0",
+            "embed": b"steps",
+            "rope_table": b"steps",
+            "best_lists": b"shipped",
+        }
+        assert sorted(made) == [("steps", ()), ("walk", ("walk_q8_0",))], turn
+
+
+def test_a_kernel_is_compiled_without_the_others() -> None:
+    if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
+        pytest.skip("NVRTC is not installed: the extra `cuda` brings it")
+    ptx = sources.compile_for("rows", "sm_90", ("softmax",), ptx=True).decode()
+    assert re.findall(r"\.entry (\w+)", ptx) == ["softmax"]

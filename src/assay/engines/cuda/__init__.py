@@ -31,7 +31,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -59,7 +58,7 @@ from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.program import Program, compile_program
 from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
-from assay.engines.cuda.sources import cubins
+from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
 from assay.engines.plan.batching import Piece, Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Single, fuse
@@ -122,9 +121,7 @@ class CudaEngine(PagedEngine):
         self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
         self._shifted = False  # once a position differs from its slot, masks compare positions
         self._borrows = lender is not None
-        self._device: Any = (
-            lender._device if lender else device or Driver(partial(cubins, tensor=precision == "tensor"))
-        )
+        self._device: Any = lender._device if lender else device or Driver(Kernels)
         self.isa = self._device.name
         self._tensors: DeviceWeights | None = (
             lender._tensors if lender else DeviceWeights(self._device, model.file, precision)
@@ -159,7 +156,8 @@ class CudaEngine(PagedEngine):
         for (
             shape
         ) in self._first_shapes():  # loads every weight, and refuses unsupported graphs before the first request
-            self._program(shape, frozenset())
+            self._program(shape, frozenset(), fill=False)
+        self._tensors.fill()  # while kernels are compiled
         self._tensors.release_staging()
         self._device.loaded()
 
@@ -290,6 +288,7 @@ class CudaEngine(PagedEngine):
         further = max(max_tokens, default=0)
         if program.play is None:
             words = self._words(program)
+            self._device.ready(launch.kernel for launch in program.launches)
             program.play = self._device.capture(lambda: self._queue(program, words, []))
         if further and program.again is None:
             program.again = self._device.capture(lambda: self._launch(program))
@@ -372,7 +371,7 @@ class CudaEngine(PagedEngine):
     def _is_scores(self, name: str) -> bool:
         return sum(isinstance(d, str) for d in self.graph.shapes[name]) == 2
 
-    def _program(self, shape: Shape, keep: frozenset[str]) -> Program:
+    def _program(self, shape: Shape, keep: frozenset[str], fill: bool = True) -> Program:
         key = shape, keep
         found = self._programs.pop(key, None)
         if found is None:
@@ -387,6 +386,9 @@ class CudaEngine(PagedEngine):
                 self._cuts,
                 self._reserve(shape),
             )
+            self._device.prepare({launch.kernel for launch in found.launches})
+            if fill:
+                self._tensors.fill()
             if len(self._programs) >= _PROGRAMS:
                 self._programs.pop(next(iter(self._programs))).close()  # the least recently used one
         self._programs[key] = found

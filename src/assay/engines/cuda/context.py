@@ -12,6 +12,7 @@ from functools import cached_property
 
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.shapes import CacheLayout, Shape
+from assay.engines.cuda.steps import ExpertChoice
 from assay.engines.plan.fuse import Plan
 from assay.engines.plan.state_layout import slot_offsets
 from assay.engines.plan.values import row_width
@@ -54,6 +55,21 @@ class FoldedNorm:
 
 
 @dataclass(frozen=True)
+class FoldedExperts:
+    """The nodes of a layer's experts that two steps of a walk compute (folding_experts.py)."""
+
+    names: frozenset[str]  # the nodes that need no step of their own
+    last: str  # the node whose value the steps give: the weighted sum, or the residual add behind it
+    x: str  # the experts' input
+    logits: str  # the router's
+    choice: ExpertChoice
+    parts: tuple[tuple[Node, str], ...]  # gate and up, or up alone: the product, and the weights of its bias
+    gating: Node
+    down: tuple[Node, str]
+    residual: str = ""
+
+
+@dataclass(frozen=True)
 class Folds:
     """Nodes that the step of another node computes (folding.py)."""
 
@@ -62,14 +78,18 @@ class Folds:
     walk_norms: Mapping[str, tuple[FoldedNorm, ...]] = field(default_factory=dict)  # By the first norm of a step.
     slices: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # In a walk, by the product's last node.
     gatings: Mapping[str, Node] = field(default_factory=dict)  # Activations that the quantising step computes.
+    experts: Mapping[str, FoldedExperts] = field(default_factory=dict)  # In a walk, by the last node.
+    windows: Mapping[str, Node] = field(default_factory=dict)  # In a walk: the activation behind a convolution.
 
     @property
     def skipped(self) -> set[str]:
         """The nodes that need no step of their own."""
         found = {*self.norms.values(), *self.gatings}
         found |= {n.name for nodes in self.slices.values() for n in nodes}
+        found |= {n.name for n in self.windows.values()}
         found |= {name for norms in self.walk_norms.values() for n in norms for name in n.names}
-        return found.union(*(f.names for f in self.attention.values()))
+        found = found.union(*(f.names for f in self.attention.values()))
+        return found.union(*(f.names for f in self.experts.values()))
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,7 @@ class CompileContext:
     cuts: tuple[tuple[int, int], ...]  # ways to cut query rows into tiles (shapes.py, tile_cuts)
     plan: Plan
     walk: bool = False  # whether products and attention become steps of a walk
+    small_steps: bool = False  # and experts, recurrences and single operations, in a walk of one token
     folds: Folds = field(default_factory=Folds)
 
     def domain(self, name: str) -> str:

@@ -7,7 +7,7 @@ the engine needs another service of the CUDA driver.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
@@ -86,6 +85,14 @@ class Device(Protocol):
         """Blocks of threads that are resident on a multiprocessor at once."""
         ...
 
+    def prepare(self, kernels: Iterable[str]) -> None:
+        """Begin to make the machine code of these kernels; the first launch of each waits for it."""
+        ...
+
+    def ready(self, kernels: Iterable[str]) -> None:
+        """Load these kernels: the driver may refuse to load one while a graph is captured."""
+        ...
+
     def launch(self, launch: Launch, early: bool) -> None:
         """Queue a kernel. `early`: it may begin before the previous kernel has ended (programmatic launch)."""
         ...
@@ -106,10 +113,18 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
+class MachineCode(Protocol):
+    """Machine code by unit, a file of one kernel or several (sources.py, Kernels)."""
+
+    def unit(self, kernel: str) -> str: ...
+    def begin(self, kernels: Iterable[str]) -> None: ...
+    def code(self, unit: str) -> bytes: ...
+
+
 class Driver:
     """A GPU through the CUDA driver."""
 
-    def __init__(self, cubins: Callable[[str], dict[str, bytes]], index: int = 0) -> None:
+    def __init__(self, kernels: Callable[[str], MachineCode], index: int = 0) -> None:
         try:
             driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
@@ -136,8 +151,8 @@ class Driver:
         self.early = self.together = major >= 9
         title = self._checked(driver.cuDeviceGetName(128, self.device))
         self.name = f"{title.split(bytes(1))[0].decode()} (sm_{major}{minor})"
-        code = cubins(f"sm_{major}{minor}")
-        self.modules = {name: self._checked(driver.cuModuleLoadData(text)) for name, text in code.items()}
+        self.kernels = kernels(f"sm_{major}{minor}")
+        self.modules: dict[str, Any] = {}  # loaded, by unit
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
         self.owned: list[int] = []
@@ -218,14 +233,24 @@ class Driver:
 
     def _function(self, kernel: str) -> Any:
         if kernel not in self.functions:
-            module = self.modules[next(name for name, kernels in MODULES.items() if kernel in kernels)]
-            f = self._checked(self.cu.cuModuleGetFunction(module, kernel.encode()))
+            unit = self.kernels.unit(kernel)
+            if unit not in self.modules:
+                self.kernels.begin([kernel])
+                self.modules[unit] = self._checked(self.cu.cuModuleLoadData(self.kernels.code(unit)))
+            f = self._checked(self.cu.cuModuleGetFunction(self.modules[unit], kernel.encode()))
             most = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(self.cu.cuFuncSetAttribute(f, most, self.shared_bytes - 1024))
             carveout = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             self._checked(self.cu.cuFuncSetAttribute(f, carveout, 100))
             self.functions[kernel] = f
         return self.functions[kernel]
+
+    def prepare(self, kernels: Iterable[str]) -> None:
+        self.kernels.begin(kernels)
+
+    def ready(self, kernels: Iterable[str]) -> None:
+        for kernel in kernels:
+            self._function(kernel)
 
     def resident(self, kernel: str, threads: int, shared: int) -> int:
         ask = self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor
@@ -264,8 +289,10 @@ class Driver:
         self._checked(self.cu.cuStreamBeginCapture(self.stream, mode))
         try:
             record()
-        finally:
-            graph = self._checked(self.cu.cuStreamEndCapture(self.stream))
+        except BaseException:  # its message says more than that of the capture, which it has made invalid
+            self.cu.cuStreamEndCapture(self.stream)
+            raise
+        graph = self._checked(self.cu.cuStreamEndCapture(self.stream))
         ready = self._checked(self.cu.cuGraphInstantiate(graph, 0))
         self._checked(self.cu.cuGraphDestroy(graph))
         return _Graph(self, ready)

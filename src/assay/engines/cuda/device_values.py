@@ -31,6 +31,13 @@ class Value:
     size: int
     layout: Layout = Layout.F32
     resident: bool = False  # keeps its memory from the first launch to the last
+    base: Value | None = None  # this value is a part of that one's memory, from byte `offset` on
+    offset: int = 0
+
+    @property
+    def memory(self) -> Value:
+        """The value that has its memory."""
+        return self.base or self
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from assay.engines.cuda.abi.enumerations import ACTS
-from assay.engines.cuda.context import CompileContext, FoldedAttention, FoldedNorm, Folds
+from assay.engines.cuda.context import CompileContext, FoldedAttention, FoldedExperts, FoldedNorm, Folds
+from assay.engines.cuda.folding_experts import find_experts
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import RopeTable, rope_table
 from assay.graph import Node, Trait
@@ -27,7 +28,10 @@ from assay.graph import Node, Trait
 
 def find_folds(c: CompileContext) -> Folds:
     """All folds of a graph for this shape."""
-    folds = Folds(_norms_before_products(c), _attentions(c) if c.shape.one else {})
+    experts = find_experts(c) if c.small_steps else {}
+    folds = Folds(_norms_before_products(c, experts), _attentions(c) if c.shape.one else {}, experts=experts)
+    if c.small_steps:
+        folds = replace(folds, windows=_windows(c))
     if c.walk:
         folds = replace(folds, slices=_slices(c), gatings=_gatings(c))
         folds = replace(folds, walk_norms=_walk_norms(c, folds.skipped))
@@ -42,9 +46,12 @@ def _readers(c: CompileContext, name: str) -> list[str]:
     return list(c.graph.users.get(name, ()))
 
 
-def _norms_before_products(c: CompileContext) -> Mapping[str, str]:
-    """For the first linear of a group: the norm before it, if only products read it."""
+def _norms_before_products(c: CompileContext, experts: Mapping[str, FoldedExperts]) -> Mapping[str, str]:
+    """For the first linear of a group, or the last node of folded experts: the norm before it, if only products read
+    it."""
     firsts: dict[str, str] = {}  # each linear -> the first one of its group
+    for folded in experts.values():
+        firsts |= {node.name: folded.last for node, _ in folded.parts}
     for group in c.plan.groups:
         if isinstance(group, Products):
             firsts |= {p.linear.name: group.products[0].linear.name for p in group.products}
@@ -169,6 +176,16 @@ def _slices(c: CompileContext) -> Mapping[str, tuple[Node, ...]]:
             n.op == "slice" and not n.attr("n_head") and n.attr("start") % group == 0 for n in readers
         ):  # fmt: skip
             found[p.last.name] = readers
+    return found
+
+
+def _windows(c: CompileContext) -> Mapping[str, Node]:
+    """By convolution: the activation that alone reads its values."""
+    found = {}
+    for conv in (g.node for g in c.plan.groups if isinstance(g, Single) and g.node.op == "causal_conv"):
+        readers = [c.graph[n] for n in _readers(c, conv.name) if not c.graph[n].op.startswith("state_")]
+        if len(readers) == 1 and readers[0].op == "act" and str(readers[0].attr("act")) in ACTS:
+            found[conv.name] = readers[0]
     return found
 
 

@@ -13,7 +13,9 @@ when a GGUF type gets a format of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,7 @@ class DeviceWeights:
         self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
         self.staged: dict[int, tuple[int, int]] = {}  # staging buffers: address and bytes
+        self.pending: list[Callable[[], None]] = []  # fills memory that is allocated
 
     @property
     def bytes(self) -> int:
@@ -179,7 +182,8 @@ class DeviceWeights:
             tiles = size // (512 * matrix.format.pairs)
             args = structs.FactorArgs(matrix.struct(), at, tiles, matrix.format.pairs)
             grid = max(1, min(tiles, 64 * self.device.multiprocessors))
-            self.device.launch(Launch("make_factors", (grid, 1, 1), 256, args), early=False)
+            launch = Launch("make_factors", (grid, 1, 1), 256, args)
+            self.pending.append(partial(self.device.launch, launch, early=False))
         return self.factors[matrix.data]
 
     def layout(self, name: str) -> Format:
@@ -215,31 +219,36 @@ class DeviceWeights:
         self.device.zero(data, empty.bytes)
         matrix = replace(empty, data=data)
         for part, name in enumerate(names):
-            for expert in range(matrix.count):
-                self._fill(matrix, name, expert, matrix.group // len(names), part)
+            self.pending.append(partial(self._fill, matrix, name, matrix.group // len(names), part))
         return matrix
 
-    def _fill(self, to: Matrix, name: str, expert: int, half: int, part: int) -> None:
-        """Stage some rows of the file at a time, and let a kernel repack them into the format."""
-        info = self.file.tensors[name]
+    def fill(self) -> None:
+        """Copy the weights that programs have asked for to the device. Programs are compiled before, so that the
+        machine code of their kernels is made at the same time."""
+        for work in self.pending:
+            work()
+        self.pending.clear()
+
+    def _fill(self, to: Matrix, name: str, half: int, part: int) -> None:
+        """Stage some rows of the file at a time, of all experts, and let a kernel repack them into the format."""
+        info, all_rows = self.file.tensors[name], to.count * to.rows
         struct = to.struct()
-        struct.data += expert * to.size
-        raw = self.file.raw(name).reshape(to.count, to.rows, -1)[expert]
+        raw = self.file.raw(name).reshape(all_rows, -1)
         decoded = to.format.number == 0 and info.type.name != "F32"
         wide = to.format in (WIDE, WIDE_MIN)
         row_bytes = 4 * to.columns if decoded else raw.shape[1]
-        at_once = max(1, min(to.rows, _STAGED // max(row_bytes, to.columns)))
-        for first in range(0, to.rows, at_once):
+        at_once = max(1, min(all_rows, _STAGED // max(row_bytes, to.columns)))
+        for first in range(0, all_rows, at_once):
             rows = raw[first : first + at_once]
             arrays: list[NDArray[Any]] = [rows]
             if wide:
                 arrays = list(_native.unpack(np.ascontiguousarray(rows), info.type.id, to.columns))
             elif decoded:
-                arrays = [_decoded(self.file, name, to)[expert, first : first + at_once].view(np.uint8)]
+                arrays = [_decoded(self.file, name, to)[first : first + at_once].view(np.uint8)]
             staged = [self._stage(i, np.ascontiguousarray(array), name) for i, array in enumerate(arrays)]
             raw_at, d, m = (*staged, 0, 0)[:3]
             width = to.columns if wide else row_bytes
-            args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
+            args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, to.size, half, part)
             blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
             grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
             self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
@@ -295,4 +304,4 @@ def _factor_bytes(matrix: Matrix) -> int:
 
 
 def _decoded(file: GGUFFile, name: str, to: Matrix) -> NDArray[np.float32]:
-    return np.ascontiguousarray(file.decode(name), np.float32).reshape(to.count, to.rows, to.columns)
+    return np.ascontiguousarray(file.decode(name), np.float32).reshape(to.count * to.rows, to.columns)

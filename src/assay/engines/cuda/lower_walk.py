@@ -18,29 +18,39 @@ from typing import Any
 import numpy as np
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import ACTS, Gating, Prologue, StepFlag, StepKind
+from assay.engines.cuda.abi.enumerations import ACTS, ExpertGate, Gating, Prologue, Routing, StepFlag, StepKind
 from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.layout import Format
 from assay.engines.cuda.lower_attention import attention_args
+from assay.engines.cuda.lower_recurrent import RECURRENT
+from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.steps import (
     BatchProduct,
     BatchQuantise,
     KernelStep,
+    Map,
+    NormRows,
     Part,
+    RowSums,
+    Scan,
+    Tier,
     WalkAttend,
+    WalkExperts,
+    WalkFloatRows,
     WalkNorms,
     WalkProduct,
     WalkQuantise,
 )
-from assay.engines.cuda.walk import WARPS, WalkRun, kernel_formats, piece_bytes, ring
+from assay.engines.cuda.walk import WARPS, WalkRun, kernel_formats, piece_bytes, ring, work_bytes
 from assay.graph import Node
 
 PREFETCHED = 52 << 10  # Bytes that the producer warp of a multiprocessor has requested at a time.
 PREFETCHED_BY_TWO = 44 << 10  # The same with two producer warps.
+_TIERS = {Tier.PLAIN: (), Tier.MORE: ("more",), Tier.ALL: ("all",)}  # in the kernels' names
 TWO_PRODUCERS_FROM = 1.0  # Two producer warps, if products have more pieces than this for each slot, on average.
 
 
@@ -49,14 +59,14 @@ def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch
     tokens = r.context.shape.tokens
     table = [WALK_LOWERINGS[type(step.work)](r, step.work) for step in steps]
     slots, slot_bytes = ring(r.context, run.needs)
-    formats = kernel_formats(run.needs.formats, run.needs.extended)
+    formats = kernel_formats(run.needs.formats, run.needs.tier)
     two = _two_producers(r, run, formats, table, slots)
     _link(r, table, formats, slots, slot_bytes, two)
     array = (structs.WalkStep * len(table))(*table)
     at = r.context.tensors.constant(np.frombuffer(bytes(array), np.uint8))
     args = structs.WalkArgs(at, r.table("slots"), len(table), slots, slot_bytes, tokens)
-    shared = walk_bytes(slots, slot_bytes, run.needs.shared, int(tokens > 1))
-    kind = ("few",) * (tokens > 1) + ("more",) * run.needs.extended + ("two",) * two
+    shared = walk_bytes(slots, slot_bytes, work_bytes(run.needs), int(tokens > 1))
+    kind = ("few",) * (tokens > 1) + _TIERS[run.needs.tier] + ("two",) * two
     name = "_".join(("walk", *kind, *(form.name for form in formats)))
     threads = 32 * (WARPS + 1 + (two or tokens > 1))
     return Launch(name, (r.context.limits.processors, 1, 1), threads, args, shared, together=True)
@@ -64,7 +74,7 @@ def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch
 
 def _two_producers(r: Resolver, run: WalkRun, formats: Sequence[Format], table: Sequence[Any], slots: int) -> bool:
     """Whether two warps prefetch: one token, and products that the ring buffers do not hold whole."""
-    if run.needs.extended or r.context.shape.tokens > 1 or slots < 2 * WARPS + 12:
+    if run.needs.tier or r.context.shape.tokens > 1 or slots < 2 * WARPS + 12:
         return False
     products = [step.args.product for step in table if step.kind == StepKind.PRODUCT]
     pieces = sum(p.groups * int(p.parts[0].w.group_bytes) for p in products) / piece_bytes(formats[0])
@@ -79,7 +89,7 @@ def _link(r: Resolver, table: Sequence[Any], formats: Sequence[Format], slots: i
     for step in table:
         piece, turn = step.ahead, WARPS
         step.first, first = first, (first + step.first) % r.context.limits.processors
-        if step.kind == StepKind.PRODUCT:
+        if step.kind in (StepKind.PRODUCT, StepKind.EXPERT_ROWS):
             args, last = step.args.product, formats[-1] if len(formats) > 1 else None
             seconds = [p.first_group for p in args.parts[: args.n_parts] if last and p.w.format == last.number]
             step.second = (*seconds, args.groups)[0]
@@ -101,9 +111,9 @@ def _walk_step(r: Resolver, kind: StepKind, flags: int, x: Value, out: Value | N
     step = structs.WalkStep(kind, flags, *of_heads, args=args)
     for name, value in (("in", x), ("out", out)):
         if value:
-            copies = r.placement.copies.get(value, 1)
+            copies = r.placement.copies.get(value.memory, 1)
             setattr(step, f"{name}_copies", copies)
-            setattr(step, f"{name}_bytes", r.size(value) // copies)
+            setattr(step, f"{name}_bytes", r.size(value.memory) // copies)
     return step
 
 
@@ -144,6 +154,70 @@ def _product(r: Resolver, w: WalkProduct) -> Any:
     flags += StepFlag.TWO_LANES * (2 * tiles <= WARPS and not matrix.format.floats)
     step = _walk_step(r, StepKind.PRODUCT, int(flags), w.x, w.parts[0].out, structs.StepUnion(product=args))
     step.ahead, step.first = piece_bytes(matrix.format), groups % processors
+    return step
+
+
+def _float_rows(r: Resolver, w: WalkFloatRows) -> Any:
+    matrix = w.part.matrix
+    array, _ = r.parts([w.part], lambda m: m.groups)
+    args = structs.ProductArgs(parts=array, x=r.at(w.x), n_parts=1, columns=matrix.columns)
+    if w.norm:
+        args.norm, args.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
+    union = structs.StepUnion(product=args)
+    step = _walk_step(r, StepKind.FLOAT_ROWS, _awaited(r, [w.x]), w.x, w.part.out, union)
+    step.first = matrix.rows % r.context.limits.processors
+    return step
+
+
+_GATES = {"glu": ExpertGate.ACT_GATE, "glu_oai": ExpertGate.OAI_GATE, "act": ExpertGate.NO_GATE}
+_ROUTINGS = {"softmax": Routing.BY_SOFTMAX, "sigmoid": Routing.BY_SIGMOID, "none": Routing.AS_LOGITS}
+
+
+def _experts(r: Resolver, w: WalkExperts) -> Any:
+    matrix, choice, processors = w.parts[0].matrix, w.choice, r.context.limits.processors
+    array, _ = r.parts(w.parts, lambda m: m.groups)
+    product = structs.ProductArgs(
+        parts=array, x=r.at(w.x), expert_bytes=matrix.size, n_parts=len(w.parts), groups=w.groups, tokens=1,
+        columns=matrix.columns, n_experts=matrix.count, shift=matrix.group.bit_length() - 1,
+    )  # fmt: skip
+    product.share, product.extra = divmod(w.groups, processors)
+    if w.norm:
+        product.norm, product.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
+    attrs = w.gating.all_attrs()
+    args = structs.WalkExperts(
+        of=product, logits=r.at(w.logits), choice_bias=r.weights(choice.bias), routing=_ROUTINGS[choice.routing],
+        by_logits=int(choice.by_logits), used=choice.used, softmax_chosen=int(choice.softmax_chosen),
+        normalise=int(choice.least is not None), least=choice.least or 0.0, scale=choice.scale, down=int(w.down),
+        which=w.which, gated=_GATES[w.gating.op], alpha=float(attrs.get("alpha", 0.0)),
+        limit=float(attrs.get("limit", 0.0)),
+    )  # fmt: skip
+    flags = _awaited(r, [w.x], [p.residual for p in w.parts])
+    step = _walk_step(r, StepKind.EXPERT_ROWS, flags, w.x, w.parts[0].out, structs.StepUnion(experts=args))
+    step.ahead, step.first = piece_bytes(matrix.format), w.groups % processors
+    return step
+
+
+def _map(r: Resolver, w: Map) -> Any:
+    args = structs.StepUnion(map=ROWS[Map](r, w).args)
+    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, [w.x, w.y]), w.x, w.out, args)
+    step.first = -(-w.width // (32 * WARPS))
+    return step
+
+
+def _part_norms(r: Resolver, w: NormRows | RowSums) -> Any:
+    launch = {**ROWS, **RECURRENT}[type(w)](r, w)
+    kind = StepKind.PART_NORMS if isinstance(w, NormRows) else StepKind.PART_LENGTHS
+    step = _walk_step(r, kind, _awaited(r, [w.x]), w.x, w.out, structs.StepUnion(row=launch.args))
+    step.first = w.parts
+    return step
+
+
+def _scan(r: Resolver, w: Scan) -> Any:
+    args = structs.StepUnion(scan=RECURRENT[Scan](r, w).args)
+    window = w.kernel == "causal_conv"
+    kind = StepKind.WINDOW if window else StepKind.RECURRENCE
+    step = _walk_step(r, kind, _awaited(r, w.x), w.x[0], w.out, args)
+    step.first = -(-w.channels // (32 * WARPS)) if window else -(-w.heads * w.rows // WARPS)
     return step
 
 
@@ -228,4 +302,10 @@ WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     BatchQuantise: _batch_quantise,
     WalkNorms: _norms,
     WalkAttend: _attend,
+    WalkFloatRows: _float_rows,
+    WalkExperts: _experts,
+    Map: _map,
+    NormRows: _part_norms,
+    RowSums: _part_norms,
+    Scan: _scan,
 }

@@ -17,6 +17,8 @@ from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.step_list import Schedule
 from assay.engines.cuda.steps import (
     KernelStep,
+    WalkExperts,
+    WalkFloatRows,
     WalkNorms,
     WalkProduct,
 )
@@ -58,7 +60,8 @@ def place(schedule: Schedule, walks: Sequence[WalkRun]) -> Placement:
         used = list(dict.fromkeys(v for s in steps[walk.begin : walk.end] for v in s.values))
         inner = [v for v in used if lives[v].first >= walk.begin]
         stays = [v for v in inner if v in results or v.resident]
-        if any(lives[v].first < lives[v].last < walk.end for v in stays):
+        read = {v for s in steps[walk.begin : walk.end] for v in s.reads}
+        if not read.isdisjoint(stays):
             raise NoWalk
         size, memory = 0, Value(0, Layout.SCRATCH)
         for value in (v for v in inner if v not in stays):
@@ -97,7 +100,12 @@ def _copied(steps: Sequence[KernelStep]) -> set[Value]:
     written: set[Value | None] = set()
     together: set[Value | None] = set()
     for work in (s.work for s in steps):
-        if isinstance(work, WalkProduct):
+        if isinstance(work, WalkFloatRows):
+            read.add(work.x)
+        elif isinstance(work, WalkExperts):
+            read.add(work.x)
+            written |= {work.parts[0].out} if work.down else set()
+        elif isinstance(work, WalkProduct):
             outs = {p.out for p in work.parts}
             read.add(work.x)
             written |= outs

@@ -9,12 +9,14 @@ engine writes before each run. So a program is compiled once for each shape, and
 are captured as a CUDA graph.
 
 Where every sequence has one token, consecutive kernel steps become a walk: one megakernel executes them (walk.py). If
-no megakernel fits the graph, the same graph is scheduled again as separate launches.
+that gives no walk or several, the graph is scheduled again with experts, recurrences and single operations as steps
+of the walk too. If no megakernel fits the graph, it is scheduled as separate launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +29,8 @@ from assay.engines.cuda.place import place
 from assay.engines.cuda.resolver import Addresses, Resolver
 from assay.engines.cuda.schedule import schedule
 from assay.engines.cuda.shapes import CacheLayout, Shape
-from assay.engines.cuda.walk import MOST_TOKENS, NoWalk, batch_possible, find_walks
+from assay.engines.cuda.step_list import Schedule
+from assay.engines.cuda.walk import MOST_TOKENS, NoWalk, WalkRun, batch_possible, find_walks
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import fuse
 from assay.graph import Graph
@@ -67,20 +70,41 @@ def compile_program(
     plan = fuse(graph, keep, tensors.format)
     context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan)
     if shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together:
-        try:
-            return _compile(replace(context, walk=True), reserve)
-        except NoWalk:
-            pass
-    return _compile(context, reserve)
+        for planned in _with_walks(replace(context, walk=True)):
+            try:
+                return _finish(*planned, reserve)
+            except NoWalk:
+                pass
+    return _finish(*_schedule(context), reserve)
 
 
-def _compile(c: CompileContext, reserve: Callable[[int], Addresses]) -> Program:
-    """The three passes; raises NoWalk if the context asks for a walk that is not possible."""
+_Scheduled = tuple[CompileContext, Schedule, list[WalkRun]]
+
+
+def _with_walks(c: CompileContext) -> list[_Scheduled]:
+    """The schedules with walks, the fewest walks first. One without small steps has the faster kernels."""
+    found: list[_Scheduled] = []
+    for small_steps in (False, True)[: 1 + (c.shape.tokens == 1)]:
+        with suppress(NoWalk):
+            found.append(_schedule(replace(c, small_steps=small_steps)))
+        if found and len(found[-1][2]) == 1:
+            break
+    return sorted(found, key=lambda planned: len(planned[2]))
+
+
+def _schedule(c: CompileContext) -> _Scheduled:
+    """The first pass; raises NoWalk if the context asks for a walk that is not possible."""
     if c.walk and c.shape.tokens > 1 and not batch_possible(c):
         raise NoWalk
     c = replace(c, folds=find_folds(c))
     scheduled = schedule(c)
-    walks = find_walks(c, scheduled.steps) if c.walk else []
+    return c, scheduled, find_walks(c, scheduled.steps) if c.walk else []
+
+
+def _finish(
+    c: CompileContext, scheduled: Schedule, walks: list[WalkRun], reserve: Callable[[int], Addresses]
+) -> Program:
+    """The other two passes; raises NoWalk if a result of the program is read inside a walk."""
     placement = place(scheduled, walks)
     launches = lower(Resolver(c, placement, reserve(placement.size)), scheduled.steps, walks)
     results = [(e, placement.offsets[v]) for e, v in scheduled.results]

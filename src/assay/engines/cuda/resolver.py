@@ -40,14 +40,14 @@ class Resolver:
     base: Addresses
 
     def at(self, value: Value | None) -> int:
-        return self.base.arena + self.placement.offsets[value] if value else 0
+        return self.base.arena + self.placement.offsets[value.memory] + value.offset if value else 0
 
     def size(self, value: Value) -> int:
         return self.placement.sizes[value]
 
     def inside(self, value: Value | None) -> bool:
         """Whether the walk that reads the value also writes it."""
-        return value in self.placement.inside
+        return value is not None and value.memory in self.placement.inside
 
     def table(self, name: str) -> int:
         return self.base.step + 4 * self.context.shape.tables()[name][0]

@@ -27,6 +27,7 @@ from assay.engines.cuda.steps import (
     AttendTiles,
     AttentionFields,
     PairScores,
+    Tier,
     WalkAttend,
     WalkNeeds,
 )
@@ -95,16 +96,17 @@ def _attend_row(
     if c.walk and folded and (folded.norms or folded.factor != 1.0):
         raise NoWalk  # only a walk computes these
     one = c.shape.tokens == 1 and fields.heads * c.shape.blocks <= 2 * c.limits.processors
-    if folded and folded.rope and plain and not (mask.window or mask.cap) and one:
+    one = one and attend_short_bytes(fields.keys.dim) <= c.limits.shared - 1024
+    if folded and folded.rope and plain and not (mask.window or mask.cap or mask.sinks) and one:
         _attend_short(steps, kqv, fields, x)
     else:
         _attend_blocks(steps, kqv, fields, x)
 
 
 def _is_plain(c: CompileContext, fields: AttentionFields) -> bool:
-    """Whether walks have all that this needs; without a window and a cap, attention_short.cu does as well."""
+    """Whether walks have all that this needs; without window, cap and sinks, attention_short.cu does as well."""
     mask, k, v = fields.mask, fields.keys, fields.values
-    simple = not (c.shape.irregular or mask.sinks or mask.slopes or mask.chunk)
+    simple = not (c.shape.irregular or mask.slopes or mask.chunk)
     alike = k.type == v.type == KV_TYPES["f16"] and k.dim == v.dim == v.columns
     shape = k.dim % 32 == 0 and k.dim <= 256 and not v.keys and k.heads == v.heads
     return bool(simple and mask.causal and alike and shape)
@@ -184,13 +186,14 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
     q, k, v, rope = x
     assert k and v
     piece = min(64, dim) * 64
-    extended = bool(folded.norms or folded.factor != 1.0 or window or mask.cap or dim == 256)
+    more = folded.norms or folded.factor != 1.0 or window or mask.cap or mask.sinks or dim == 256
+    tier = Tier.MORE if more else Tier.PLAIN
     values = q, k, v, rope, out, partial
     work = WalkAttend(fields, *values, folded.norms, folded.factor, at_once, piece, fold=False)
-    needs = WalkNeeds(shared=walk_attention_bytes(at_once, dim), piece=piece, extended=extended)
+    needs = WalkNeeds(shared=walk_attention_bytes(at_once, dim), piece=piece, tier=tier)
     steps.add(kqv.name, work, x, (out, partial), needs)
     if partial:
-        steps.add(kqv.name, replace(work, fold=True), x, (out, partial), WalkNeeds(extended=extended))
+        steps.add(kqv.name, replace(work, fold=True), x, (out, partial), WalkNeeds(tier=tier))
 
 
 # -- many tokens -----------------------------------------------------------------------------------------------------

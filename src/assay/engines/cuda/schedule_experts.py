@@ -8,6 +8,9 @@ Pairs are multiplied one by one or, where many pairs have the same matrix, sorte
 
 from __future__ import annotations
 
+from assay.engines.cuda.abi.enumerations import ACTS
+from assay.engines.cuda.abi.shared_memory import walk_experts_bytes
+from assay.engines.cuda.context import FoldedExperts
 from assay.engines.cuda.device_values import (
     Layout,
     Quantised,
@@ -23,7 +26,11 @@ from assay.engines.cuda.steps import (
     QuantisePairs,
     SortedProduct,
     SortPairs,
+    Tier,
     TileChoice,
+    WalkExperts,
+    WalkNeeds,
+    part_reads,
 )
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Node
@@ -47,6 +54,42 @@ def expert_product(steps: StepList, node: Node) -> None:
     acts = None if matrix.format.floats else quantise(steps, x, pairs // pairs_per_row, None, matrix)
     reads = [*(acts.values if acts else (x,)), choices]
     steps.add(node.name, ExpertProduct(part, x, acts, choices, pairs, pairs_per_row), reads, [part.out])
+
+
+def walk_experts(steps: StepList, folded: FoldedExperts) -> None:
+    """One token: gate and up of the chosen experts, then down with their weighted sum, as steps of a walk."""
+    c, domain = steps.context, steps.context.domain(folded.last)
+    norm = c.folds.norms.get(folded.last)
+    x = steps.value_of(c.graph[norm].inputs[0] if norm else folded.x, domain)
+    logits, which = steps.value_of(folded.logits, domain), len(steps.shared.setdefault(("expert layers",), [])) % 2
+    steps.shared["expert layers",].append(folded.last)
+    act = ACTS.get(str(folded.gating.all_attrs().get("act")), 0)
+    inner = steps.new(folded.gating.name)
+    parts = tuple(Part(c.tensors.matrix(n.weights[0]), n.name, bias, act=act, out=inner) for n, bias in folded.parts)
+    _add_experts(steps, parts, x, c.graph[norm] if norm else None, logits, folded, False, which)
+    residual = steps.value_of(folded.residual, domain) if folded.residual else None
+    down, bias = folded.down
+    part = Part(c.tensors.matrix(down.weights[0]), down.name, bias, residual=residual, out=steps.new(folded.last))
+    _add_experts(steps, (part,), inner, None, logits, folded, True, which)
+
+
+def _add_experts(
+    steps: StepList,
+    parts: tuple[Part, ...],
+    x: Value,
+    norm: Node | None,
+    logits: Value,
+    folded: FoldedExperts,
+    down: bool,
+    which: int,
+) -> None:
+    work = WalkExperts(parts, x, norm, logits, folded.choice, folded.gating, down, which)
+    matrix = parts[0].matrix
+    rows = -(-work.groups // steps.context.limits.processors) * work.of_group * matrix.group
+    x_units = matrix.units * (folded.choice.used if down else 1)
+    shared = walk_experts_bytes(x_units, matrix.units, rows, int(down))
+    needs = WalkNeeds(frozenset({matrix.format.name}), shared, tier=Tier.ALL)
+    steps.add(parts[0].name, work, [x, logits, *part_reads(parts)], [parts[0].out], needs)
 
 
 def _sorted_product(

@@ -12,7 +12,12 @@ from dataclasses import replace
 
 from assay.engines.cuda import structs, walk
 from assay.engines.cuda.abi.enumerations import HALVED
-from assay.engines.cuda.abi.shared_memory import normed_row_bytes, walk_floats_bytes, walk_product_bytes
+from assay.engines.cuda.abi.shared_memory import (
+    normed_row_bytes,
+    walk_float_rows_bytes,
+    walk_floats_bytes,
+    walk_product_bytes,
+)
 from assay.engines.cuda.arrange import by_kernel, by_layouts
 from assay.engines.cuda.device_values import (
     Layout,
@@ -32,8 +37,10 @@ from assay.engines.cuda.steps import (
     Part,
     QuantiseRows,
     RowProduct,
+    Tier,
     TileChoice,
     TileProduct,
+    WalkFloatRows,
     WalkNeeds,
     WalkProduct,
     WalkQuantise,
@@ -44,6 +51,8 @@ from assay.engines.cuda.tiles import count_tiles, float_tile, half_tile, quantis
 from assay.engines.plan.fuse import Gated, Products
 from assay.graph import Node
 
+FEW_FLOAT_ROWS = 512  # rows of float weights up to which a walk of quantised weights multiplies them
+MOST_SUMS = 48 << 10  # bytes of shared memory of a product beside experts or recurrences, above which it is cut
 ROW_COPIES = 4  # of one quantised row that all blocks of threads of a product read
 
 
@@ -194,6 +203,10 @@ def _row_product(steps: StepList, kernel: str, linear: Node, domain: str, parts:
     """One row, or a few with float weights, which every block of threads norms for itself."""
     c, matrix, rows = steps.context, parts[0].matrix, steps.context.rows(domain)
     x, norm, gating = _input(steps, linear, domain)
+    if c.small_steps and matrix.format.floats and _few_float_rows(parts):
+        for p in parts:
+            _walk_float_rows(steps, x, norm, p)
+        return
     if c.walk and kernel:
         _walk_product(steps, x, norm, gating, parts)
         return
@@ -226,8 +239,38 @@ def _walk_product(steps: StepList, x: Value, norm: Node | None, gating: Node | N
     if long or gating:
         x = _walk_quantise(steps, x, matrix, gating)
     of = tuple(sorted(parts, key=lambda p: p.matrix.format.tile_bytes))  # the kernel's second format is the larger one
-    needs = WalkNeeds(_formats(of), _walk_shared(steps, of, x.layout == Layout.CODES))
-    steps.add(of[0].name, WalkProduct(of, x, norm), [x, *part_reads(of)], part_writes(of), needs)
+    codes = x.layout == Layout.CODES
+    for some in _cut_rows(of, _walk_shared(steps, of, codes)) if steps.context.small_steps else [of]:
+        needs = WalkNeeds(_formats(some), _walk_shared(steps, some, codes))
+        steps.add(some[0].name, WalkProduct(some, x, norm), [x, *part_reads(some)], part_writes(some), needs)
+
+
+def _cut_rows(parts: tuple[Part, ...], shared: int) -> list[tuple[Part, ...]]:
+    """A head with so many rows that their partial sums leave the ring too little memory, as several products."""
+    part, matrix, out = parts[0], parts[0].matrix, parts[0].out
+    if shared <= MOST_SUMS or len(parts) > 1 or part.residual or matrix.paired or not out:
+        return [parts]
+    found: list[tuple[Part, ...]] = []
+    each = -(-matrix.groups // -(-shared // MOST_SUMS))
+    for group in range(0, matrix.groups, each):
+        start = group * matrix.group
+        rows = min(each * matrix.group, matrix.rows - start)
+        view = replace(matrix, rows=rows, data=matrix.data + group * matrix.group_bytes)
+        to = Value(4 * rows, base=out.memory, offset=out.offset + 4 * start)
+        found.append((replace(part, matrix=view, out=to, first=part.first + start),))
+    return found
+
+
+def _few_float_rows(parts: Sequence[Part]) -> bool:
+    return all(p.matrix.rows <= FEW_FLOAT_ROWS and not (p.residual or p.matrix.paired) for p in parts)
+
+
+def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -> None:
+    """One token and a few rows of float weights, such as a router's, beside quantised ones."""
+    matrix = part.matrix
+    rows = -(-matrix.rows // steps.context.limits.processors)
+    needs = WalkNeeds(shared=walk_float_rows_bytes(matrix.units, rows, matrix.format.chunks), tier=Tier.ALL)
+    steps.add(part.name, WalkFloatRows(part, x, norm), [x], [part.out], needs)
 
 
 def _formats(parts: Sequence[Part]) -> frozenset[str]:
@@ -248,7 +291,9 @@ def _walk_quantise(steps: StepList, x: Value, matrix: Matrix, gating: Node | Non
     def make() -> Value:
         codes = Value(matrix.units * UNIT // 32 * 48, Layout.CODES)
         work = WalkQuantise(matrix, x, codes, gating)
-        steps.add(gating.name if gating else "", work, [x], [codes], WalkNeeds(extended=bool(gating)))
+        steps.add(
+            gating.name if gating else "", work, [x], [codes], WalkNeeds(tier=Tier.MORE if gating else Tier.PLAIN)
+        )
         return codes
 
     return steps.once(("codes of a row", x, matrix.columns), make)
@@ -274,7 +319,8 @@ def _batch_quantise(
     def make() -> Value:
         codes = Value(matrix.units * (UNIT * walk.COLUMN + 4 * counted), Layout.CODES)
         work = BatchQuantise(matrix, x, codes, norm, gating, counted)
-        needs = WalkNeeds(shared=normed_row_bytes(matrix.columns) if norm else 0, extended=bool(gating))
+        tier = Tier.MORE if gating else Tier.PLAIN
+        needs = WalkNeeds(shared=normed_row_bytes(matrix.columns) if norm else 0, tier=tier)
         steps.add(norm.name if norm else "", work, [x], [codes], needs)
         return codes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.engines.cuda.abi.enumerations import ScanKind
 from assay.engines.cuda.device_values import Value
-from assay.engines.cuda.schedule_rows import map_rows, reshape
+from assay.engines.cuda.schedule_rows import WIDEST_PART, activation, map_rows, reshape, small_step
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import AdvanceStates, RowSums, Scan, ShowState
 from assay.engines.plan.state_layout import slot_offsets
@@ -30,8 +30,19 @@ def _state_at(steps: StepList, name: str) -> int:
 
 def _scan(steps: StepList, node: Node, kernel: str, **sizes: Any) -> None:
     x = tuple(steps.value_of(name, "tokens") for name in node.inputs)
-    out, at = steps.new(node.name), _state_at(steps, node.name)
-    steps.add(node.name, Scan(kernel, x, node.weights[0] if node.weights else "", out, at, **sizes), x, [out])
+    act = steps.context.folds.windows.get(node.name)
+    if act:
+        sizes["kind"] = 1 + activation(act)
+    out, at = steps.new(act.name if act else node.name), _state_at(steps, node.name)
+    work = Scan(kernel, x, node.weights[0] if node.weights else "", out, at, **sizes)
+    steps.add(node.name, work, x, [out], small_step(steps, _in_walks(work)))
+
+
+def _in_walks(work: Scan) -> bool:
+    """Whether a walk has this convolution or recurrence (walk_all.cu)."""
+    if work.kernel == "causal_conv":
+        return work.rows <= 8
+    return work.kernel in ("scan_64", "scan_128") and work.kind in (ScanKind.DELTA_RULE, ScanKind.SSM_SCAN)
 
 
 def causal_conv(steps: StepList, node: Node) -> None:
@@ -96,7 +107,9 @@ def row_sums(steps: StepList, node: Node) -> None:
     number = float(attrs.get("eps") or attrs.get("factor") or 0.0)
     kernel = "row_length" if node.op == "length" else node.op
     floor = bool(attrs.get("floor"))
-    steps.add(node.name, RowSums(kernel, x, out, c.rows(domain), c.width(name), parts, number, floor), [x], [out])
+    work = RowSums(kernel, x, out, c.rows(domain), c.width(name), parts, number, floor)
+    short = kernel == "l2_norm" and c.width(name) // parts <= WIDEST_PART
+    steps.add(node.name, work, [x], [out], small_step(steps, short))
 
 
 def head_bonus(steps: StepList, node: Node) -> None:

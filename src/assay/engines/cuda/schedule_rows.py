@@ -26,6 +26,7 @@ from assay.engines.cuda.steps import (
     RotateRows,
     ScaleByPosition,
     SortRow,
+    Tier,
     WalkNeeds,
     WalkNorms,
 )
@@ -37,6 +38,12 @@ from assay.graph import Node
 _POSITIONS = {"tokens": "positions", "outputs": "output_positions", "keys": "key_positions"}  # the step's tables
 
 
+WIDEST_PART = 256  # values of a part of a row that a warp of a walk norms
+# Maps that are steps of a walk: they have no third operand that an earlier step computes.
+_IN_WALKS = {
+    "add", "glu", "bias", "scale", "softcap", "clamp_min", "slice", "clamp", "act", "glu_split", "sigmoid", "mul",
+    "mul_weight", "concat", "glu_oai", "softplus", "exp", "add_scalar", "head_gain", "add_gain", "repeat_heads",
+}  # fmt: skip
 # Maps that need only the elements at the result's own place, so that a row may be anything: scores, too.
 _ON_SCORES = {"add", "glu", "scale", "softcap", "clamp_min", "clamp", "act", "sigmoid", "mul", "glu_oai"}
 
@@ -59,7 +66,8 @@ def norm_rows(steps: StepList, node: Node) -> None:
     own = bool(node.weights) and math.prod(int(n) for n in c.graph.weights[node.weights[0]]) == width
     eps = float(node.attr("eps"))
     work = NormRows(node.op, x, out, node.weights, c.rows(domain), width, parts, own, eps)
-    steps.add(node.name, work, [x], [out])
+    short = node.op == "rms_norm" and width // parts <= WIDEST_PART
+    steps.add(node.name, work, [x], [out], small_step(steps, short))
 
 
 def fill_rope_table(steps: StepList, rope: RopeTable, domain: str) -> Value:
@@ -202,7 +210,12 @@ def map_rows(
         number=number,
         second=second,
     )
-    steps.add(node.name, work, sources, [out])
+    steps.add(node.name, work, sources, [out], small_step(steps, op in _IN_WALKS and work.z is None))
+
+
+def small_step(steps: StepList, possible: bool) -> WalkNeeds | None:
+    """What a single operation needs as a step of a walk; None if it is a launch."""
+    return WalkNeeds(tier=Tier.ALL) if possible and steps.context.small_steps else None
 
 
 def map_node(steps: StepList, node: Node) -> None:
@@ -242,6 +255,13 @@ def clamp(steps: StepList, node: Node) -> None:
 
 
 def slice_columns(steps: StepList, node: Node) -> None:
+    c, start = steps.context, int(node.attr("start"))
+    domain = c.domain(node.name)
+    if c.small_steps and c.rows(domain) == 1 and not node.all_attrs().get("n_head") and start % 4 == 0:
+        x = steps.value_of(node.inputs[0], domain)  # the slice is a part of its memory
+        part = Value(4 * c.width(node.name), base=x.memory, offset=x.offset + 4 * start)
+        steps.values[node.name, domain] = part
+        return
     map_rows(steps, node, node.inputs, integer=int(node.attr("start")), parts=_heads(steps, node, node.inputs[0]))
 
 
@@ -273,7 +293,7 @@ def walk_norms(steps: StepList, norms: Sequence[FoldedNorm]) -> None:
         parts.append(NormPart(n.norm, x, addend, residual, total, out, width, tasks))
         tasks += c.shape.tokens * -(-width // UNIT)
     reads = [v for p in parts for v in (p.x, p.addend, p.residual)]
-    needs = WalkNeeds(shared=normed_row_bytes(max(p.width for p in parts)), extended=True)
+    needs = WalkNeeds(shared=normed_row_bytes(max(p.width for p in parts)), tier=Tier.MORE)
     writes = [v for p in parts for v in (p.total, p.out)]
     steps.add(norms[0].norm.name, WalkNorms(tuple(parts), tasks), reads, writes, needs)
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +133,9 @@ class Shim:
 
     def copy(self, to: int, source: int, size: int) -> None:
         ctypes.memmove(to, source, size)
+
+    def prepare(self, kernels: Iterable[str]) -> None: ...
+    def ready(self, kernels: Iterable[str]) -> None: ...
 
     def resident(self, kernel: str, threads: int, shared: int) -> int:
         return 2

@@ -2,6 +2,7 @@
 
     python -m assay.engines.cuda.sources [FOLDER [TARGET…]]      compile all targets, as the package ships them
 
+Without the package's cubins, the kernels that a file needs on this GPU are compiled when a program first needs them.
 NVRTC needs neither a GPU nor a driver. Touch this module to add a GPU architecture or a compiler option.
 """
 
@@ -10,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from assay.engines.cuda.structs import MODULES, TENSOR_MODULES
+from assay.engines.cuda.structs import MODULE_OF, MODULES, SMALL_MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
@@ -50,27 +52,65 @@ def target_for(arch: str) -> str:
     return fitting[-1]
 
 
-def cubins(arch: str, *, tensor: bool = True) -> dict[str, bytes]:
-    """Machine code for a GPU of this architecture, by module. `tensor`: with the modules of precision tensor."""
-    target = target_for(arch)
-    wanted = [module for module in MODULES if tensor or module not in TENSOR_MODULES]
-    shipped = {module: _SHIPPED / f"{module}-{target}.cubin" for module in wanted}
-    if not _CHECKED and all(path.is_file() for path in shipped.values()):
-        return {module: path.read_bytes() for module, path in shipped.items()}
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
-    state = hashlib.sha256(read_sources() + repr((_CHECKED, _nvrtc().nvrtcVersion()[1:])).encode()).hexdigest()[:16]
-    kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in wanted}
-    missing = [module for module in wanted if not kept[module].is_file()]
-    if missing:
-        told = f"engine cuda: compiling {len(missing)} files of kernels for {target}: minutes, once (kept in {cache})"
-        print(told, file=sys.stderr, flush=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor() as team:
-            for module, code in zip(missing, team.map(lambda m: compile_for(m, target), missing), strict=True):
-                made = kept[module].with_suffix(f".{os.getpid()}")
-                made.write_bytes(code)
-                made.rename(kept[module])
-    return {module: path.read_bytes() for module, path in kept.items()}
+class Kernels:
+    """Machine code for one kind of GPU, by unit: a module that the package ships, or what is compiled at a time.
+
+    A unit that is compiled is one large kernel or a module of small ones. `begin` starts to compile what a program
+    needs, as many units at a time as there are cores, and `code` waits for a unit. Compiled units are kept on disk.
+    """
+
+    def __init__(self, arch: str) -> None:
+        self.target = target_for(arch)
+        self.begun: dict[str, Future[bytes]] = {}
+        self.team: ThreadPoolExecutor | None = None
+        self.state = ""  # of the sources and the compiler
+        self.told = False
+
+    def unit(self, kernel: str) -> str:
+        module = MODULE_OF[kernel]
+        return module if module in SMALL_MODULES or self._shipped(module).is_file() else kernel
+
+    def begin(self, kernels: Iterable[str]) -> None:
+        """Have the machine code of these kernels made, if there is none yet."""
+        units = {self.unit(kernel): MODULE_OF[kernel] for kernel in kernels}
+        for unit, module in sorted(units.items(), key=lambda pair: not pair[0].startswith("walk")):  # the longest first
+            if unit in self.begun:
+                continue
+            kept = self._kept(unit, module)
+            if kept.is_file():
+                done: Future[bytes] = Future()
+                done.set_result(kept.read_bytes())
+                self.begun[unit] = done
+                continue
+            if not self.told:
+                told = f"engine cuda: compiling kernels for {self.target}, once (kept in {kept.parent})"
+                print(told, file=sys.stderr, flush=True)
+            self.told = True
+            self.team = self.team or ThreadPoolExecutor(os.cpu_count())
+            self.begun[unit] = self.team.submit(self._compiled, unit, module, kept)
+
+    def code(self, unit: str) -> bytes:
+        return self.begun[unit].result()
+
+    def _shipped(self, module: str) -> Path:
+        return _SHIPPED / f"{module}-{self.target}.cubin"
+
+    def _kept(self, unit: str, module: str) -> Path:
+        if not _CHECKED and self._shipped(module).is_file():
+            return self._shipped(module)
+        if not self.state:
+            of = read_sources() + repr((_CHECKED, _nvrtc().nvrtcVersion()[1:])).encode()
+            self.state = hashlib.sha256(of).hexdigest()[:16]
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
+        return cache / f"{unit}-{self.target}-{self.state}.cubin"
+
+    def _compiled(self, unit: str, module: str, kept: Path) -> bytes:
+        code = compile_for(module, self.target, () if unit == module else (unit,))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        made = kept.with_suffix(f".{os.getpid()}")
+        made.write_bytes(code)
+        made.rename(kept)
+        return code
 
 
 def _nvrtc() -> Any:
@@ -80,8 +120,8 @@ def _nvrtc() -> Any:
         raise AssayError(f"engine cuda: NVRTC is not installed; {install('cuda')}") from None
 
 
-def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
-    """Machine code of a module, or its PTX."""
+def compile_for(module: str, target: str, kernels: tuple[str, ...] = (), ptx: bool = False) -> bytes:
+    """Machine code of a module, or of some of its kernels; or the PTX."""
     nvrtc = _nvrtc()
 
     def checked(result: Any) -> Any:
@@ -96,6 +136,7 @@ def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
         f"--gpu-architecture={arch.replace('sm_', 'compute_') if ptx else arch}".encode(),
         f"-I{folder()}".encode(),
         *(o.encode() for o in (*_LANGUAGE, *_ROUNDING, *_CHECKED)),
+        *(o.encode() for o in ("-DASSAY_SOME", *(f"-DWANT_{name}=~,1" for name in kernels)) if kernels),
     ]
     if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))

@@ -59,7 +59,7 @@ class StepList:
         writes: Iterable[Value | None],
         walk: WalkNeeds | None = None,
     ) -> None:
-        used = tuple(v for v in reads if v), tuple(v for v in writes if v)
+        used = tuple(v.memory for v in reads if v), tuple(v.memory for v in writes if v)
         self.steps.append(KernelStep(node, work, *used, walk))
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:

@@ -9,12 +9,21 @@ the schedule pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from assay.engines.cuda.device_values import Quantised, Value
 from assay.engines.cuda.layout import Matrix
 from assay.engines.cuda.shapes import PoolView
 from assay.engines.plan.values import AttentionMask, RopeTable
 from assay.graph import Node
+
+
+class Tier(IntEnum):
+    """The megakernels, by the kinds of steps they have: each has those of the one before, and more."""
+
+    PLAIN = 0  # walk.cu, walk_few.cu, walk_two.cu
+    MORE = 1  # walk_more.cu, walk_few_more.cu
+    ALL = 2  # walk_all.cu
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class WalkNeeds:
     formats: frozenset[str] = frozenset()  # of its weights; empty: every megakernel has this step
     shared: int = 0  # bytes of shared memory beside the ring buffer
     piece: int = 0  # bytes of one prefetched piece of the cache; of weights, a piece is a tile
-    extended: bool = False  # only the megakernels of walk_more.cu have this step
+    tier: Tier = Tier.PLAIN  # the smallest megakernel that has this step
 
 
 # -- rows (steps.cu, rows.cu, best.cu) -------------------------------------------------------------------------------
@@ -460,6 +469,53 @@ class WalkQuantise:
 
 
 @dataclass(frozen=True)
+class WalkFloatRows:
+    """A product of one token with a few rows of float weights, where the walk's other weights are quantised."""
+
+    part: Part
+    x: Value
+    norm: Node | None
+
+
+@dataclass(frozen=True)
+class ExpertChoice:
+    """How the router's logits become the chosen experts and their weights."""
+
+    used: int  # experts of a token
+    routing: str  # softmax, sigmoid, or none: the logits are the probabilities
+    by_logits: bool = False  # experts are chosen by logits, whatever their probabilities
+    bias: str = ""  # weights that are added where experts are chosen
+    softmax_chosen: bool = False
+    least: float | None = None  # weights are divided by their sum, which is at least this
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class WalkExperts:
+    """Products with the matrices of the chosen experts: gate and up with their activation, or down with the weighted
+    sum of the experts and the residual."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    norm: Node | None
+    logits: Value
+    choice: ExpertChoice
+    gating: Node  # the activation of gate and up
+    down: bool
+    which: int  # the place of the choice in shared memory: layers take two in turn
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows that blocks of threads share out."""
+        return self.parts[0].matrix.groups * (1 if self.down else self.choice.used)
+
+    @property
+    def of_group(self) -> int:
+        """Matrices of which a block of threads computes the same group of rows."""
+        return self.choice.used if self.down else len(self.parts)
+
+
+@dataclass(frozen=True)
 class BatchProduct:
     """A product of two to eight tokens."""
 
@@ -532,7 +588,9 @@ RowWork = (
 )  # fmt: skip
 ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
 AttentionWork = AttendRow | AttendTiles | PairScores
-WalkWork = WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
+WalkWork = (
+    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
+)
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
 

@@ -4,7 +4,7 @@ A walk is a list of steps in device memory. Every multiprocessor runs one block 
 each step in turn. A step waits for the results of earlier steps by spinning on the values themselves, so no launch lies
 between them. Producer warps prefetch weights and keys into a ring buffer in shared memory; twelve consumer warps
 compute. There are megakernels for one token (walk.cu), for two to eight tokens (walk_few.cu), with more kinds of steps
-(walk_more.cu), and with two producer warps (walk_two.cu).
+(walk_more.cu), with experts and recurrences (walk_all.cu), and with two producer warps (walk_two.cu).
 
 This module holds the sizes that the kernels fix, and finds the steps of a schedule that make a walk. lower_walk.py
 writes the table of steps. Touch this module when a megakernel is added or its shared memory changes.
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import WALK_ROWS, WALK_UNIT_BYTES, WALK_WARPS
+from assay.engines.cuda.abi.enumerations import CHOICE_BYTES, WALK_ROWS, WALK_UNIT_BYTES, WALK_WARPS
 from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, rows_per_group
-from assay.engines.cuda.steps import KernelStep, WalkNeeds
+from assay.engines.cuda.steps import KernelStep, Tier, WalkNeeds
 
 WARPS, MOST_TOKENS = WALK_WARPS, WALK_ROWS  # consumer warps, and tokens of a walk
 COLUMN = WALK_UNIT_BYTES // UNIT  # bytes of a quantised column of MOST_TOKENS rows: codes and a share of the scales
@@ -31,6 +31,7 @@ MOST_WALKS = 4
 LONG = 8192  # Columns from which a row is quantised once instead of by every block of threads.
 # Units of x of several tokens in shared memory: all of them up to ALL_UNITS, else parts of one of SOME_UNITS.
 ALL_UNITS, SOME_UNITS = 24, (12, 8, 6, 4)
+_KERNELS = {Tier.PLAIN: structs.WALKS, Tier.MORE: structs.MORE_WALKS, Tier.ALL: structs.ALL_WALKS}
 _FORMATS = {f.name: f for f in (*FORMATS.values(), WIDE, WIDE_MIN)}
 
 
@@ -47,10 +48,9 @@ class WalkRun:
     needs: WalkNeeds
 
 
-def kernel_formats(formats: frozenset[str], extended: bool = False) -> list[Format]:
+def kernel_formats(formats: frozenset[str], tier: Tier = Tier.PLAIN) -> list[Format]:
     """The weight formats of the megakernel that has all these; empty if there is no such kernel."""
-    kernels = structs.MORE_WALKS if extended else structs.WALKS
-    return [_FORMATS[name] for name in next((names for names in kernels if formats <= set(names)), ())]
+    return [_FORMATS[name] for name in next((names for names in _KERNELS[tier] if formats <= set(names)), ())]
 
 
 def piece_bytes(form: Format) -> int:
@@ -58,9 +58,9 @@ def piece_bytes(form: Format) -> int:
     return _FLOATS if form.floats else form.tile_bytes
 
 
-def _slot(formats: frozenset[str], piece: int = 0) -> tuple[int, int]:
+def _slot(formats: frozenset[str], piece: int = 0, tier: Tier = Tier.PLAIN) -> tuple[int, int]:
     """Bytes of a slot of the ring buffer, and the fewest slots that a kernel needs."""
-    pieces = [piece_bytes(form) for form in kernel_formats(formats) if form.name in formats]
+    pieces = [piece_bytes(form) for form in kernel_formats(formats, tier) if form.name in formats]
     return max(pieces[0], piece), 8 + WARPS * (1 + (pieces[-1] > pieces[0]))
 
 
@@ -69,10 +69,16 @@ def _fixed_shared(tokens: int) -> int:
     return walk_bytes(0, 0, 0, int(tokens > 1))
 
 
+def work_bytes(needs: WalkNeeds) -> int:
+    """Shared memory of the largest step, and of the choice of experts."""
+    return needs.shared + CHOICE_BYTES * (needs.tier == Tier.ALL)
+
+
 def ring(c: CompileContext, needs: WalkNeeds) -> tuple[int, int]:
     """Slots of the ring buffer (0: too few fit), and the bytes of each."""
-    size, fewest = _slot(needs.formats, needs.piece)
-    found = min(_MOST_SLOTS, (c.limits.shared - 1024 - needs.shared - _fixed_shared(c.shape.tokens)) // (size + 16))
+    size, fewest = _slot(needs.formats, needs.piece, needs.tier)
+    free = c.limits.shared - 1024 - work_bytes(needs) - _fixed_shared(c.shape.tokens)
+    found = min(_MOST_SLOTS, free // (size + 16))
     return found if found >= fewest else 0, size
 
 
@@ -99,22 +105,22 @@ def batch_fits_whole(c: CompileContext, columns: int) -> bool:
 
 def find_walks(c: CompileContext, steps: Sequence[KernelStep]) -> list[WalkRun]:
     """Consecutive steps that one megakernel executes; raises NoWalk where launches are needed or are faster."""
-    extended = any(s.walk.extended for s in steps if s.walk)
+    tier = max((s.walk.tier for s in steps if s.walk), default=Tier.PLAIN)
     runs: list[WalkRun] = []
     for i, needs in enumerate(s.walk for s in steps):
         last = runs[-1] if runs and runs[-1].end == i else None
         if needs is None:
             continue
         together = last.needs.formats | needs.formats if last else needs.formats
-        if last and kernel_formats(together, extended):
+        if last and kernel_formats(together, tier):
             shared, piece = max(last.needs.shared, needs.shared), max(last.needs.piece, needs.piece)
-            runs[-1] = WalkRun(last.begin, i + 1, WalkNeeds(together, shared, piece, extended))
+            runs[-1] = WalkRun(last.begin, i + 1, WalkNeeds(together, shared, piece, tier))
         else:
-            runs.append(WalkRun(i, i + 1, WalkNeeds(needs.formats, needs.shared, needs.piece, extended)))
+            runs.append(WalkRun(i, i + 1, WalkNeeds(needs.formats, needs.shared, needs.piece, tier)))
     if not 0 < len(runs) <= MOST_WALKS:
         raise NoWalk
     for run in runs:
         formats = run.needs.formats
-        if not kernel_formats(formats, extended) or not formats or not ring(c, run.needs)[0]:
+        if not kernel_formats(formats, tier) or not formats or not ring(c, run.needs)[0]:
             raise NoWalk
     return runs

@@ -255,12 +255,65 @@ NormArgs = _define(
     ("Norm", "parts[2]"),
     ("int32_t", "n_parts tokens tasks padding"),
 )
+MapArgs = _define(
+    "MapArgs",
+    "An elementwise operation (rows.cu).",
+    ("const float*", "x y z", "z: a third operand, or a table of weights of which y has the row of each value"),
+    ("float*", "out"),
+    ("int64_t", "rows"),
+    ("int32_t", "width x_width y_width op", "width: of out; op: MapOp"),
+    ("int32_t", "integer", "Act, the first column of a slice, or ConcatFlag"),
+    ("int32_t", "z_rows parts z_width", "parts: heads or experts of a row of out"),
+    ("float", "number second", "a lower bound or a factor; an upper bound or a limit"),
+)
+RowArgs = _define(
+    "RowArgs",
+    "An operation on whole rows (rows.cu).",
+    ("const float*", "x w b", "w, b: weights and bias of a norm, or null"),
+    ("float*", "out"),
+    ("Acts", "acts"),
+    ("int32_t", "width parts"),
+    ("float", "eps"),
+    ("int32_t", "w_step", "from one part's weights to the next one's"),
+)
+ScanArgs = _define(
+    "ScanArgs",
+    "A recurrence, or a convolution, over the tokens of each sequence (recurrent.cu).",
+    ("const float*", "x[6]", "operands in the order of the graph's operation"),
+    ("const float*", "weight", "A, u or the taps of each channel; or null"),
+    ("float*", "out states", "states: all state slots"),
+    ("const int32_t*", "sequences", "[sequences][STATE_WORDS], see StateWord"),
+    ("int64_t", "slot_floats offset", "floats of a state slot; where this state begins in it"),
+    ("int32_t", "heads groups channels rows", "rows: of a head's state; of a convolution, its taps"),
+    ("int32_t", "kind per_channel", "ScanKind; per_channel: every channel has a decay"),
+    ("float", "scale"),
+    ("int32_t", "padding"),
+)
+WalkExperts = _define(
+    "WalkExperts",
+    "Products with the chosen experts' matrices as a walk step (walk_all.cu): gate and up, or down and the weighted "
+    "sum.",
+    ("const float*", "logits", "of the router"),
+    ("const float*", "choice_bias", "added where experts are chosen and not to their weights, or null"),
+    ("int32_t", "routing", "Routing: the probabilities of experts"),
+    ("int32_t", "by_logits used", "by_logits: choose by logits, not by probabilities; used: experts of a token"),
+    ("int32_t", "softmax_chosen normalise", "what is done to the weights of the chosen experts"),
+    ("float", "least scale", "lower bound of the sum of weights; factor of the weights"),
+    ("int32_t", "down which", "down: weighted sum of the experts; which: of two places of choices in shared memory"),
+    ("int32_t", "gated", "ExpertGate"),
+    ("float", "alpha limit", "of OAI_GATE"),
+    base="ProductArgs",
+)
 StepUnion = _define(
     "StepUnion",
     "The arguments of a walk step, by its kind.",
     ("ProductArgs", "product"),
     ("WalkAttention", "attention"),
     ("NormArgs", "norm"),
+    ("WalkExperts", "experts"),
+    ("MapArgs", "map"),
+    ("RowArgs", "row"),
+    ("ScanArgs", "scan"),
     union=True,
 )
 WalkStep = _define(
@@ -296,40 +349,6 @@ ShortArgs = _define(
     ("AttentionArgs", "attention"),
     ("Acts", "acts", "the result, quantised; or null"),
     ("int32_t", "copies padding", "copies of the quantised row"),
-)
-MapArgs = _define(
-    "MapArgs",
-    "An elementwise operation (rows.cu).",
-    ("const float*", "x y z", "z: a third operand, or a table of weights of which y has the row of each value"),
-    ("float*", "out"),
-    ("int64_t", "rows"),
-    ("int32_t", "width x_width y_width op", "width: of out; op: MapOp"),
-    ("int32_t", "integer", "Act, the first column of a slice, or ConcatFlag"),
-    ("int32_t", "z_rows parts z_width", "parts: heads or experts of a row of out"),
-    ("float", "number second", "a lower bound or a factor; an upper bound or a limit"),
-)
-RowArgs = _define(
-    "RowArgs",
-    "An operation on whole rows (rows.cu).",
-    ("const float*", "x w b", "w, b: weights and bias of a norm, or null"),
-    ("float*", "out"),
-    ("Acts", "acts"),
-    ("int32_t", "width parts"),
-    ("float", "eps"),
-    ("int32_t", "w_step", "from one part's weights to the next one's"),
-)
-ScanArgs = _define(
-    "ScanArgs",
-    "A recurrence, or a convolution, over the tokens of each sequence (recurrent.cu).",
-    ("const float*", "x[6]", "operands in the order of the graph's operation"),
-    ("const float*", "weight", "A, u or the taps of each channel; or null"),
-    ("float*", "out states", "states: all state slots"),
-    ("const int32_t*", "sequences", "[sequences][STATE_WORDS], see StateWord"),
-    ("int64_t", "slot_floats offset", "floats of a state slot; where this state begins in it"),
-    ("int32_t", "heads groups channels rows", "rows: of a head's state; of a convolution, its taps"),
-    ("int32_t", "kind per_channel", "ScanKind; per_channel: every channel has a decay"),
-    ("float", "scale"),
-    ("int32_t", "padding"),
 )
 HalveArgs = _define(
     "HalveArgs",
@@ -399,7 +418,7 @@ RepackArgs = _define(
     ("const uint8_t*", "raw", "rows as the file has them; WIDE16: int8 codes [rows][columns]"),
     ("const float*", "d m", "WIDE16: scales and minima [rows][columns / 16]"),
     ("Matrix", "to"),
-    ("int64_t", "first_row rows", "raw begins with row first_row of the matrix"),
-    ("int64_t", "row_bytes"),
+    ("int64_t", "first_row rows", "raw begins with row first_row of all experts' matrices"),
+    ("int64_t", "row_bytes expert_bytes", "expert_bytes: from one expert's matrix to the next"),
     ("int32_t", "half part", "rows of this matrix in each group of `to`, and which part of the group they are"),
 )

@@ -29,6 +29,8 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "WALK_UNIT_BYTES": (2560, "bytes of 256 quantised columns of WALK_ROWS rows: codes, then (d, d * sum)"),
     "WALK_CODE_BYTES": (2048, "bytes of them that are codes"),
     "WALK_HEAD": (256, "widest attention head of a walk"),
+    "CHOSEN": (32, "most experts of a token in a walk"),
+    "CHOICE_BYTES": (4608, "shared memory of the choice of up to 512 experts: two lists, then probabilities and keys"),
     "CUT_BYTES": (4096, "first piece of a tile that is fetched as two pieces: its chunks of low bits"),
 }
 
@@ -48,6 +50,8 @@ WALK_WARPS, WALK_ROWS, WALK_UNIT_BYTES, WALK_CODE_BYTES, WALK_HEAD, CUT_BYTES = 
     CONSTANTS[name][0]
     for name in ("WALK_WARPS", "WALK_ROWS", "WALK_UNIT_BYTES", "WALK_CODE_BYTES", "WALK_HEAD", "CUT_BYTES")
 )
+
+CHOSEN, CHOICE_BYTES = (CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES"))
 
 
 class Act(IntEnum):
@@ -202,6 +206,29 @@ class StepKind(IntEnum):
     FOLD = 2
     QUANTISE = 3
     NORM = 4
+    FLOAT_ROWS = 5
+    EXPERT_ROWS = 6
+    MAP_ROW = 7
+    PART_NORMS = 8
+    PART_LENGTHS = 9
+    RECURRENCE = 10
+    WINDOW = 11
+
+
+class Routing(IntEnum):
+    """Probabilities of experts: the logits themselves, their softmax, or their sigmoid."""
+
+    AS_LOGITS = 0
+    BY_SOFTMAX = 1
+    BY_SIGMOID = 2
+
+
+class ExpertGate(IntEnum):
+    """What becomes of an expert's gate and up: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss."""
+
+    NO_GATE = 0
+    ACT_GATE = 1
+    OAI_GATE = 2
 
 
 class StepFlag(IntFlag):
@@ -253,7 +280,7 @@ class ChunkWord(IntEnum):
 
 ENUMS: tuple[type[IntEnum] | type[IntFlag], ...] = (
     Act, WeightFormat, KvType, MapOp, ScanKind, StateWord, ConcatFlag, Pooling, ScoreOp, Prologue, HalvedAs, StepKind,
-    StepFlag, Gating, TileWord, ChunkWord,
+    StepFlag, Gating, Routing, ExpertGate, TileWord, ChunkWord,
 )  # fmt: skip
 
 # The graph's names of these choices.

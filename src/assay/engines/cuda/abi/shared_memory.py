@@ -158,6 +158,15 @@ walk_floats_bytes = _bytes(
     "walk_floats_bytes", "stride rows", "16 + 4 * stride + 32 * rows * ((stride // 256 + 7) // 8)",
     "walk_products.h: the same for float weights",
 )  # fmt: skip
+walk_float_rows_bytes = _bytes(
+    "walk_float_rows_bytes", "units rows chunks", "16 + units * (1024 + 1040 + rows * 16 * (chunks + 1))",
+    "walk_all.cu: x as it was read, x normed, and `rows` rows of weights",
+)  # fmt: skip
+walk_experts_bytes = _bytes(
+    "walk_experts_bytes", "x_units units rows codes",
+    "16 + 352 * x_units + max(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes))",
+    "walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats",
+)  # fmt: skip
 walk_attention_bytes = _bytes(
     "walk_attention_bytes", "heads dim", "4 * (heads * (9 * dim + 2 * BLOCK + 8) + dim + 4)", "walk_attention.h"
 )

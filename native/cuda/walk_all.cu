@@ -1,0 +1,486 @@
+// Walks with experts, recurrences and single operations of rows, beside all that walk_more.cu has.
+//
+// Experts: a step publishes the router's logits. The producer warp of every block waits for them and chooses the experts
+// itself, by the arithmetic of the separate kernels, so that their tiles are requested one latency after the last logit.
+// The next step is gate and up of all chosen experts, and one more is down: a block has some rows of all chosen
+// experts, weighs and adds them in order, and adds the residual. The choice stays in shared memory.
+//
+// Everything else here is a small step: its cost is the latency of its operands.
+#define WALK_MORE
+#include "recurrent.h"
+#include "softmax.h"
+#include "walk.cu"
+
+namespace assay {
+
+// ---- rows of float weights -----------------------------------------------------------------------------------------
+// A matrix of floats beside quantised ones (a router, gates of a recurrence): a block has a row or a few. It requests
+// them before x arrives. Units of 256 columns have a lane each; memory of 260 floats a unit avoids bank conflicts.
+constexpr int kPadded = 260;
+
+template <int FORMAT>
+DEVICE float row_part(const uint4* w, const float* x) {
+    constexpr int per = FORMAT == F32 ? 4 : 8;
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll 4
+    for (int c = 0; c < 256 / per; c++) {
+        const uint4 v = w[c];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < per; j += 4) {
+            const float4 y = *reinterpret_cast<const float4*>(x + c * per + j);
+            float f[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const uint16_t h = uint16_t(words[(j + k) / 2 % 4] >> 16 * (k % 2));
+                f[k] = FORMAT == F32 ? as_float(words[k]) : FORMAT == F16 ? half_to_float(h) : brain_to_float(h);
+            }
+            even = fma(f[0], y.x, even), odd = fma(f[1], y.y, odd);
+            even = fma(f[2], y.z, even), odd = fma(f[3], y.w, odd);
+        }
+    }
+    return even + odd;
+}
+
+OUTLINED void float_rows_step(const WalkStep& step, uint8_t* work) {
+    const ProductArgs& p = step.product;
+    const Matrix& w = p.parts[0].w;
+    const int first = block_of(step), blocks = grid_x(), units = w.units, columns = p.columns, warp = thread() / 32;
+    if (first >= w.rows) return;
+    const int chunks = w.format == F32 ? 64 : 32, mine = (w.rows - first + blocks - 1) / blocks;
+    float* const row = reinterpret_cast<float*>(work) + 4;
+    float* const x = row + units * 256;
+    uint4* const weights = reinterpret_cast<uint4*>(x + units * kPadded);  // [row][unit][chunks and one]
+    NEEDS_SHARED(walk_float_rows_bytes(units, mine, chunks));
+#pragma unroll 1
+    for (int i = thread(); i < mine * units * chunks; i += team()) {
+        const int c = i & (chunks - 1), item = i / chunks, local = item / units, unit = item - local * units;
+        const int r = first + local * blocks, at = unit * w.group + (r & (w.group - 1));
+        copy_async(weights + item * (chunks + 1) + c, w.tile(r / w.group, at / 32) + c * 512 + at % 32 * 16);
+    }
+    copy_group();
+    const bool fresh = step.fresh & AWAIT_X;
+    const float* const source = reinterpret_cast<const float*>(copy_of(step, p.x));
+    if (columns % 8 == 0) {
+#pragma unroll 1
+        for (int i = thread(); i < columns / 8; i += team()) {
+            Eight v;
+            v.ask(source + 8 * i);
+            v.await(source + 8 * i, fresh);
+            reinterpret_cast<uint4*>(row)[2 * i] = v.a, reinterpret_cast<uint4*>(row)[2 * i + 1] = v.b;
+        }
+    } else {
+        for (int i = thread(); i < columns; i += team()) row[i] = await(source + i, fresh);
+    }
+    sync_team();
+    if (p.norm) {
+        if (warp == 0) leave_factor(sum_of_squares(row, columns), Divisor{float(columns)}, p.eps, row - 4);
+        sync_team();
+    }
+    const float f = p.norm ? row[-4] : 1.0f;
+#pragma unroll 1
+    for (int i = thread(); i < units * 256; i += team())
+        x[i + (i >> 8) * (kPadded - 256)] = i >= columns ? 0.0f : p.norm ? (row[i] * f) * p.norm[i] : row[i];
+    copies_done<0>();
+    sync_team();
+#pragma unroll 1
+    for (int local = warp; local < mine; local += team() / 32) {
+        float total = -0.0f;
+#pragma unroll 1
+        for (int begin = 0; begin < units; begin += 32) {
+            const int unit = begin + lane() < units ? begin + lane() : units - 1;
+            const uint4* const of = weights + (local * units + unit) * (chunks + 1);
+            const float* const y = x + unit * kPadded;
+            const float part = w.format == F32 ? row_part<F32>(of, y) : w.format == F16 ? row_part<F16>(of, y) : row_part<BF16>(of, y);
+#pragma unroll 1
+            for (int k = 0; k < 32 && begin + k < units; k++) total = total + shuffle(part, k);
+        }
+        const int r = first + local * blocks;
+        if (lane() == 0) store_fresh(p.parts[0].out + r, p.parts[0].bias ? total + p.parts[0].bias[r] : total);
+    }
+}
+
+// ---- experts -------------------------------------------------------------------------------------------------------
+struct Chosen {
+    int32_t id[kChosen];
+    float weight[kChosen];
+};
+constexpr int kMostExperts = (kChoiceBytes - 2 * int(sizeof(Chosen))) / 8;
+
+DEVICE Chosen& chosen_of(const WalkExperts& e, uint8_t* own) { return reinterpret_cast<Chosen*>(own)[e.which]; }
+
+// The `used` largest keys, ties by index: their indices, and the probabilities there. A lane has N keys in registers.
+template <int N>
+DEVICE void take_largest(const uint32_t* keys, const float* probs, int n, int used, Chosen& to) {
+    uint32_t mine[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) mine[k] = lane() + 32 * k < n ? keys[lane() + 32 * k] : 0;  // 0: no key
+#pragma unroll 1
+    for (int j = 0; j < used; j++) {
+        uint32_t best = 0;
+        int at = 0;
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (mine[k] > best) best = mine[k], at = k;
+        const uint32_t top = reduce_max(best);
+        const int id = int(reduce_min(best == top ? uint32_t(lane() + 32 * at) : ~0u));
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (id == lane() + 32 * k) mine[k] = 0;
+        if (lane() == 0) to.id[j] = id, to.weight[j] = probs[id];
+    }
+}
+
+// A warp chooses the experts: largest first, ties by index, NaN last, as argsort. Their probabilities become weights
+// in `weigh`, once gate and up are requested: only down needs them.
+OUTLINED void choose(const WalkExperts& e, uint8_t* own) {
+    Chosen& to = chosen_of(e, own);
+    float* const probs = reinterpret_cast<float*>(own + 2 * sizeof(Chosen));
+    uint32_t* const keys = reinterpret_cast<uint32_t*>(probs + kMostExperts);
+    float* const logits = reinterpret_cast<float*>(keys);  // replaced by keys, each by its own lane
+    const int n = e.n_experts, used = e.used;
+#pragma unroll 1
+    for (int begin = lane(); begin < n; begin += 4 * 32) {  // four polls together: one after the other adds a latency each
+        float v[4];
+        Patience patience;
+        for (bool all = false; !all; patience.lose()) {
+            all = true;
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = begin + 32 * k < n ? load_fresh(e.logits + begin + 32 * k) : 0.0f;
+#pragma unroll
+            for (int k = 0; k < 4; k++) all = all && bits(v[k]) != kNotYet;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (begin + 32 * k < n) logits[begin + 32 * k] = v[k];
+    }
+    sync_warp();
+    if (e.routing == BY_SOFTMAX) softmax_row(logits, probs, n);
+    else
+#pragma unroll 1
+        for (int i = lane(); i < n; i += 32) probs[i] = e.routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[i])) : logits[i];
+#pragma unroll 1
+    for (int i = lane(); i < n; i += 32) {
+        float v = e.by_logits ? logits[i] : probs[i];
+        if (e.choice_bias) v = v + e.choice_bias[i];
+        keys[i] = v != v ? 1u : ordered(v == 0.0f ? 0.0f : v);
+    }
+    sync_warp();
+    if (n <= 128) take_largest<4>(keys, probs, n, used, to);
+    else take_largest<kMostExperts / 32>(keys, probs, n, used, to);
+    sync_warp();
+}
+
+OUTLINED void weigh(const WalkExperts& e, uint8_t* own) {
+    Chosen& to = chosen_of(e, own);
+    const int used = e.used;
+    if (e.softmax_chosen) softmax_row(to.weight, to.weight, used), sync_warp();
+    float w = lane() < used ? to.weight[lane()] : 0.0f;
+    if (e.normalise) {
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int j = 0; j < used; j++) sum = sum + to.weight[j];
+        w = w / (sum < e.least ? e.least : sum);
+    }
+    sync_warp();
+    if (lane() < used) to.weight[lane()] = e.scale != 1.0f ? w * e.scale : w;
+    sync_warp();
+}
+
+// A group of a step is `of_group` groups of rows, one after the other in the ring: those of gate and up of one expert,
+// or those of all chosen experts.
+struct Subgroups {
+    int count, per_expert;
+    bool down;
+    DEVICE Subgroups(const WalkExperts& e) : count(e.down ? e.used : e.n_parts), per_expert(e.parts[0].w.all_rows >> e.shift), down(e.down) {}
+    DEVICE int first_expert(int group) const { return down ? 0 : group / per_expert; }
+};
+
+template <class A, class B, bool TWO>
+DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, const Chosen& chosen) {
+    const WalkExperts& e = step.experts;
+    const Share my(step);
+    const Subgroups of(e);
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane();
+    const int tile = A::number == B::number || e.parts[0].w.format == A::number ? A::tile_bytes : B::tile_bytes;
+    const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile, all = (my.groups * of.count * my.tiles) << cut;
+    // The piece of this lane, one of kAtOnce that are requested together. Divisions would delay the requests.
+    int piece = (lane() & (kAtOnce - 1)) >> cut, part = 0, expert = of.first_expert(my.begin), at = my.begin - expert * of.per_expert;
+#pragma unroll 1
+    for (int n = 0; n < all; n += kAtOnce, piece += kAtOnce >> cut) {
+#pragma unroll 1
+        for (; piece >= my.tiles; piece -= my.tiles)
+            if (++part == of.count) {
+                part = 0;
+                if (++at == of.per_expert && !e.down) at = 0, expert++;
+            }
+        const int left = all - n < kAtOnce ? all - n : kAtOnce, which = e.down ? part : expert < e.used ? expert : 0;
+        const Matrix& w = e.parts[e.down ? 0 : part].w;
+        fetch(w.data + chosen.id[which] * e.expert_bytes + at * w.group_bytes + int64_t(piece) * tile + rest * kCutBytes, bytes, left);
+    }
+}
+
+// Rows of all chosen experts, quantised: the input of down.
+DEVICE void take_rows(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n) {
+    const WalkExperts& e = step.experts;
+    const bool fresh = step.fresh & AWAIT_X;
+    const int all = e.used * units, warps = team() / 32, columns = e.columns;
+#pragma unroll 1
+    for (int first = thread() / 32; first < all; first += 2 * warps) {
+        Eight v[2];
+        const float* from[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int unit = first + k * warps, row = unit / units, at = 256 * (unit - row * units) + 8 * lane();
+            from[k] = unit < all && at < columns ? e.x + row * columns + at : nullptr;
+            v[k].a = v[k].b = {};
+            if (from[k]) v[k].ask(from[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int unit = first + k * warps;
+            if (from[k]) v[k].await(from[k], fresh);
+            const float y[8] = {as_float(v[k].a.x), as_float(v[k].a.y), as_float(v[k].a.z), as_float(v[k].a.w),
+                                as_float(v[k].b.x), as_float(v[k].b.y), as_float(v[k].b.z), as_float(v[k].b.w)};
+            sync_warp();
+            if (unit < all) quantise_eight(y, unit * 32 + lane(), q, ds, n);
+        }
+    }
+    sync_team();
+}
+
+template <class A, class B>
+OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen, uint8_t* work) {
+    const WalkExperts& e = step.experts;
+    const Share my(step);
+    if (!my.groups) return 0;
+    const Subgroups of(e);
+    const Matrix& w = e.parts[0].w;
+    const int units = w.units, x_units = e.down ? e.used * units : units, shift = e.shift, rows = 1 << shift;
+    const int warp = thread() / 32, warps = team() / 32, wide = units | 1, subs = my.groups * of.count, tiles = subs * my.tiles;
+    float* const row = reinterpret_cast<float*>(work) + 4;
+    int8_t* const q = reinterpret_cast<int8_t*>(row);
+    float2* const ds = reinterpret_cast<float2*>(q + x_units * 256);
+    uint32_t* const n = reinterpret_cast<uint32_t*>(ds + x_units * 8);
+    float* const sums = row + x_units * 88;              // [subgroup][row][wide]
+    float* const totals = sums + (subs << shift) * wide;  // of down: [subgroup][row]
+    NEEDS_SHARED(walk_experts_bytes(x_units, units, subs << shift, e.down));
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, first_expert = of.first_expert(my.begin);
+    const bool is_first = A::number == B::number || w.format == A::number;
+    int sub = 0, part_of_x = 0, tile = warp;  // of this warp's next tile
+    const auto find = [&] {
+#pragma unroll 1
+        for (; tile >= my.tiles; tile -= my.tiles) {
+            sub++;
+            if (++part_of_x == of.count) part_of_x = 0;
+        }
+    };
+    find();
+    // The residual of this thread's first row is requested before x arrives.
+    const int own_row = (my.begin << shift) + int(thread());
+    const bool ask = e.down && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
+    const float asked = ask ? load_fresh(e.parts[0].residual + own_row) : 0.0f;
+    ring.skip(warp << cut);
+    if (e.down) take_rows(step, units, q, ds, n);
+    else take_codes(step, units, q, ds, n, sums);
+#pragma unroll 1
+    for (int at = warp; at < tiles; at += warps, tile += warps, find()) {
+        const int item = tile * 32 + lane(), whole = item >> shift;
+        const int unit = (whole < units ? whole : units - 1) + (e.down ? part_of_x * units : 0);
+        const uint8_t *const piece = ring.take(), *rest = piece;
+        if (cut) {
+            Ring then = ring;
+            then.skip(1);
+            rest = then.take() - kCutBytes;
+        }
+        float part;
+        if (is_first) part = multiply<A>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
+        else part = multiply<B>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
+        if (whole < units) sums[((sub << shift) + (item & (rows - 1))) * wide + whole] = part;
+        if (cut) ring.leave(1);
+        ring.leave((warps << cut) - cut);
+    }
+    sync_team();
+    const auto total_of = [&](int i) {  // row i of all subgroups
+        float y = -0.0f;
+#pragma unroll 4
+        for (int u = 0; u < units; u++) y = y + sums[i * wide + u];
+        return y;
+    };
+    if (!e.down) {
+#pragma unroll 1
+        for (int i = thread(); i < my.groups << shift; i += team()) {
+            const int local = i >> shift, r = i & (rows - 1);
+            int expert = first_expert, group = my.begin + local - expert * of.per_expert;
+#pragma unroll 1
+            for (; group >= of.per_expert; group -= of.per_expert) expert++;
+            const int at_row = (group << shift) + r;
+            if (at_row >= w.rows) continue;
+            const int64_t biased = int64_t(chosen.id[expert]) * w.rows + at_row;
+            float y = total_of((local * of.count << shift) + r), up = 0.0f;
+            if (e.parts[0].bias) y = y + e.parts[0].bias[biased];
+            if (e.gated != NO_GATE) {
+                up = total_of(((local * of.count + 1) << shift) + r);
+                if (e.parts[1].bias) up = up + e.parts[1].bias[biased];
+            }
+            y = e.gated == OAI_GATE ? glu_oai(y, up, e.alpha, e.limit) : e.gated == ACT_GATE ? gate(e.parts[0].act, y) * up : gate(e.parts[0].act, y);
+            store_fresh(e.parts[0].out + expert * w.rows + at_row, y);
+        }
+        return tiles << cut;
+    }
+#pragma unroll 1
+    for (int i = thread(); i < subs << shift; i += team()) {
+        int local = 0, j = i >> shift;
+#pragma unroll 1
+        for (; j >= of.count; j -= of.count) local++;
+        const int at_row = ((my.begin + local) << shift) + (i & (rows - 1));
+        float y = total_of(i);
+        if (e.parts[0].bias && at_row < w.rows) y = y + e.parts[0].bias[int64_t(chosen.id[j]) * w.rows + at_row];
+        totals[i] = y * chosen.weight[j];
+    }
+    sync_team();
+#pragma unroll 1
+    for (int i = thread(); i < my.groups << shift; i += team()) {
+        const int local = i >> shift, r = i & (rows - 1), at_row = ((my.begin + local) << shift) + r;
+        if (at_row >= w.rows) continue;
+        const float* const of_row = totals + (local * of.count << shift) + r;
+        float y = of_row[0];
+#pragma unroll 1
+        for (int j = 1; j < of.count; j++) y = y + of_row[j << shift];
+        if (e.parts[0].residual) {
+            const bool there = i == int(thread()) && (bits(asked) != kNotYet || !(step.fresh & AWAIT_RESIDUAL));
+            y = y + (there ? asked : await(e.parts[0].residual + at_row, step.fresh & AWAIT_RESIDUAL));
+        }
+        for (int copy = 0; copy < step.out_copies; copy++) store_fresh(e.parts[0].out + copy * (step.out_bytes / 4) + at_row, y);
+    }
+    return tiles << cut;
+}
+
+// ---- single operations of a row ------------------------------------------------------------------------------------
+OUTLINED void map_step(const WalkStep& step) {
+    const MapArgs& a = step.map;
+#pragma unroll 1
+    for (int i = block_of(step) * team() + thread(); i < a.width; i += grid_x() * team())
+        store_fresh(a.out + i, map_value(a, 0, i, Awaited{bool(step.fresh & AWAIT_X)}));
+}
+
+// rms_norm of parts of a row, or l2_norm: a warp has a part of up to 256 values.
+OUTLINED void part_norms_step(const WalkStep& step) {
+    const RowArgs& a = step.row;
+    const int n = a.width / a.parts;
+    const Awaited get{bool(step.fresh & AWAIT_X)};
+#pragma unroll 1
+    for (int part = thread() / 32 * grid_x() + block_of(step); part < a.parts; part += team() / 32 * grid_x()) {
+        const Channels<8> x(a.x + part * n, n, 1, get);
+        const float square = dot(x, x);
+        float f;
+        if (step.kind == PART_NORMS) {
+            f = 1.0f / square_root(square / float(n) + a.eps);
+        } else {
+            const float size = square_root(a.w_step ? square : square + a.eps);
+            f = 1.0f / (a.w_step && size < a.eps ? a.eps : size);
+        }
+        const float* const w = a.w ? a.w + part * a.w_step : nullptr;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const int i = lane() + 32 * k;
+            if (i < n) store_fresh(a.out + part * n + i, w ? (x.v[k] * f) * w[i] : x.v[k] * f);
+        }
+    }
+}
+
+// A convolution over one more token, with the activation behind it: a thread a channel.
+constexpr int kMostTaps = 8;
+OUTLINED void window_step(const WalkStep& step) {
+    const ScanArgs& a = step.scan;
+    const Sequence of = sequence_of(a, 0);
+    const int taps = a.rows, before = taps - 1;
+#pragma unroll 1
+    for (int c = block_of(step) * team() + thread(); c < a.channels; c += grid_x() * team()) {
+        float w[kMostTaps], old[kMostTaps];
+#pragma unroll
+        for (int k = 0; k < kMostTaps; k++) {
+            w[k] = k < taps ? a.weight[c * taps + k] : 0.0f;
+            old[k] = k < before && of.from ? of.from[c * before + k] : 0.0f;
+        }
+        const float x = await(a.x[0] + c, step.fresh & AWAIT_X);
+        float y = 0.0f;
+#pragma unroll
+        for (int k = 0; k < kMostTaps; k++) {
+            if (k < taps) y = fma(w[k], k < before ? old[k] : x, y);
+            if (k < before) of.to[c * before + k] = k + 1 < before ? old[k + 1 < kMostTaps ? k + 1 : k] : x;
+        }
+        store_fresh(a.out + c, a.kind ? gate(a.kind - 1, y) : y);
+    }
+}
+
+// One token of a recurrence: a warp takes rows of the state, four at a time, which it reads before the operands arrive.
+template <int K>
+DEVICE void recurrence(const WalkStep& step) {
+    const ScanArgs& a = step.scan;
+    const Sequence of = sequence_of(a, 0);
+    const Awaited get{bool(step.fresh & AWAIT_X)};
+    const int total = a.heads * a.rows, stride = grid_x() * (team() / 32), n = a.channels;
+    constexpr int some = 4;
+#pragma unroll 1
+    for (int first = block_of(step) * (team() / 32) + thread() / 32; first < total; first += some * stride) {
+        float state[some][K];
+#pragma unroll
+        for (int i = 0; i < some; i++) {
+            const int row = first + i * stride;
+            const Channels<K> S(of.from && row < total ? of.from + int64_t(row) * n : nullptr, n);
+#pragma unroll
+            for (int k = 0; k < K; k++) state[i][k] = S.v[k];
+        }
+#pragma unroll
+        for (int i = 0; i < some; i++) {
+            const int row = first + i * stride;
+            if (row >= total) break;
+            Channels<K> S(nullptr, 0);
+#pragma unroll
+            for (int k = 0; k < K; k++) S.v[k] = state[i][k];
+            const int head = row / a.rows;
+            if (a.kind == DELTA_RULE) delta_rule<K>(a, of, head, S, row, get);
+            else ssm_scan<K>(a, of, head, S, row, get);
+            S.store(of.to + int64_t(row) * n, n);
+        }
+    }
+}
+OUTLINED void recurrence_step(const WalkStep& step) {
+    if (step.scan.channels <= 64) recurrence<2>(step);
+    else recurrence<4>(step);
+}
+
+template <class A, class B>
+struct AllSteps {
+    static constexpr bool any = true;
+    static constexpr int bytes = kChoiceBytes;
+    template <bool TWO>
+    static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
+        if (step.kind != EXPERT_ROWS) return;
+        if (!step.experts.down) choose(step.experts, own);
+        fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
+        if (!step.experts.down) weigh(step.experts, own);
+    }
+    static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
+        switch (step.kind) {
+            case EXPERT_ROWS: return experts_step<A, B>(step, ring, chosen_of(step.experts, own), work);
+            case FLOAT_ROWS: float_rows_step(step, work); break;
+            case MAP_ROW: map_step(step); break;
+            case PART_NORMS:
+            case PART_LENGTHS: part_norms_step(step); break;
+            case RECURRENCE: recurrence_step(step); break;
+            case WINDOW: window_step(step); break;
+        }
+        return 0;
+    }
+};
+
+#define WALK(name, A, B) \
+    TOGETHER(walk_all_##name, WalkArgs, 416) { walk<A, B, true, false, AllSteps<A, B>>(a); }
+WALK(q8_0, Codes<Q8_0>, Codes<Q8_0>)
+WALK(q4_k_q6_k, Codes<Q4_K>, Codes<Q6_K>)
+WALK(q5_k_q6_k, Codes<Q5_K>, Codes<Q6_K>)
+WALK(mxfp4_q8_0, Codes<MXFP4>, Codes<Q8_0>)
+
+}  // namespace assay
