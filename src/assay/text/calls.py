@@ -269,6 +269,14 @@ def read_llama(text: str, tools: Tools) -> list[Call]:
     return calls or ([Call(runs, _dump({"code": text}))] if runs and text.strip() else [])
 
 
+def begins_bare(text: str, tools: Tools) -> bool:
+    """Whether a text without its end begins like a call of an offered function, without marks."""
+    named = re.match(rf'\s*[\[{{\s]*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"', text)
+    python = re.match(rf"\s*\[\s*({_NAME})\(", text)
+    found = named or python
+    return found is not None and found[1] in tools.arguments
+
+
 def read_bare(text: str, tools: Tools) -> list[Call]:
     """An answer that consists only of calls of offered functions, without marks."""
     calls = read_json(text, tools) or read_pythonic(text, tools)

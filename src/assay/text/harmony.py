@@ -48,7 +48,10 @@ class Harmony(Scanner):
         at = self.held.find("<|message|>")
         if at < 0:
             if final:
-                self.say(self.held, final=True)
+                if self.cut:
+                    self.out.cut = True
+                else:
+                    self.say(self.held, final=True)
                 self.held = ""
             return False
         heading, self.held = self.held[:at], self.held[at + len("<|message|>") :]
@@ -86,5 +89,7 @@ class Harmony(Scanner):
             readable = False
         if readable:
             self.out.calls.append(Call(self._name, self._body.strip()))
+        elif self.cut:
+            self.out.cut = True
         else:
             self.say(f"{self._heading}{self._body}", final=True)

@@ -15,6 +15,7 @@ class ReplyPiece:
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    cut: bool = False  # the answer ended inside a call, which was dropped
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -31,6 +32,7 @@ class Scanner:
         self.held = ""
         self.out = ReplyPiece()
         self.trim = False  # whether leading white space of content is dropped
+        self.cut = False  # whether a limit ended the answer
         self._space = ""  # white space that is kept only if text follows
         self._spoken = False  # whether the current content or reasoning has any text
 
@@ -38,7 +40,9 @@ class Scanner:
         self.held += text
         return self._run(final=False)
 
-    def finish(self) -> ReplyPiece:
+    def finish(self, *, cut: bool = False) -> ReplyPiece:
+        """The rest, at the end of the answer. With `cut` a limit ended it: a call that was begun is dropped."""
+        self.cut = cut
         return self._run(final=True)
 
     def _run(self, final: bool) -> ReplyPiece:

@@ -150,6 +150,45 @@ def _by_expression(expression: str) -> Split:
     return split
 
 
+_SPELT = {r"\s": r"[ \t\n\r\f\v]", r"\S": r"[^ \t\n\r\f\v]"}
+
+
+def portable_split(expression: str) -> tuple[str, list[tuple[int, str]]]:
+    r"""A split for another language's regular expressions: the expression, and the placeholders of code points.
+
+    A run is the first code point from 128 on that has a placeholder, and the placeholder; empty if a character stays
+    itself. White space is spelt out, because languages differ in `\s`. Raises AssayError for what has no such form.
+    """
+    if expression in _FUNCTIONS or r"\Z" in expression or any(ord(c) > 0xFFFF for c in expression):
+        raise AssayError(f"tokenizer.ggml.pre: the split {expression!r:.40} is not a portable expression")
+    out, inside = [], False
+    for part in re.findall(r"\\.|.", _expand(expression), re.DOTALL):
+        if part in _SPELT:
+            part = _SPELT[part] if not inside else _SPELT[part][1:-1]
+        else:
+            inside = (inside or part == "[") and part != "]"
+        out.append(part)
+    return "".join(out), _placeholder_runs() if r"\p{" in expression else _space_runs()
+
+
+@cache
+def _placeholder_runs() -> list[tuple[int, str]]:
+    runs: list[tuple[int, str]] = []
+    for code in (*range(128, 0x32400), *range(0xE0000, 0xE0200)):  # the rest is unassigned or private
+        shown = _placeholder(code)
+        if not runs or runs[-1][1] != shown:
+            runs.append((code, shown))
+    return runs
+
+
+def _space_runs() -> list[tuple[int, str]]:
+    """White space alone; characters beyond U+FFFF, which no portable expression names, become one placeholder."""
+    marks = {128: "", 0x10000: _OTHER}
+    for c in sorted(WHITE_SPACE):
+        marks |= {ord(c): _SPACE, ord(c) + 1: marks.get(ord(c) + 1, "")}
+    return sorted(marks.items())
+
+
 def _superbpe_cuts(text: str) -> list[str]:
     """Cut before every ASCII digit from which the rest of the run is a multiple of three digits."""
     cuts = {0, len(text)}

@@ -3,7 +3,7 @@
 Every family of models has its own marks. A family is one row of `FAMILIES`, recognised by texts in the source of the
 template; a function of `assay.text.calls` parses its calls. Marks are found however the text is split into parts, so
 text is held back only while it may belong to a mark or an incomplete call. A call that cannot be parsed becomes
-content: no text of a model is lost, except white space between the parts.
+content: no text of a model is lost, except white space between the parts, and a call that a limit cut off.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from assay.text.harmony import Harmony
 from assay.text.marks import ReplyPiece, Scanner
 
 Pair = tuple[str, str]
+_BEGUN = 3  # characters of a mark at the end of an answer that was cut off: fewer may be text
 TAIL = 32  # tokens at the end of a prompt that are searched for an opened reasoning block
 
 # Start and end marks of reasoning. A family has the first pair whose end mark its template contains.
@@ -165,6 +166,20 @@ def opened(family: Family, prompt: str) -> bool:
     return family.thinking is not None and prompt.rstrip().endswith(family.thinking[0].rstrip())
 
 
+def reasoning_marks(family: Family) -> tuple[str, str, str] | None:
+    """The marks that begin and end reasoning, and the text that ends it and begins the answer."""
+    if family.name == "harmony":
+        return "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+    return (*family.thinking, f"{family.thinking[1]}\n\n") if family.thinking else None
+
+
+def closing_of(template: str, prompt: str) -> str:
+    """The text that closes the reasoning block that a prompt ends inside; empty if it ends outside."""
+    family = family_of(template)
+    marks = reasoning_marks(family)
+    return marks[2] if marks and opened(family, prompt) else ""
+
+
 def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
     """A whole answer as a message for the template, with marked reasoning separate."""
     family = family_of(template)
@@ -200,9 +215,9 @@ class ReplyParser:
     def push(self, text: str) -> ReplyPiece:
         return self._machine.push(text)
 
-    def finish(self) -> ReplyPiece:
-        """The held-back text, at the end of the answer."""
-        return self._machine.finish()
+    def finish(self, *, cut: bool = False) -> ReplyPiece:
+        """The held-back text, at the end of the answer. `cut`: a limit ended it; a call that was begun is dropped."""
+        return self._machine.finish(cut=cut)
 
 
 class _Marked(Scanner):
@@ -216,6 +231,7 @@ class _Marked(Scanner):
         ends = dict(family.calls) if tools else {}
         self._opening = pair[0] if pair else None
         self._ends = ends
+        self._inner = tuple(mark for mark, end in ends.items() if end)  # marks of calls that reasoning may have in it
         self._marks = tuple(mark for mark in (self._opening, *ends, *family.wrapping) if mark)
         self._call = ""  # the start mark of the current call
         self._reasoning = thinking
@@ -225,9 +241,9 @@ class _Marked(Scanner):
     def _step(self, final: bool) -> bool:
         if self._bare:
             return self._maybe_bare(final)
-        if self._reasoning:
-            return self._in_reasoning(final)
-        return self._in_call(final) if self._call else self._in_content(final)
+        if self._call:
+            return self._in_call(final)
+        return self._in_reasoning(final) if self._reasoning else self._in_content(final)
 
     def _maybe_bare(self, final: bool) -> bool:
         """Hold back the whole answer if it may be a call without marks."""
@@ -242,6 +258,9 @@ class _Marked(Scanner):
         assert self._tools is not None
         found = notation.read_bare(text, self._tools)
         self.out.calls += found
+        if not found and self.cut and notation.begins_bare(text, self._tools):
+            self._drop()
+            return False
         if not found:
             self._bare = False
             return True
@@ -249,15 +268,26 @@ class _Marked(Scanner):
         return False
 
     def _in_reasoning(self, final: bool) -> bool:
-        text, mark = self.until((self._closing,), final)
+        """Reasoning up to its end mark. It may have calls in it; a mark that begins no call is part of the text."""
+        text, mark = self.until((self._closing, *self._inner), final)
         self.reason(text)
         if mark is None:
             return False
+        if mark != self._closing:
+            self._call = mark
+            return True
         self.turn(trim=True)
         self._reasoning = False
         return True
 
+    def _drop(self) -> None:
+        self.held, self.out.cut = "", True
+
     def _in_content(self, final: bool) -> bool:
+        if final and self.cut and not any(mark in self.held for mark in self._marks):
+            begun = self._beginning(tuple(self._ends))
+            if begun >= _BEGUN:
+                self.held, self.out.cut = self.held[:-begun], True
         text, mark = self.until(self._marks, final)
         self.say(text, final=final and mark is None)
         if mark is None:
@@ -273,20 +303,44 @@ class _Marked(Scanner):
     def _in_call(self, final: bool) -> bool:
         end = self._ends[self._call]
         at = _end_of_call(self.held, end) if end else -1
+        closed = _end_of_call(self.held, self._closing) if self._reasoning else -1
+        if closed >= 0 and (at < 0 or closed < at):  # the reasoning ends first
+            if not self._offered(self.held[:closed]):
+                self.reason(self._call)  # it only mentions the mark
+                self._call = ""
+                return True
+            at, end = closed, ""
         if at < 0 and not final:
             return False
         body = self.held if at < 0 else self.held[:at]
         whole = self._call + body + (end if at >= 0 else "")
-        assert self._tools is not None
-        found = self._family.read(body, self._tools)
+        if self._reasoning:
+            found = self._offered(body) if at >= 0 else []
+        else:
+            found = self._family.read(body, self._known)
+            if at < 0 and self.cut and (end or not found):
+                self._drop()
+                return False
         self.held = self.held[len(whole) - len(self._call) :]
         self.out.calls += found
         if found:
             self.turn(trim=True)
+        elif self._reasoning:
+            self.reason(whole)
         else:
             self.say(whole, final=True)
         self._call = ""
         return bool(self.held)
+
+    def _offered(self, body: str) -> list[notation.Call]:
+        """The calls of offered functions: reasoning may mention others."""
+        found = self._family.read(body, self._known)
+        return found if all(call.name in self._known.arguments for call in found) else []
+
+    @property
+    def _known(self) -> Tools:
+        assert self._tools is not None  # otherwise no mark begins a call
+        return self._tools
 
 
 def _end_of_call(text: str, end: str) -> int:

@@ -80,7 +80,7 @@ class Tokenizer:
         return self.vocab.add_eos and self.eos is not None
 
     @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def frame(self) -> tuple[list[int], list[int]]:
         """The ids that `add_special` puts before and after a text."""
         first = [self.bos] if self.add_bos and self.bos is not None else []
         last = [self.eos] if self.add_eos and self.eos is not None else []
@@ -92,7 +92,7 @@ class Tokenizer:
     @property
     def closing(self) -> int | None:
         """The id that `encode` puts after a text: EOS if the file requires it, SEP for WordPiece."""
-        return self._frame[1][0] if self._frame[1] else None
+        return self.frame[1][0] if self.frame[1] else None
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -106,6 +106,11 @@ class Tokenizer:
         if self.vocab.model == "rwkv":
             return World(self.vocab)
         return ScoredMerges(self.vocab)
+
+    def metadata_strings(self, key: str) -> list[str]:
+        """An array of texts of the file's metadata."""
+        found: list[str] = self._file.get_array(key, kind=str)
+        return found
 
     def with_pre(self, pre: PreTokenizer) -> Tokenizer:
         """The tokenizer with another pre-tokenizer, to simulate an engine that uses a wrong one."""
@@ -129,7 +134,7 @@ class Tokenizer:
             raise AssayError(self.vocab.notes[0])
         text, valid = _as_text(text)
         prefix = self.vocab.model == "llama" and self.vocab.add_space_prefix
-        first, last = self._frame if add_special else ([], [])
+        first, last = self.frame if add_special else ([], [])
         ids = list(first)
         after_special = True
         for fragment in self._special.split(text, parse_special):

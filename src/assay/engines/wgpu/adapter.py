@@ -1,0 +1,239 @@
+"""The GPU through wgpu: one device a process, its pipelines and buffers, and its errors in one line.
+
+Engines share the device and its compiled pipelines. A lost device is opened again by the next engine call. Touch this
+module when something of wgpu's interface changes; no other module calls wgpu.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.wgpu.shaders import Kernel
+from assay.errors import AssayError
+from assay.system.extras import install
+
+_KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # in order of choice
+_WANTED = ("max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage")
+ALIGNMENT = 256  # of a part of a buffer that is bound on its own
+
+
+class GpuError(AssayError):
+    """The device refused a command or was lost."""
+
+
+class Gpu:
+    """A device with its pipelines."""
+
+    def __init__(self) -> None:
+        self._wgpu = _wgpu()
+        self._lock = threading.Lock()
+        with named_errors("no adapter can be opened"):
+            self._adapter = _best_adapter(self._wgpu)
+            limits = {name: self._adapter.limits[name] for name in _WANTED}
+            self._device: Any = self._adapter.request_device_sync(required_limits=limits)
+        info = self._adapter.info
+        self.name = f"{info['device']} ({info['backend_type']})"
+        self.identity = " ".join(str(info[key]) for key in ("vendor", "device", "description", "backend_type"))
+        self.software = info["adapter_type"] == "CPU"
+        self.max_binding = int(limits["max-storage-buffer-binding-size"])
+        self.max_bindings = int(limits["max-storage-buffers-per-shader-stage"])
+        self.max_buffer = int(limits["max-buffer-size"])
+        self._calls = _c_calls()
+        self._pipelines: dict[tuple[Kernel, int], Any] = {}
+        self._layouts: dict[tuple[bool, ...], Any] = {}
+
+    def buffer(self, size: int, what: str) -> Any:
+        """A zeroed buffer of at least `size` bytes."""
+        size = max(16, -(-size // 16) * 16)
+        if size > min(self.max_binding, self.max_buffer):
+            raise AssayError(
+                f"engine wgpu: {what} does not fit a buffer of {self.name} (found {size} bytes, expected at most "
+                f"{min(self.max_binding, self.max_buffer)}); use fewer pages or --engine cpu"
+            )
+        usage = self._wgpu.BufferUsage
+        with named_errors(f"no memory for {what} ({size >> 20} MB)"):
+            return self._device.create_buffer(size=size, usage=usage.STORAGE | usage.COPY_SRC | usage.COPY_DST)
+
+    def loaded(self, data: NDArray[Any], what: str) -> Any:
+        """A buffer with this data."""
+        buffer = self.buffer(data.nbytes, what)
+        self.write(buffer, data)
+        return buffer
+
+    def write(self, buffer: Any, data: NDArray[Any], at: int = 0) -> None:
+        """Copy an array into a buffer, after everything submitted before."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if raw.size % 4:
+            raw = np.pad(raw, (0, -raw.size % 4))
+        with named_errors("writing a buffer"):
+            self._device.queue.write_buffer(buffer, at, raw)
+
+    def read(self, buffer: Any, words: int, at: int = 0) -> NDArray[np.uint32]:
+        """The first words of a buffer from byte `at` on, after everything submitted before."""
+        with named_errors("reading a buffer"):
+            return np.frombuffer(self._device.queue.read_buffer(buffer, at, 4 * words), np.uint32)
+
+    def copy(self, parts: Sequence[tuple[Any, int, int, int]]) -> None:
+        """Copy within buffers: (buffer, byte to read from, byte to write to, bytes). The ranges do not overlap."""
+        with named_errors("copying a buffer"):
+            usage = self._wgpu.BufferUsage
+            size = max(part[3] for part in parts)
+            spare = self._device.create_buffer(size=size, usage=usage.COPY_SRC | usage.COPY_DST)
+            encoder = self._device.create_command_encoder()
+            for buffer, at, to, count in parts:  # WebGPU refuses a copy from a buffer to itself
+                encoder.copy_buffer_to_buffer(buffer, at, spare, 0, count)
+                encoder.copy_buffer_to_buffer(spare, 0, buffer, to, count)
+            self._device.queue.submit([encoder.finish()])
+
+    def clear(self, parts: Sequence[tuple[Any, int, int]]) -> None:
+        """Zero (buffer, first byte, bytes)."""
+        with named_errors("clearing a buffer"):
+            encoder = self._device.create_command_encoder()
+            for buffer, at, size in parts:
+                encoder.clear_buffer(buffer, at, size)
+            self._device.queue.submit([encoder.finish()])
+
+    def pipeline(self, kernel: Kernel, tier: int) -> Any:
+        """The compiled kernel, compiled once."""
+        with self._lock:
+            found = self._pipelines.get((kernel, tier))
+            if found is None:
+                with named_errors(f"kernel {kernel.name} cannot be compiled"):
+                    module = self._device.create_shader_module(code=kernel.source(tier))
+                    layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
+                    found = self._device.create_compute_pipeline(
+                        layout=layout, compute={"module": module, "entry_point": "main"}
+                    )
+                self._pipelines[kernel, tier] = found
+            return found
+
+    def _layout(self, kernel: Kernel) -> Any:
+        written = (False, *kernel.bindings.values())
+        if len(written) > self.max_bindings:
+            raise AssayError(
+                f"engine wgpu: kernel {kernel.name} binds more buffers than {self.name} can (found {len(written)}, "
+                f"expected at most {self.max_bindings}); use --engine cpu"
+            )
+        if written not in self._layouts:
+            entries = [
+                {
+                    "binding": i,
+                    "visibility": self._wgpu.ShaderStage.COMPUTE,
+                    "buffer": {"type": "storage" if writes else "read-only-storage"},
+                }
+                for i, writes in enumerate(written)
+            ]
+            self._layouts[written] = self._device.create_bind_group_layout(entries=entries)
+        return self._layouts[written]
+
+    def bind_group(self, kernel: Kernel, par: tuple[Any, int, int], buffers: Mapping[str, Any]) -> Any:
+        """The buffers of one dispatch; `par` is a buffer, a byte in it, and a size."""
+        buffer, at, size = par
+        entries = [{"binding": 0, "resource": {"buffer": buffer, "offset": at, "size": size}}]
+        for i, name in enumerate(kernel.bindings):
+            bound = buffers[name]
+            entries.append({"binding": i + 1, "resource": {"buffer": bound, "offset": 0, "size": bound.size}})
+        with named_errors(f"binding buffers of kernel {kernel.name}"):
+            return self._device.create_bind_group(layout=self._layout(kernel), entries=entries)
+
+    def submit(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> None:
+        """One pass of (pipeline, bind group, workgroups), in order."""
+        with named_errors("running a step"):
+            encoder = self._device.create_command_encoder()
+            run = encoder.begin_compute_pass()
+            if self._calls:
+                set_pipeline, set_group, dispatch, nothing = self._calls
+                handle, before = run._internal, None
+                for pipeline, group, counts in commands:
+                    if pipeline is not before:
+                        set_pipeline(handle, pipeline._internal)
+                        before = pipeline
+                    set_group(handle, 0, group._internal, 0, nothing)
+                    dispatch(handle, *counts)
+            else:
+                for pipeline, group, counts in commands:
+                    run.set_pipeline(pipeline)
+                    run.set_bind_group(0, group)
+                    run.dispatch_workgroups(*counts)
+            run.end()
+            self._device.queue.submit([encoder.finish()])
+
+
+_opened: list[Gpu] = []
+_opening = threading.Lock()
+
+
+def gpu() -> Gpu:
+    """The device of this process."""
+    with _opening:
+        if not _opened:
+            _opened.append(Gpu())
+        return _opened[0]
+
+
+def forget(lost: Gpu) -> None:
+    """Open another device next time."""
+    with _opening:
+        if lost in _opened:
+            _opened.remove(lost)
+
+
+@contextmanager
+def named_errors(doing: str) -> Iterator[None]:
+    """wgpu's errors as ours, in one line."""
+    try:
+        yield
+    except AssayError:
+        raise
+    except Exception as error:
+        first = " ".join(str(error).split())[:300]
+        raise GpuError(f"engine wgpu: {doing} ({type(error).__name__}: {first}); use --engine cpu") from error
+
+
+def _wgpu() -> Any:
+    """The module wgpu, told to leave OpenGL alone, which has fewer limits, and to keep its warnings to itself."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # else Mesa prints errors to the terminal
+    try:
+        module = import_module("wgpu")
+        logging.getLogger("wgpu").setLevel(logging.ERROR)
+        extras = import_module("wgpu.backends.wgpu_native.extras")
+        extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+    except ImportError:
+        raise AssayError(f"engine wgpu: wgpu is not installed; {install('wgpu')}") from None
+    except (AttributeError, RuntimeError):
+        pass  # another version of wgpu, or the instance exists already
+    return module
+
+
+def _c_calls() -> tuple[Any, ...] | None:
+    """The C functions that encode a dispatch, which take a third of the time of wgpu's methods; None if not found."""
+    try:
+        api = import_module("wgpu.backends.wgpu_native._api")
+        names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
+        return *(getattr(api.lib, f"wgpuComputePassEncoder{name}") for name in names), api.ffi.NULL
+    except (ImportError, AttributeError):
+        return None
+
+
+def _best_adapter(module: Any) -> Any:
+    """The fastest kind of adapter; ASSAY_ADAPTER names another by a part of its name."""
+    named = os.environ.get("ASSAY_ADAPTER", "")
+    every = [a for a in module.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
+    found = [a for a in every if named.lower() in str(dict(a.info)).lower()]
+    if not found:
+        there = ", ".join(a.info["device"] for a in every) or "none"
+        raise AssayError(
+            f"engine wgpu: no GPU adapter{f' named {named}' if named else ''} (found {there}); install a Vulkan "
+            "driver, for instance mesa-vulkan-drivers, or use --engine cpu"
+        )
+    return min(found, key=lambda a: _KINDS.index(a.info["adapter_type"]) if a.info["adapter_type"] in _KINDS else 9)

@@ -1,0 +1,79 @@
+"""A program on the device: pipelines, bind groups and memory made once, and a step run by one pass.
+
+Touch this module when the way from a plan to submitted commands changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.wgpu.adapter import ALIGNMENT, Gpu
+from assay.engines.wgpu.dispatches import Count, Dispatch, DispatchPlan
+
+
+class Recording:
+    """A plan bound to buffers. `shared` finds the engine's buffers by name."""
+
+    def __init__(self, gpu: Gpu, plan: DispatchPlan, tier: int, shared: Callable[[str], Any]) -> None:
+        self.gpu, self.plan, self.tier = gpu, plan, tier
+        self.own = {name: gpu.buffer(size, name) for name, size in plan.sizes.items()}
+        self._shared = shared
+        size = ALIGNMENT
+        words = np.zeros((max(1, len(plan.dispatches)), ALIGNMENT // 4), np.uint32)
+        for i, d in enumerate(plan.dispatches):
+            words[i, : len(d.words)] = d.words
+        self._numbers = gpu.loaded(words, "numbers of kernels")
+        self._commands = [
+            (gpu.pipeline(d.kernel, tier), gpu.bind_group(d.kernel, (self._numbers, i * size, size), self._bound(d)),
+             d.groups)
+            for i, d in enumerate(plan.dispatches)
+        ]  # fmt: skip
+        self._counts: dict[tuple[int, int, int, int], list[tuple[Any, Any, tuple[int, int, int]]]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(buffer.size) for buffer in self.own.values())
+
+    def buffer(self, name: str) -> Any:
+        return self.own[name] if name in self.own else self._shared(name)
+
+    def _bound(self, dispatch: Dispatch) -> Mapping[str, Any]:
+        return {binding: self.buffer(name) for binding, name in dispatch.buffers.items()}
+
+    def run(self, tokens: int, rows: int, blocks: int, pieces: int) -> None:
+        """Submit the dispatches of a step of so many tokens, output rows, blocks of keys and pieces."""
+        key = (tokens, rows, blocks, pieces)
+        commands = self._counts.get(key)
+        if commands is None:
+            sizes = {"T": tokens, "R": rows, "B": blocks, "P": pieces}
+            counted = [(pipeline, group, workgroups(groups, sizes)) for pipeline, group, groups in self._commands]
+            commands = [(p, g, (x, y, z)) for p, g, (x, y, z) in counted if x and y and z]
+            if len(self._counts) > 64:
+                self._counts.clear()
+            self._counts[key] = commands
+        self.gpu.submit(commands)
+
+    def rows(self, name: str, rows: int, stride: int) -> NDArray[np.float32]:
+        """The first rows of one of its buffers."""
+        return self.gpu.read(self.buffer(name), rows * stride).view(np.float32).reshape(rows, stride)
+
+    def close(self) -> None:
+        for buffer in (*self.own.values(), self._numbers):
+            buffer.destroy()
+
+
+def workgroups(groups: tuple[Count, Count, Count], sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """The workgroups of a dispatch in a step of these sizes."""
+
+    def count(c: Count) -> int:
+        if isinstance(c, int):
+            return c
+        symbol, _, times = c.partition("*")
+        return sizes[symbol] * int(times or 1)
+
+    x, y, z = groups
+    return count(x), count(y), count(z)

@@ -1,0 +1,162 @@
+// Attention of a query row (a token's head) over a block of 256 keys: (m, l, acc) of arithmetic.md. First an invocation
+// has a key, then a column of values over a page of 32 keys.
+struct Par { zero : u32, heads : u32, kv_heads : u32, dim : u32, v_dim : u32, k_words : u32, v_words : u32, scale : u32,
+             cap : u32, window : u32, causal : u32, chunk : u32, by_output : u32, q_at : u32, q_stride : u32,
+             most_blocks : u32, most_keys : u32 }
+@group(0) @binding(0) var<storage, read> par : Par;
+@group(0) @binding(1) var<storage, read> step : array<u32>;
+@group(0) @binding(2) var<storage, read> q : array<u32>;
+@group(0) @binding(3) var<storage, read> keys : array<u32>;
+@group(0) @binding(4) var<storage, read> values : array<u32>;
+@group(0) @binding(5) var<storage, read> positions : array<u32>;
+@group(0) @binding(6) var<storage, read_write> out : array<u32>;  // [row][head][block]: m, l, acc
+//#if traced
+@group(0) @binding(7) var<storage, read_write> scores : array<u32>;  // [row][head][key]: kq, capped, scaled
+//#end
+//#include arithmetic
+//#include functions
+//#include step
+const UNSEEN = 0xffffffffu;  // a NaN that no function gives
+var<workgroup> e : array<u32, 256>;
+var<workgroup> top : array<u32, 256>;
+var<workgroup> some : array<u32, 16>;
+var<workgroup> parts_of_pages : array<u32, 2048>;  // 8 pages of up to 256 columns
+fn larger(a : u32, b : u32) -> u32 {  // of two orders; -inf beside a NaN counts as a NaN
+  let most = max(a, b);
+  return select(most, 1u, min(a, b) == 1u && most == order(0xff800000u));
+}
+fn key_word(base : u32, word : u32) -> u32 { return keys[base + word * 32u]; }
+fn float16(word : u32, i : u32) -> u32 { return from_half((word >> (16u * (i & 1u))) & 0xffffu); }
+fn bfloat(word : u32, i : u32) -> u32 { return (word >> (16u * (i & 1u))) << 16u; }
+fn code(word : u32, i : u32) -> u32 { return bitcast<u32>(f32(i32(word << (24u - 8u * (i & 3u))) >> 24u)); }
+fn key_value(base : u32, d : u32) -> u32 {
+//#if f32
+  return key_word(base, d);
+//#end
+//#if f16
+  return float16(key_word(base, d / 2u), d);
+//#end
+//#if bf16
+  return bfloat(key_word(base, d / 2u), d);
+//#end
+//#if q8_0
+  let block = (d / 32u) * 9u;
+  return mul(code(key_word(base, block + 1u + (d % 32u) / 4u), d), key_word(base, block));
+//#end
+}
+fn value_at(base : u32, d : u32) -> u32 {
+//#if f32
+  return values[base + d];
+//#end
+//#if f16
+  return float16(values[base + d / 2u], d);
+//#end
+//#if bf16
+  return bfloat(values[base + d / 2u], d);
+//#end
+//#if q8_0
+  let block = (d / 32u) * 9u;
+  return mul(code(values[base + block + 1u + (d % 32u) / 4u], d), values[base + block]);
+//#end
+}
+fn seen(t : u32, key : u32) -> bool {
+  if (key >= key_count(t)) { return false; }
+  let p = bitcast<i32>(position(t));
+  let k = bitcast<i32>(positions[slot_of(t, key)]);
+  let window = i32(par.window);
+  if (par.causal == 1u) {
+    if (k > p || (window > 0 && p - k >= window)) { return false; }
+  } else if (window > 0 && abs(p - k) > window / 2) {
+    return false;
+  }
+  return par.chunk == 0u || k / i32(max(par.chunk, 1u)) >= p / i32(max(par.chunk, 1u));
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_index) l : u32) {
+  let h = group.y;
+  let row = group.z;
+  var t = row;
+  if (par.by_output == 1u) { t = output_token(row); }
+  let key = group.x * 256u + l;
+  let kv = h / (par.heads / par.kv_heads);
+  var x = UNSEEN;
+//#if untraced
+  let wanted = seen(t, key);
+//#end
+//#if traced
+  let wanted = key < key_count(t);  // a trace shows the products of masked keys too
+//#end
+  if (wanted) {
+    let s = slot_of(t, key);
+    let base = ((s / 32u) * par.kv_heads + kv) * par.k_words * 32u + s % 32u;
+    let q0 = par.q_at + row * par.q_stride + h * par.dim;
+    x = 0u;
+    for (var d = 0u; d < par.dim; d++) { x = fused(q[q0 + d], key_value(base, d), x); }
+//#if traced
+    let at = ((row * par.heads + h) * par.most_keys + key) * 3u;
+    scores[at] = x;
+//#end
+//#if capped
+    x = mul(par.cap, tanh_of(div(x, par.cap)));
+//#if traced
+    scores[at + 1u] = x;
+//#end
+//#end
+    x = mul(x, par.scale);
+//#if traced
+    if (!seen(t, key)) { x = UNSEEN; }
+    scores[at + 2u] = x;
+//#end
+  }
+  top[l] = select(select(order(x), 1u, is_nan(x)), 0u, x == UNSEEN);  // 1 stands for a NaN
+  workgroupBarrier();
+  if (l < 16u) {
+    var b = 0u;
+    for (var i = 16u * l; i < 16u * l + 16u; i++) { b = larger(b, top[i]); }
+    some[l] = b;
+  }
+  workgroupBarrier();
+  var best = 0u;
+  for (var i = 0u; i < 16u; i++) { best = larger(best, some[i]); }
+  var m = from_order(best);
+  if (best == 0u) { m = 0xff800000u; }  // no key is seen
+  if (best == 1u) { m = 0xff7fffffu; }  // the lowest finite float
+  if (x != UNSEEN) { x = exp_of(minus(x, m)); }
+  e[l] = x;
+  workgroupBarrier();
+  if (l < 32u) {
+    var c = 0u;
+    for (var i = l; i < 256u; i += 32u) {
+      if (e[i] != UNSEEN) { c = add(c, e[i]); }
+    }
+    top[l] = c;
+  }
+  let pages = (min(256u, key_count(t) - min(key_count(t), group.x * 256u)) + 31u) / 32u;
+  for (var i = l; i < pages * par.v_dim; i += 256u) {
+    let page = i / par.v_dim;
+    let d = i % par.v_dim;
+    var sum = 0u;
+    for (var j = 0u; j < 32u; j++) {
+      let weight = e[page * 32u + j];
+      if (weight != UNSEEN) {
+        let s = slot_of(t, group.x * 256u + page * 32u + j);
+        sum = fused(weight, value_at((s * par.kv_heads + kv) * par.v_words, d), sum);
+      }
+    }
+    parts_of_pages[i] = sum;
+  }
+  workgroupBarrier();
+  let at = ((row * par.heads + h) * par.most_blocks + group.x) * (par.v_dim + 2u);
+  if (l == 0u) {
+    for (var n = 16u; n > 0u; n = n >> 1u) {
+      for (var i = 0u; i < n; i++) { top[i] = add(top[i], top[i + n]); }
+    }
+    out[at] = m;
+    out[at + 1u] = top[0];
+  }
+  if (l < par.v_dim) {
+    var acc = 0u;
+    for (var page = 0u; page < pages; page++) { acc = add(acc, parts_of_pages[page * par.v_dim + l]); }
+    out[at + 2u + l] = acc;
+  }
+}

@@ -1,0 +1,12 @@
+// y[j] = x[idx[j]] of each row.
+struct Par { zero : u32, width : u32, x_at : u32, x_stride : u32, idx_at : u32, idx_stride : u32, out_stride : u32 }
+@group(0) @binding(0) var<storage, read> par : Par;
+@group(0) @binding(1) var<storage, read> x : array<u32>;
+@group(0) @binding(2) var<storage, read> idx : array<u32>;
+@group(0) @binding(3) var<storage, read_write> out : array<u32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) g : vec3<u32>) {
+  if (g.x >= par.width) { return; }
+  let j = u32(bitcast<f32>(idx[par.idx_at + g.y * par.idx_stride + g.x]));
+  out[g.y * par.out_stride + g.x] = x[par.x_at + g.y * par.x_stride + j] ^ par.zero;
+}

@@ -1,0 +1,88 @@
+// rms_norm, layer_norm or l2_norm of a row or of each of its parts (heads); with `quantised` also as int8 blocks.
+struct Par { zero : u32, n : u32, count : u32, eps : u32, x_at : u32, x_stride : u32, out_stride : u32, w_stride : u32,
+             acts_stride : u32 }
+@group(0) @binding(0) var<storage, read> par : Par;
+@group(0) @binding(1) var<storage, read> x : array<u32>;
+@group(0) @binding(2) var<storage, read> w : array<u32>;
+@group(0) @binding(3) var<storage, read> bias : array<u32>;
+@group(0) @binding(4) var<storage, read_write> out : array<u32>;
+//#if quantised
+@group(0) @binding(5) var<storage, read_write> acts : array<u32>;
+//#end
+//#include arithmetic
+//#if quantised
+//#include quantise
+//#end
+var<workgroup> chains : array<u32, 64>;
+fn tree(l : u32) -> u32 {  // of 64 chains; all invocations call it
+  workgroupBarrier();
+  for (var h = 32u; h > 0u; h = h >> 1u) {
+    if (l < h) { chains[l] = add(chains[l], chains[l + h]); }
+    workgroupBarrier();
+  }
+  let sum = chains[0];
+  workgroupBarrier();
+  return sum;
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_index) l : u32) {
+  let base = par.x_at + group.y * par.x_stride + group.x * par.n;
+  let n = par.n;
+  var mean = 0u;
+//#if layer
+  if (l < 64u) {
+    var s = 0u;
+    for (var i = l; i < n; i += 64u) { s = add(s, x[base + i]); }
+    chains[l] = s;
+  }
+  mean = div(tree(l), par.count);
+//#end
+  if (l < 64u) {
+    var s = 0u;
+    for (var i = l; i < n; i += 64u) {
+      var v = x[base + i];
+//#if layer
+      v = add(v, negated(mean));
+//#end
+      s = fused(v, v, s);
+    }
+    chains[l] = s;
+  }
+  let squares = tree(l);
+//#if l2
+  var f = div(ONE, root(add(squares, par.eps)));
+//#end
+//#if floored
+  let length = root(squares);
+  var f = div(ONE, select(length, par.eps, less(length, par.eps)));
+//#end
+//#if mean
+  var f = div(ONE, root(add(div(squares, par.count), par.eps)));
+//#end
+  for (var first = 0u; first < n; first += 256u) {
+    let i = first + l;
+    if (i < n) {
+      var v = x[base + i];
+//#if layer
+      v = add(v, negated(mean));
+//#end
+      v = mul(v, f);
+//#if weighted
+      v = mul(v, w[group.x * par.w_stride + i]);
+//#end
+//#if biased
+      v = add(v, bias[group.x * par.w_stride + i]);
+//#end
+      out[group.y * par.out_stride + group.x * n + i] = v;
+//#if quantised
+      shown[l] = v;
+//#end
+    }
+//#if quantised
+    workgroupBarrier();
+    quantise(l, min(256u, n - first), group.y * par.acts_stride + first / 4u,
+             group.y * par.acts_stride + n / 4u + first / 32u);
+    workgroupBarrier();
+//#end
+  }
+}

@@ -1,0 +1,27 @@
+// Tier 0: the device's own fma(), where it rounds once. Near the ends of the range, where devices flush subnormals,
+// integers compute. `hide` keeps a rounding: the compiler does not know that zero() is 0.
+fn hide(x : f32) -> u32 { return bitcast<u32>(x) ^ zero(); }
+fn exponent(x : u32) -> u32 { return (x >> 23u) & 255u; }
+fn add(x : u32, y : u32) -> u32 {
+  let top = max(exponent(x), exponent(y));
+  if (top >= 26u && top <= 252u) { return hide(bitcast<f32>(x) + bitcast<f32>(y)); }
+  return int_add(x, y);
+}
+fn mul(x : u32, y : u32) -> u32 {
+  let p = exponent(x);
+  let q = exponent(y);
+  if (p >= 1u && q >= 1u && p < 255u && q < 255u && p + q >= 130u && p + q <= 378u) {
+    return hide(bitcast<f32>(x) * bitcast<f32>(y));
+  }
+  return int_mul(x, y);
+}
+fn fused(x : u32, y : u32, z : u32) -> u32 {
+  let p = exponent(x);
+  let q = exponent(y);
+  let r = exponent(z);
+  let plain = p >= 1u && q >= 1u && p < 255u && q < 255u && p + q >= 180u && p + q <= 378u;
+  if (plain && (magnitude(z) == 0u || (r >= 1u && r <= 252u))) {
+    return hide(fma(bitcast<f32>(x), bitcast<f32>(y), bitcast<f32>(z)));
+  }
+  return int_fma(x, y, z);
+}

@@ -1,0 +1,243 @@
+// Runs an exported plan on WebGPU: the dispatches that the Python package compiled, on the weights that it packed.
+// One sequence over one cache. The arithmetic is the cpu engine's, to the bit, in the tier that `chooseTier` finds.
+
+const ALIGNMENT = 256;
+const PAGE = 32;
+const HEADER = 16;
+const RECORD = 8;
+const KEY_BLOCK = 256;
+
+export class Runner {
+  /** Open the device, load the weights and choose a tier. `report(text)` is told what is being done. */
+  static async open(plan, stream, report = () => {}) {
+    if (!navigator.gpu) throw new Error("this browser has no WebGPU; use a recent Chrome, Edge, Safari or Firefox");
+    const adapter = await navigator.gpu.requestAdapter();
+    if (!adapter) throw new Error("WebGPU found no adapter; in headless Chromium add --enable-unsafe-webgpu");
+    const largest = Math.max(...Object.values(plan.buffers), ...plan.weights.map((w) => w.bytes));
+    const limits = { maxStorageBufferBindingSize: adapter.limits.maxStorageBufferBindingSize, maxBufferSize: adapter.limits.maxBufferSize };
+    if (largest > limits.maxStorageBufferBindingSize) {
+      throw new Error(`a buffer of ${largest} bytes is too large for this adapter, which binds ${limits.maxStorageBufferBindingSize}; export with a smaller --ctx-size`);
+    }
+    const device = await adapter.requestDevice({ requiredLimits: limits });
+    const runner = new Runner(plan, device);
+    runner.software = adapter.info?.architecture === "swiftshader" || adapter.info?.isFallbackAdapter === true;
+    runner.adapter = [adapter.info?.vendor, adapter.info?.architecture, adapter.info?.description].filter(Boolean).join(" ");
+    await runner.load(stream, report);
+    await runner.chooseTier(report);
+    return runner;
+  }
+
+  constructor(plan, device) {
+    this.plan = plan;
+    this.device = device;
+    this.lost = null;
+    device.lost.then((info) => (this.lost = info.message || "the device was lost"));
+    device.onuncapturederror = ({ error }) => (this.lost ??= error.message);
+    this.buffers = new Map();
+    for (const [name, bytes] of Object.entries(plan.buffers)) this.buffers.set(name, this.buffer(bytes));
+    this.programs = [];
+    this.bytes = 0;
+  }
+
+  buffer(bytes) {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    const size = Math.max(16, Math.ceil(bytes / 16) * 16);
+    this.bytes = (this.bytes || 0) + size;
+    return this.device.createBuffer({ size, usage });
+  }
+
+  /** Copy the stream of weights.bin into buffers, in order, as it arrives. */
+  async load(stream, report) {
+    const total = this.plan.weights.reduce((sum, w) => sum + w.bytes, 0);
+    const reader = stream.getReader();
+    let pending = new Uint8Array();
+    let done = 0;
+    for (const part of this.plan.weights) {
+      const target = part.host ? new Uint8Array(part.bytes) : this.buffer(part.bytes);
+      let at = 0;
+      while (at < part.bytes) {
+        if (!pending.length) {
+          const { value, done: ended } = await reader.read();
+          if (ended) throw new Error(`weights.bin ends after ${done} bytes (expected ${total}); export the model again`);
+          pending = value;
+        }
+        let size = Math.min(pending.length, part.bytes - at);
+        if (!part.host && size % 4) {
+          // whole words: join with what follows
+          const { value, done: ended } = await reader.read();
+          if (ended) throw new Error("weights.bin is incomplete; export the model again");
+          const joined = new Uint8Array(pending.length + value.length);
+          joined.set(pending);
+          joined.set(value, pending.length);
+          pending = joined;
+          size = Math.min(pending.length, part.bytes - at);
+          size -= size % 4;
+        }
+        if (part.host) target.set(pending.subarray(0, size), at);
+        else this.device.queue.writeBuffer(target, at, pending, 0, size);
+        pending = pending.subarray(size);
+        at += size;
+        done += size;
+        report({ loaded: done, total });
+      }
+      this.buffers.set(part.name, target);
+    }
+    this.ropes = this.plan.ropes.map((rope) => new Float32Array(this.buffers.get(rope.name).buffer));
+  }
+
+  /** The first tier whose operations and logits have the recorded bits. */
+  async chooseTier(report) {
+    this.failures = [];
+    const check = this.plan.check;
+    // Adapters in software compute both sides of a branch, so that integers alone are their fastest tier.
+    for (const tier of this.software ? [2, 1, 0] : [0, 1, 2]) {
+      report({ doing: `checking the arithmetic of this GPU, tier ${tier}` });
+      this.tier = tier;
+      this.programs = this.plan.programs.map(() => null);
+      this.pipelines = new Map();
+      const wrong = await this.wrongPrimitives();
+      if (!wrong) {
+        const logits = await this.forward(check.tokens, 0);
+        if ((await sha256(logits)) === check.sha256) return;
+      }
+      this.failures.push(`tier ${tier}: ${wrong ? `${wrong} operations of recorded numbers differ` : "logits differ"}`);
+    }
+    throw new Error(`no tier of arithmetic gives the recorded bits here (${this.failures.join("; ")})`);
+  }
+
+  async wrongPrimitives() {
+    const { kernel, vectors, expected, count } = this.plan.primitives;
+    const x = this.buffer(4 * vectors.length);
+    const out = this.buffer(4 * expected.length);
+    const par = this.buffer(ALIGNMENT);
+    this.device.queue.writeBuffer(x, 0, Uint32Array.from(vectors));
+    this.device.queue.writeBuffer(par, 0, Uint32Array.of(0, count));
+    const { pipeline, layout } = this.pipeline(kernel);
+    const entries = [par, x, out].map((buffer, binding) => ({ binding, resource: { buffer } }));
+    this.submit([{ pipeline, group: this.device.createBindGroup({ layout, entries }), counts: [Math.ceil(count / 64), 1, 1] }]);
+    const found = new Uint32Array(await this.read(out, 4 * expected.length));
+    const isNan = (word) => (word & 0x7fffffff) > 0x7f800000;
+    return expected.reduce((n, word, i) => n + (word !== found[i] && !(isNan(word) && isNan(found[i]))), 0);
+  }
+
+  pipeline(index) {
+    const kernel = this.plan.kernels[index];
+    if (!this.pipelines.has(index)) {
+      const code = kernel.source.replace("//#include arithmetic", () => this.plan.arithmetic[this.tier]);
+      const entries = [false, ...kernel.writes].map((writes, binding) => ({
+        binding,
+        visibility: GPUShaderStage.COMPUTE,
+        buffer: { type: writes ? "storage" : "read-only-storage" },
+      }));
+      const layout = this.device.createBindGroupLayout({ entries });
+      const pipeline = this.device.createComputePipeline({
+        layout: this.device.createPipelineLayout({ bindGroupLayouts: [layout] }),
+        compute: { module: this.device.createShaderModule({ code }), entryPoint: "main" },
+      });
+      this.pipelines.set(index, { pipeline, layout });
+    }
+    return this.pipelines.get(index);
+  }
+
+  /** A program bound to buffers, once. */
+  program(index) {
+    if (this.programs[index]) return this.programs[index];
+    const { dispatches, sizes } = this.plan.programs[index];
+    this.own ??= new Map();
+    const own = new Map();
+    for (const [name, bytes] of Object.entries(sizes)) {
+      const key = `${index} ${name}`;
+      if (!this.own.has(key)) this.own.set(key, this.buffer(bytes));
+      own.set(name, this.own.get(key));
+    }
+    const words = new Uint32Array((dispatches.length * ALIGNMENT) / 4);
+    dispatches.forEach((d, i) => words.set(d.words, (i * ALIGNMENT) / 4));
+    const numbers = this.buffer(words.byteLength);
+    this.device.queue.writeBuffer(numbers, 0, words);
+    const commands = dispatches.map((d, i) => {
+      const { pipeline, layout } = this.pipeline(d.kernel);
+      const entries = [{ binding: 0, resource: { buffer: numbers, offset: i * ALIGNMENT, size: ALIGNMENT } }];
+      d.buffers.forEach((name, b) => entries.push({ binding: b + 1, resource: { buffer: own.get(name) ?? this.buffers.get(name) } }));
+      return { pipeline, group: this.device.createBindGroup({ layout, entries }), groups: d.groups };
+    });
+    return (this.programs[index] = { commands, own });
+  }
+
+  submit(commands) {
+    const encoder = this.device.createCommandEncoder();
+    const pass = encoder.beginComputePass();
+    for (const { pipeline, group, counts } of commands) {
+      pass.setPipeline(pipeline);
+      pass.setBindGroup(0, group);
+      pass.dispatchWorkgroups(...counts);
+    }
+    pass.end();
+    this.device.queue.submit([encoder.finish()]);
+  }
+
+  /** The words of a step of one sequence (step_words.py of the package). */
+  stepWords(tokens, start) {
+    const n = tokens.length;
+    const pages = Math.ceil((start + n) / PAGE);
+    const records = HEADER + RECORD * n;
+    const widths = this.plan.ropes.map((rope) => rope.width);
+    const words = new Uint32Array(records + pages + 1 + widths.reduce((sum, w) => sum + w * n, 0));
+    words.set([n, 1, records + pages]);
+    tokens.forEach((token, t) => words.set([token, start + t, start + t, start + n, records], HEADER + RECORD * t));
+    for (let page = 0; page < pages; page++) words[records + page] = page;
+    words[records + pages] = n - 1;
+    let at = records + pages + 1;
+    const floats = new Float32Array(words.buffer);
+    widths.forEach((width, i) => {
+      words[4 + i] = at;
+      floats.set(this.ropes[i].subarray(start * width, (start + n) * width), at);
+      at += n * width;
+    });
+    return words;
+  }
+
+  /** The logits of the last of these tokens, which follow `start` cached ones. */
+  async forward(tokens, start) {
+    const most = Math.max(...this.plan.programs.map((p) => p.rows));
+    for (let first = 0; first < tokens.length; first += most) {
+      const some = tokens.slice(first, first + most);
+      const index = this.plan.programs.findIndex((p) => p.rows >= some.length);
+      const begin = start + first;
+      if (begin + some.length > this.plan.context) throw new Error(`the context of ${this.plan.context} tokens is full`);
+      const { commands, own } = this.program(index);
+      this.device.queue.writeBuffer(this.buffers.get("step"), 0, this.stepWords(some, begin));
+      const sizes = { T: some.length, R: 1, B: Math.ceil((begin + some.length) / KEY_BLOCK) };
+      const count = (c) => (typeof c === "number" ? c : sizes[c[0]] * Number(c.slice(2) || 1));
+      this.submit(commands.map((c) => ({ ...c, counts: c.groups.map(count) })));
+      if (first + most >= tokens.length) {
+        const { buffer, at, width } = this.plan.programs[index].logits;
+        return new Float32Array(await this.read(own.get(buffer), 4 * width, 4 * at));
+      }
+    }
+    throw new Error("no tokens");
+  }
+
+  async read(buffer, bytes, at = 0) {
+    const landing = this.device.createBuffer({ size: bytes, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+    const encoder = this.device.createCommandEncoder();
+    encoder.copyBufferToBuffer(buffer, at, landing, 0, bytes);
+    this.device.queue.submit([encoder.finish()]);
+    await landing.mapAsync(GPUMapMode.READ);
+    const found = landing.getMappedRange().slice(0);
+    landing.destroy();
+    if (this.lost) throw new Error(this.lost);
+    return found;
+  }
+}
+
+/** The index of the largest logit, the lowest of equals. */
+export function best(logits) {
+  let at = 0;
+  for (let i = 1; i < logits.length; i++) if (logits[i] > logits[at]) at = i;
+  return at;
+}
+
+export async function sha256(floats) {
+  const digest = await crypto.subtle.digest("SHA-256", new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength));
+  return Array.from(new Uint8Array(digest), (b) => b.toString(16).padStart(2, "0")).join("");
+}

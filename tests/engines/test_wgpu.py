@@ -1,0 +1,206 @@
+"""The wgpu engine has the cpu engine's bits: types, caches, architectures, batches, tiers, traces.
+
+A software adapter (lavapipe) compiles each kernel for a tenth of a second and more, so most of these tests are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.engines import ENGINES, wgpu
+from assay.engines.contract import CacheLost, Chunk
+from assay.engines.cpu import CpuEngine
+from assay.engines.wgpu.adapter import gpu
+from assay.engines.wgpu.dispatches import Dispatch, share_memory
+from assay.engines.wgpu.shaders import TIERS, Kernel
+from assay.engines.wgpu.tier_probe import expected_results, fma, probe_vectors
+from assay.engines.wgpu.weight_tiles import CHUNK, ROWS, pack, tile_format
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import Model
+from tests import tiny
+from tests.engines import bits
+
+needs_adapter = pytest.mark.skipif("wgpu" not in ENGINES, reason="wgpu or a Vulkan driver is not installed")
+TABLE = np.array([3, 1], np.int32)
+
+
+def make(name: str, path: Path) -> Model:
+    return bits.make(bits.CASES[name], path / "model.gguf")
+
+
+def logits(engine: object, n: int, n_vocab: int, start: int = 0) -> np.ndarray:
+    chunk = Chunk(bits.IDS[start : start + n] % n_vocab, start, TABLE, "all")
+    found: np.ndarray = engine.forward([chunk])[0].logits  # type: ignore[attr-defined]
+    return found
+
+
+def check_case(name: str, path: Path, tier: int | None = None, n: int = 5) -> None:
+    """The case's first tokens, whole and then one more, on both engines."""
+    case, model = bits.CASES[name], make(name, path)
+    graph, n_vocab = bits.graph_of(case, model), model.hparams.n_vocab
+    ours = wgpu.WgpuEngine(model, graph=graph, n_pages=4, tier=tier, **case.engine)
+    cpu = CpuEngine(model, graph=graph, n_pages=4, threads=1, **case.engine)
+    assert ours.arithmetic == cpu.arithmetic and (tier is None or ours.tier == tier)
+    for begin, count in ((0, n), (n, 1)):
+        found, expected = (logits(engine, count, n_vocab, begin) for engine in (ours, cpu))
+        assert np.array_equal(found, expected), f"{name}, tokens {begin} to {begin + count - 1}"
+    ours.close()
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [
+    *(f"{kind} fast" for kind in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "IQ4_XS", "MXFP4", "F16", "BF16")),
+    "Q5_1 exact", "untied, biased, factors", "experts", "softcap", "gelu_erf", "far positions", "ragged rows",
+    "cache q8_0", "cache bf16", "arch qwen2", "arch qwen3", "arch gemma2", "arch gemma3", "arch phi3", "arch qwen3moe",
+    "arch gpt-oss", "arch lfm2", "arch qwen35", "arch mamba2", "arch jamba",
+])  # fmt: skip
+def test_the_cpus_bits(name: str, tmp_path: Path) -> None:
+    check_case(name, tmp_path)
+
+
+@needs_adapter
+@pytest.mark.slow
+def test_blocks_of_keys_are_folded(tmp_path: Path) -> None:
+    """More than 256 keys, a window and a sink: attention folds several blocks."""
+    model = make("arch gpt-oss", tmp_path)
+    ids, table = bits.IDS[:262] % model.hparams.n_vocab, np.arange(9, dtype=np.int32)
+    engines = wgpu.WgpuEngine(model, n_pages=9), CpuEngine(model, n_pages=9)
+    found, expected = (engine.forward([Chunk(ids, 0, table, "last")])[0].logits for engine in engines)
+    assert np.array_equal(found, expected)
+
+
+@needs_adapter
+@pytest.mark.slow
+def test_states_of_two_sequences(tmp_path: Path) -> None:
+    """Sequences in one batch have states of their own; a copied state goes on like its source."""
+    model = make("arch qwen35", tmp_path)
+    engines = wgpu.WgpuEngine(model, n_pages=4, state_slots=3), CpuEngine(model, n_pages=4, state_slots=3)
+    ids = bits.IDS[:9] % model.hparams.n_vocab
+    found = []
+    for engine in engines:
+        first = [Chunk(ids[:4], 0, TABLE[:1], state_slot=0), Chunk(ids[4:7], 0, TABLE[1:], state_slot=2)]
+        rows = [output.logits for output in engine.forward(first)]
+        engine.copy_state(2, 1)
+        engine.copy_page(1, 0)
+        third = Chunk(ids[7:], 3, np.zeros(1, np.int32), "all", state_slot=1)
+        found.append(np.concatenate([*rows, engine.forward([third])[0].logits]))
+    assert np.array_equal(*found)
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_forced_tier(tier: int, tmp_path: Path) -> None:
+    """A tier promises the cpu's bits if and only if the probe finds no difference."""
+    model = make("Q8_0 fast", tmp_path)
+    ours = wgpu.WgpuEngine(model, n_pages=4, tier=tier)
+    assert ours.tier == tier and str(tier) in str(ours.verdict)
+    if ours.verdict.proven:
+        assert np.array_equal(logits(ours, 4, 320), logits(CpuEngine(model, n_pages=4), 4, 320))
+        assert ours.arithmetic.name == "native"
+    else:
+        assert "expected 0x" in ours.verdict.failures[str(tier)]
+        assert ours.arithmetic.name != "native" and not ours.arithmetic.steady
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Q8_0 fast", "experts"])
+def test_matrices_larger_than_a_binding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of whole tiles: products, experts and the table of embeddings."""
+    whole = wgpu.StackedWeights
+
+    class Narrow:
+        max_binding = 40_000
+
+        def loaded(self, data: np.ndarray, what: str) -> object:
+            return gpu().loaded(data, what)
+
+    monkeypatch.setattr(wgpu, "StackedWeights", lambda _, *rest: whole(Narrow(), *rest))
+    check_case(name, tmp_path)
+    assert len(whole(Narrow(), make(name, tmp_path).file, make(name, tmp_path).graph, False).buffers) > 20
+
+
+@needs_adapter
+@pytest.mark.slow
+def test_a_lost_device(tmp_path: Path) -> None:
+    """The step at hand fails and says that the cache is lost; the next one is computed."""
+    model = make("Q8_0 fast", tmp_path)
+    engine = wgpu.WgpuEngine(model, n_pages=4)
+    expected = logits(engine, 3, 320)
+    gpu()._device.destroy()
+    with pytest.raises(CacheLost, match="the device was lost and opened again"):
+        logits(engine, 3, 320)
+    assert np.array_equal(logits(engine, 3, 320), expected)
+
+
+@needs_adapter
+def test_options_that_do_not_exist(tmp_path: Path) -> None:
+    model = make("Q8_0 fast", tmp_path)
+    for options, message in (
+        ({"precision": "half"}, "no such precision .found half, expected fast or exact"),
+        ({"kv_type": "q2"}, "no such cache type"),
+        ({"n_pages": 0}, "at least one page"),
+        ({"n_pages": 1 << 24}, "does not fit a buffer of .*use fewer pages"),
+        ({"tier": 7, "n_pages": 1}, "no such tier .found 7, expected 0, 1, 2"),
+    ):
+        with pytest.raises(AssayError, match=message):
+            wgpu.WgpuEngine(model, **options)  # type: ignore[arg-type]
+
+
+def test_fma_rounds_once() -> None:
+    assert fma(1 + 2.0**-12, 1 + 2.0**-12, -1.0) == 2.0**-11 + 2.0**-24  # exact: two roundings would lose the last bit
+    assert fma(2.0**-100, 2.0**-49, 0.0) == 2.0**-149 and fma(2.0**-100, 2.0**-50, 0.0) == 0.0  # subnormals, a tie
+    assert fma(3.0, 5.0, -15.0) == 0.0 and fma(3e38, 10.0, 0.0) == np.inf
+    assert len(expected_results()) == len(probe_vectors())
+
+
+def packed_codes(kind: str, path: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    file = open_file(tiny.make(path / "m.gguf", type=kind, n_embd=256, tensor=bits.tensor))
+    form = tile_format(file, "blk.0.attn_k.weight", False)
+    rows, columns = file.tensors["blk.0.attn_k.weight"].shape
+    tiles = pack(file, "blk.0.attn_k.weight", form)[0].reshape(rows // ROWS, form.chunks, ROWS, CHUNK)
+    raw = file.raw("blk.0.attn_k.weight").reshape(rows, -1)
+    assert columns == 256
+    for row in (0, 33, rows - 1):
+        yield raw[row], tiles[row // ROWS, :, row % ROWS]
+
+
+def test_tiles_keep_what_is_in_the_file(tmp_path: Path) -> None:
+    """Q8_0: codes and scales of a row, found at its place in the tiles; as many bytes as in the file."""
+    for raw, chunks in packed_codes("Q8_0", tmp_path):
+        blocks = raw.reshape(8, 34)
+        assert np.array_equal(chunks[:16].ravel(), blocks[:, 2:].ravel())
+        assert np.array_equal(chunks[16], blocks[:, :2].ravel())
+
+
+def test_kernels_name_their_numbers_and_buffers() -> None:
+    kernel = Kernel("matvec", tile_words())
+    assert kernel.numbers[:3] == ("units", "blocks", "x_stride")
+    assert list(kernel.bindings) == ["w", "x", "bias", "residual", "idx", "out"]
+    assert [name for name, writes in kernel.bindings.items() if writes] == ["out"]
+    for tier in TIERS:
+        assert "//#" not in kernel.source(tier) and "fn fused" in kernel.source(tier)
+
+
+def tile_words() -> frozenset[str]:
+    return frozenset({"weights=blocks", "codes=nibbles", "scales=super", "minima", "whole"})
+
+
+def test_values_share_memory_only_when_the_first_is_dead() -> None:
+    kernel = Kernel("gather")
+
+    def step(x: str, out: str) -> Dispatch:
+        return Dispatch(kernel, {}, {"x": x, "idx": "nothing", "out": out}, (1, 1, 1))
+
+    chain = [step("a", "b"), step("b", "c"), step("c", "d"), step("a", "e")]
+    _, sizes, place = share_memory(chain, dict.fromkeys("abcde", 64), {"e"})
+    assert place["a"] not in (place["b"], place["c"], place["d"])  # it is read once more
+    assert place["d"] == place["b"] and place["b"] != place["c"]
+    assert list(place.values()).count(place["e"]) == 1 and set(sizes.values()) == {64}

@@ -1,0 +1,151 @@
+"""The exported page: its tokenizer against Python's, its frame of the chat template, and the page in a real browser."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.cli import main
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.library.web_export import ASSETS, chat_frame, export_web
+from assay.runtime.opening import Opened, OpenOptions
+from assay.text import ChatTemplate, Tokenizer
+from assay.text.exported_tokenizer import exported_tokenizer
+from assay.text.pretokenize import PRETOKENIZERS, portable_split
+from tests import tiny
+
+NODE = shutil.which("node")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+VOCABULARIES = Path(os.environ.get("ASSAY_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "vocab"
+TEXTS = [
+    "Hello world", "  two  spaces\n\nand lines\t x", "don't I'll 12345 3.14", "日本語 é ñ 🙂🙂 ¼", "", " ", "a" * 50,
+    "<|endoftext|>a</s> b <s>", "def f(x):\n    return x**2 # ok", "\u00a0nb\u2003sp \u200b zero", "ПРИВЕТ мир ١٢٣",
+]  # fmt: skip
+ENCODE = """
+import { readFileSync } from "node:fs";
+const { Tokenizer, Detokenizer } = await import(process.argv[1]);
+const { tokenizer, texts } = JSON.parse(readFileSync(0, "utf8"));
+const made = new Tokenizer(tokenizer);
+const said = (ids) => { const d = new Detokenizer(made); return ids.map((id) => d.push(id)).join("") + d.flush(); };
+console.log(JSON.stringify(texts.map((text) => { const ids = made.encode(text); return [ids, said(ids)]; })));
+"""
+
+
+def in_javascript(tokenizer: Tokenizer, texts: list[str]) -> Any:
+    if NODE is None:
+        pytest.skip("there is no node")
+    data = json.dumps({"tokenizer": exported_tokenizer(tokenizer), "texts": texts})
+    command = [NODE, "--input-type=module", "-e", ENCODE, (ASSETS / "tokenizer.js").as_uri()]
+    done = subprocess.run(command, input=data, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    for text, (ids, said) in zip(TEXTS, in_javascript(tokenizer, TEXTS), strict=True):
+        assert ids == tokenizer.encode(text), text
+        assert said == tokenizer.decode(ids, special=False), text
+
+
+def test_a_scored_vocabulary(tmp_path: Path) -> None:
+    check_tokenizer(Tokenizer.from_gguf(open_file(tiny.make(tmp_path / "m.gguf"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm", "phi-3"])
+def test_real_vocabularies(name: str) -> None:
+    path = VOCABULARIES / f"ggml-vocab-{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    check_tokenizer(Tokenizer.from_gguf(open_file(path)))
+
+
+def test_most_pre_tokenizers_are_portable() -> None:
+    refused = set()
+    for name, row in PRETOKENIZERS.items():
+        try:
+            for expression in row.splits:
+                portable_split(expression)
+        except AssayError:
+            refused.add(name)
+    assert refused == {"deepseek-llm", "superbpe", "tiny_aya", "cohere2moe", "afmoe"}
+
+
+def template(path: Path, source: str) -> ChatTemplate:
+    file = open_file(tiny.make(path / "t.gguf", template=source))
+    found = ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file))
+    assert found
+    return found
+
+
+def test_the_frame_of_a_message(tmp_path: Path) -> None:
+    frame = chat_frame(template(tmp_path, tiny.TEMPLATE))
+    assert frame == {"before": "<|turn|>user\n", "after": "<|end|>\n<|turn|>assistant\n", "trimmed": False}
+    trims = template(tmp_path, "[{{ messages[0]['content'] | trim }}]")
+    assert chat_frame(trims) == {"before": "[", "after": "]", "trimmed": True}
+    with pytest.raises(AssayError, match="the chat template changes a message"):
+        chat_frame(template(tmp_path, "{{ messages[0]['content'] | upper }}"))
+
+
+def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan names every buffer that it uses, and the weights are as long as it says."""
+    path = tiny.make(tmp_path / "m.gguf", type="Q8_0")
+    assert main(["export-web", str(path), "-o", str(tmp_path / "site"), "-c", "64"]) == 0
+    assert "a context of 64 tokens" in capsys.readouterr().out
+    plan = json.loads((tmp_path / "site" / "plan.json").read_text())
+    weights = {part["name"]: part["bytes"] for part in plan["weights"]}
+    assert (tmp_path / "site" / "weights.bin").stat().st_size == sum(weights.values())
+    for program in plan["programs"]:
+        there = {*weights, *plan["buffers"], *program["sizes"]}
+        used = {name for d in program["dispatches"] for name in d["buffers"]}
+        assert used <= there and program["logits"]["buffer"] in program["sizes"]
+    assert {p.name for p in (tmp_path / "site").iterdir()} == {p.name for p in ASSETS.iterdir()} | {
+        "plan.json", "weights.bin",
+    }  # fmt: skip
+
+
+def test_models_that_no_page_can_run(tmp_path: Path) -> None:
+    opened = Opened(open_file(tiny.make(tmp_path / "m.gguf")), OpenOptions())
+    opened.__dict__["template"] = template(tmp_path, "{{ messages[0]['content'] | upper }}")
+    with pytest.raises(AssayError, match="export with --raw"):
+        export_web(opened, tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """A tiny model in headless Chromium (SwiftShader): the text of `assay run`."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    if not CHROMIUM:
+        pytest.skip("there is no chromium")
+    path, site = tiny.make(tmp_path / "m.gguf", type="Q8_0"), tmp_path / "site"
+    opened = Opened(open_file(path), OpenOptions(ctx_size=64))
+    export_web(opened, site)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.wait_for_function("!document.getElementById('send').disabled", timeout=280_000)
+        page.fill("#prompt", "hello")
+        page.fill("#most", "4")
+        page.click("#send")
+        page.wait_for_function("document.getElementById('facts').textContent.includes('hash')", timeout=60_000)
+        said = page.evaluate("document.getElementById('answer').textContent")
+        browser.close()
+    server.shutdown()
+    command = ["assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said == json.loads(done.stdout)["text"]
