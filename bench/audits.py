@@ -2,18 +2,20 @@
 
     python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
 
-Every configuration runs in a process of its own behind HTTP. Results are kept in build/audits.json by model,
-configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
+Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
+model, configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from tests.verify.endpoint.stock_server import stock  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.gguf.mixes import mix_by_name  # noqa: E402
 from assay.gguf.requantize import quantize  # noqa: E402
+from assay.gguf.writer import Tensor, write  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
 from assay.text import Tokenizer  # noqa: E402
-from assay.verify.endpoint.audit_findings import AuditOptions  # noqa: E402
+from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult  # noqa: E402
 from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
 
@@ -51,6 +54,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "weights in Q4_0": ("claim", "Q4_0", {}, {}, "Q4_0"),
     "weights in Q4_K_M": ("claim", "Q4_K_M", {}, {}, "Q4_K_M"),
     "weights in Q2_K": ("claim", "Q2_K", {}, {}, "Q2_K"),
+    "BOS before every text": ("claim", "claim", {}, {"before": "BOS"}, "BOS"),
+    "BOS missing": ("claim", "no BOS", {}, {}, "no BOS"),
+    "template of llama2": ("claim", "claim", {"chat_template": "llama2"}, {}, "llama2"),
     "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
     "another model": ("claim", "other", {}, {}, "model"),
     "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),
@@ -61,37 +67,52 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-def files(name: str, folder: Path) -> dict[str, Path]:
+def files(name: str, folder: Path, other: str = "") -> dict[str, Path]:
     """The files of a model, made when they are first needed."""
     claim = make_kquant(folder / "claim.gguf") if name == "synthetic" else hub.resolve(name)
-    return {"claim": claim, "other": folder / "other.gguf"}
+    return {"claim": claim, "other": Path(other) if other else folder / "other.gguf"}
 
 
 def file_of(kind: str, made: dict[str, Path], folder: Path) -> Path:
     if kind == "other" and not made["other"].exists():
         make_kquant(made["other"], seed=8)
+    if kind == "no BOS" and kind not in made:
+        file, made[kind] = open_file(made["claim"]), folder / "no-bos.gguf"
+        kept = {key: file.metadata.typed(key) for key in file.metadata} | {"tokenizer.ggml.add_bos_token": False}
+        write(made[kind], kept, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
     if kind not in made:
         made[kind] = folder / f"{kind}.gguf"
         quantize(open_file(made["claim"]), made[kind], mix_by_name(kind), allow_requantize=True)
     return made[kind]
 
 
-def one(case: str, made: dict[str, Path], folder: Path, seed: int, alone: bool) -> dict[str, Any]:
+def audits(
+    case: str, made: dict[str, Path], folder: Path, seeds: Sequence[int], alone: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The audits of one case, a seed of the texts each, of one server."""
     claim, served, options, proxy, words = CASES[case]
     model = load(open_file(file_of(claim, made, folder)))
+    tokenizer = Tokenizer.from_gguf(model.file)
+    if "before" in proxy:
+        assert tokenizer.bos is not None
+        proxy = {"before": tokenizer.piece(tokenizer.bos).decode()}
     proxy = {**proxy, "drop": ["logprobs"]} if alone else proxy
-    started = time.process_time()
     with stock(file_of(served, made, folder), options, proxy) as url:
-        client = Client(url, Tokenizer.from_gguf(model.file))
-        found = audit_endpoint(model, client, AuditOptions(seed=seed, threads=1), progress=lambda _: None)
+        for seed in seeds:
+            started = time.process_time()
+            options_of = AuditOptions(seed=seed, threads=1)
+            found = audit_endpoint(model, Client(url, tokenizer), options_of, progress=lambda _: None)
+            yield seed, _figures(found, words) | {"cpu": round(time.process_time() - started, 1)}
+
+
+def _figures(found: AuditResult, words: str) -> dict[str, Any]:
     said = "; ".join(f"{f.words} ({f.confidence:.2f})" for f in found.findings)
-    detected_at = next((i + 1 for i, v in enumerate(found.path) if v >= 6.9), None)
+    detected_at = next((i + 1 for i, v in enumerate(found.path) if v >= -math.log(found.alpha)), None)
     return {
         "verdict": found.verdict, "said": said, "named": bool(words) and bool(found.findings)
         and words in found.findings[0].words, "tokens": found.places, "requests": found.requests,
         "detected_after": None if detected_at is None else round(detected_at * found.places / found.blocks),
-        "cpu": round(time.process_time() - started, 1), "seconds": round(found.seconds, 1),
-        "sure": max((f.confidence for f in found.findings), default=0.0),
+        "seconds": round(found.seconds, 1), "sure": max((f.confidence for f in found.findings), default=0.0),
     }  # fmt: skip
 
 
@@ -100,8 +121,10 @@ def page(kept: dict[str, Any]) -> str:
         "# Audits in numbers\n",
         "Audits of llama.cpp's server (xllamacpp) over HTTP, one option changed at a time, made by",
         "`python bench/audits.py --write`. The method is in [audits](../explanation/audit.md). Processor time is",
-        "that of the auditor with one thread. Machine: two x86 cores, Xeon 2.5 GHz, AVX2, with other work on it; "
-        f"{time.strftime('%d %B %Y')}.\n",
+        "that of the auditor with one thread. Machine: two Neoverse N1 cores, shared with other work; "
+        f"{time.strftime('%d %B %Y')}.",
+        "An answer is *named* if its first finding has the words of the case in `bench/audits.py`. For a hidden system",
+        "message, whose text no list has, that is its place: the chat prompt.\n",
     ]
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):
@@ -111,8 +134,34 @@ def page(kept: dict[str, Any]) -> str:
                 if runs:
                     rows.append(_row(case, runs))
             if rows:
-                out += [f"## {model}, {mode}\n", HEAD, "|---|---|---|---|---|---|---|---|", *rows, ""]
+                out += [
+                    f"## {model}, {mode}\n",
+                    _summary(kept, model, mode),
+                    "",
+                    HEAD,
+                    "|---|---|---|---|---|---|---|---|",
+                    *rows,
+                    "",
+                ]
     return "\n".join(out)
+
+
+def _summary(kept: dict[str, Any], model: str, mode: str) -> str:
+    """How often honest servers are accused, and how often dishonest ones are detected and named."""
+    runs = {k.split("|")[2]: list[dict[str, Any]]() for k in kept if k.startswith(f"{model}|{mode}|")}
+    for key, value in kept.items():
+        if key.startswith(f"{model}|{mode}|"):
+            runs[key.split("|")[2]].append(value)
+    honest = [run for case, found in runs.items() if not CASES[case][4] for run in found]
+    others = [run for case, found in runs.items() if CASES[case][4] for run in found]
+    words = f"Honest: {len(honest)} audits, {sum(r['verdict'] == 'differs' for r in honest)} false alarms, "
+    words += f"{sum(r['verdict'] == 'inconclusive' for r in honest)} inconclusive."
+    if others:
+        detected, named = sum(r["verdict"] == "differs" for r in others), sum(r["named"] for r in others)
+        wrong = sum(r["sure"] >= 0.9 and not r["named"] and "not in the list" not in r["said"] for r in others)
+        words += f" Dishonest: {len(others)} audits, {detected} detected, {named} named as served; "
+        words += f"{wrong} with another name at a confidence of 0.9 or more."
+    return words
 
 
 def _row(case: str, runs: list[dict[str, Any]]) -> str:
@@ -135,6 +184,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--tokens-alone", action="store_true", help="without log-probabilities")
+    parser.add_argument("--other", default="", help="file of the case `another model`")
     parser.add_argument("--write", action="store_true", help="only write the page")
     args = parser.parse_args()
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
@@ -142,16 +192,17 @@ def main() -> None:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            made = files(args.model, folder)
-            for seed in range(args.first_seed, args.first_seed + args.seeds):
-                for case in args.only or CASES:
-                    key = f"{args.model}|{mode}|{case}|{seed}"
-                    if key in kept or (case == "another model" and args.model != "synthetic"):
-                        continue
-                    kept[key] = one(case, made, folder, seed, args.tokens_alone)
+            made = files(args.model, folder, args.other)
+            for case in args.only or CASES:
+                if case == "another model" and args.model != "synthetic" and not args.other:
+                    continue
+                key = f"{args.model}|{mode}|{case}|"
+                seeds = [s for s in range(args.first_seed, args.first_seed + args.seeds) if f"{key}{s}" not in kept]
+                for seed, found in audits(case, made, folder, seeds, args.tokens_alone) if seeds else ():
+                    kept[f"{key}{seed}"] = found
                     KEPT.parent.mkdir(exist_ok=True)
                     KEPT.write_text(json.dumps(kept, indent=1))
-                    print(f"{key}: {kept[key]}", flush=True)
+                    print(f"{key}{seed}: {found}", flush=True)
     PAGE.write_text(page(kept))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from assay.runtime.receipts import (
 )
 from assay.runtime.scheduler import Scheduler, deliver
 from assay.runtime.sequence import Job
+from assay.runtime.speculation import Speculator
 from tests import tiny
 
 pytest.importorskip("cryptography")
@@ -41,11 +43,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make(tmp_path_factory.mktemp("receipts") / "a.gguf")
 
 
-def generated(path: Path, jobs: list[Job], chunk: int = 512) -> list[Receipt]:
+class Eager(Speculator):
+    """Verifies every drafted token, also where that is slower."""
+
+    accepted = 0
+
+    def _best_size(self, base: int, chances: list[float]) -> int:
+        return len(chances)
+
+    def learn(self, sequence: Any, drawn: list[int]) -> None:
+        self.accepted += len(drawn) - 1
+        super().learn(sequence, drawn)
+
+
+def generated(path: Path, jobs: list[Job], chunk: int = 512, speculator: Speculator | None = None) -> list[Receipt]:
     """Receipts of jobs that are computed together."""
     on = open_model(path, OpenOptions(threads=1, cache_size=2048))
     engine = on.engine()
-    scheduler = Scheduler(engine, on.tokenizer, n_ctx=256, chunk=chunk)
+    scheduler = Scheduler(engine, on.tokenizer, n_ctx=256, chunk=chunk, speculator=speculator)
     sequences = [scheduler.make(replace(job, receipt=True), lambda update: None) for job in jobs]
     scheduler.add(sequences)
     while not all(s.finished for s in sequences):
@@ -77,6 +92,25 @@ def test_batches_and_cuts_give_the_same_receipt(path: Path, receipt: Receipt) ->
     assert generated(path, jobs, chunk=2)[0] == receipt
 
 
+def test_speculation_gives_the_same_receipt(path: Path) -> None:
+    """Also where drafts are accepted: a greedy answer soon repeats itself."""
+    job, eager = Job((1, 5, 9, 3) * 5, SamplerParams(temp=0.0, seed=3), 60, ignore_eos=True), Eager()
+    assert generated(path, [job], speculator=eager) == generated(path, [job])
+    assert eager.accepted > 5
+
+
+def test_every_setting_is_bound(path: Path, receipt: Receipt) -> None:
+    """The chain changes with each of them, so a stranger cannot change one; nor the seed, the file, the arithmetic."""
+    model = load(open_file(path))
+    for name, value in receipt.header["settings"].items():
+        other: Any = [[1, 0.5]] if isinstance(value, list) else value + 1
+        header = {**receipt.header, "settings": {**receipt.header["settings"], name: other}}
+        assert "chain" in replay(replace(receipt, header=header), model).reason, name
+    for name in receipt.header.keys() - {"settings", "prompt"}:
+        header = {**receipt.header, name: f"{receipt.header[name]}1"}
+        assert "chain" in replay(replace(receipt, header=header), model).reason, name
+
+
 def test_every_change_is_found(path: Path, receipt: Receipt) -> None:
     """By the hashes alone where a stranger changed it, by the replay where the signer did."""
     model, signer = load(open_file(path)), Signer(SECRET)
@@ -105,6 +139,16 @@ def test_every_change_is_found(path: Path, receipt: Receipt) -> None:
     assert not replay(replace(receipt, signature="00" * 64), model)
 
 
+def test_every_changed_byte_of_a_file_is_found(path: Path, receipt: Receipt, tmp_path: Path) -> None:
+    """One of each tensor and one of the metadata: the file's hash covers them all."""
+    raw, file = path.read_bytes(), open_file(path)
+    assert receipt.header["file"] == hashlib.sha256(raw).hexdigest()
+    for at in [path.stat().st_size - 1, *(t.offset + t.nbytes // 2 for t in file.tensors.values())]:
+        changed = tmp_path / "c.gguf"
+        changed.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert open_file(changed).sha256 != receipt.header["file"], at
+
+
 def test_a_changed_weight_is_found(path: Path, receipt: Receipt, tmp_path: Path) -> None:
     """By the file's hash; and by the logits, if the signer lies about the hash."""
     raw = bytearray(path.read_bytes())
@@ -124,7 +168,8 @@ def test_reading(receipt: Receipt) -> None:
     assert read_receipt(data) == replace(receipt, header=data["header"])
     assert settings_of(receipt.header) == (PARAMS, 7)
     bad: list[Any] = [None, [], {}, {**data, "rows": 5}, {**data, "tokens": [True]}, {**data, "rows": ["zz"] * 12},
-                      {**data, "header": {"version": 2}}, {**data, "chain": "ab"}]  # fmt: skip
+                      {**data, "header": {"version": 3}}, {**data, "header": {"version": [2]}},
+                      {**data, "chain": "ab"}]  # fmt: skip
     for item in bad:
         with pytest.raises(AssayError):
             read_receipt(item)
@@ -139,12 +184,18 @@ def test_vectors() -> None:
     link = chain(header, [7], [row])
     assert link == VECTORS["chain"] and Signer(SECRET).public == VECTORS["key"]
     assert Signer(SECRET).sign(link) == VECTORS["signature"]
+    first = row_digest(np.array([0.0, 1.0, -2.5, np.nan], np.float32), 1)  # version 1 is still read
+    assert (first.hex(), chain({**header, "version": 1}, [7], [first])) == VERSION_1
 
 
 VECTORS = {
-    "row": "18045e2f0b1e96487a37ca94fbd49fb0",
-    "chain": "54edcd177ca75803f18efdc6f75f96f3a667964d165a9ec540acb4d45bb8d845",
+    "row": "784cee7ec5f78cdd2eb1bfb6156d12fb",
+    "chain": "a8b1881b2777073c8791d899848e8fcb8df1bdc568d563db5ac1efc8afb82cab",
     "key": "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8",
-    "signature": "1cb2a21de2455db07590fd20b7c8f9d7c1a0e13076ddd7997b19597c677cb652"
-    "70a96521e719877782bc0289c5d7adca990c41011ec8521f9c88946257890903",
+    "signature": "6613ad8a02fad2db196d2fa9c8dd08446ee26f9374aeec478423ae745ca456a9"
+    "bca168e801047884f01f1e709c8a71ecbf9c12fc6f7fa0430c6e3a8ae5188b0d",
 }
+VERSION_1 = (
+    "18045e2f0b1e96487a37ca94fbd49fb0",
+    "54edcd177ca75803f18efdc6f75f96f3a667964d165a9ec540acb4d45bb8d845",
+)

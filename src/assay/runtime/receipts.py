@@ -4,11 +4,12 @@ A receipt is a chain of hashes over the bits of the logits at every token of an 
 the same bits on every machine, so anyone can compute the logits again and compare. docs/reference/receipts.md is the
 specification, with test vectors.
 
-    row    = BLAKE2b-128 of the logits as little-endian float32; every NaN counts as 0x7fc00000
-    link 0 = BLAKE2b-256 of "assay receipt 1\\n" and the header as canonical JSON
+    row    = first 16 bytes of SHA-256 of the logits as little-endian float32; every NaN counts as 0x7fc00000
+    link 0 = BLAKE2b-256 of "assay receipt 2\\n" and the header as canonical JSON
     link i = BLAKE2b-256 of link i-1, token i as a little-endian u32, row i
 
-The last link is signed with Ed25519. Touch this module to change what a receipt binds, and raise `VERSION` with it.
+Version 1 hashed rows with BLAKE2b-128. Processors have instructions for SHA-256, and rows are most of the work. The
+last link is signed with Ed25519. Touch this module to change what a receipt binds, and raise `VERSION` with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,31 @@ from assay.errors import AssayError
 from assay.runtime.params import SamplerParams
 from assay.system.extras import install
 
-VERSION = 1
+VERSION = 2
 MAX_TOKENS = 1 << 22  # of a prompt or an answer
-_MARK = b"assay receipt 1\n"
 _NAN = np.array([0x7FC00000], np.uint32).view(np.float32)[0]
 _SKIPPED = ("dry_breakers", "seed")  # settings that the header holds in another form
 Array = NDArray[Any]
 
 
-def row_digest(logits: Array) -> bytes:
+def _sha256(row: Any) -> bytes:
+    return hashlib.sha256(row).digest()[:16]
+
+
+def _blake2b(row: Any) -> bytes:
+    return hashlib.blake2b(row, digest_size=16).digest()
+
+
+ROW_HASHES: dict[int, Callable[[Any], bytes]] = {1: _blake2b, 2: _sha256}  # by the version of the receipt
+
+
+def row_digest(logits: Array, version: int = VERSION) -> bytes:
     """The hash of one row of logits."""
     row = np.ascontiguousarray(logits, "<f4")
     broken = np.isnan(row)
     if broken.any():
         row = np.where(broken, _NAN, row).astype("<f4")
-    return hashlib.blake2b(row.data, digest_size=16).digest()
+    return ROW_HASHES[version](row.data)
 
 
 def ids_digest(ids: Sequence[int]) -> str:
@@ -58,7 +69,8 @@ def canonical(value: Mapping[str, Any]) -> bytes:
 
 def chain(header: Mapping[str, Any], tokens: Sequence[int], rows: Sequence[bytes]) -> str:
     """The last link."""
-    link = hashlib.blake2b(_MARK + canonical(header), digest_size=32).digest()
+    mark = f"assay receipt {header['version']}\n".encode()
+    link = hashlib.blake2b(mark + canonical(header), digest_size=32).digest()
     for token, row in zip(tokens, rows, strict=True):
         link = hashlib.blake2b(link + int(token).to_bytes(4, "little") + row, digest_size=32).digest()
     return link.hex()
@@ -179,9 +191,9 @@ def read_receipt(found: Any, where: str = "receipt") -> Receipt:
     if not isinstance(found, dict):
         raise AssayError(f"{where}: not an object; expected a receipt of `assay serve --receipts`")
     header = found.get("header")
-    if not isinstance(header, dict) or header.get("version") != VERSION:
-        version = header.get("version") if isinstance(header, dict) else None
-        raise AssayError(f"{where}: unknown version (found {version!r:.40}, expected {VERSION})")
+    version = header.get("version") if isinstance(header, dict) else None
+    if not isinstance(header, dict) or type(version) is not int or version not in ROW_HASHES:
+        raise AssayError(f"{where}: unknown version (found {version!r:.40}, expected 1 to {VERSION})")
     ids = {name: _ids(found.get(name), f"{where}: {name}") for name in ("prompt_ids", "tokens")}
     rows = found.get("rows")
     if not isinstance(rows, list) or len(rows) != len(ids["tokens"]):

@@ -34,6 +34,8 @@ class Brain:
         self.template = ChatTemplate.from_gguf(self.file, self.tokenizer)
         self.engine = Engine(path, faults - NAMED)
         self.held: list[int] = []  # ids in a cache that is never cleared
+        self.ran: tuple[list[int], tuple[int, ...]] = [], ()  # the engine's last run: ids and steps
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray[Any, Any]] = {}  # logits of all runs
 
     def ids(self, text: str) -> list[int]:
         found = self.tokenizer.encode(text)
@@ -71,9 +73,25 @@ class Brain:
             rows = [*range(prompt), *range(prompt + 1, len(fed))]
             steps = (prompt, 1, *steps[1:])
         with np.errstate(all="ignore"):
-            z = self.engine.run(fed, steps)["result_output"][rows].astype(np.float64)
+            z = self.logits(fed, steps)[rows].astype(np.float64)
         z = z - z.max(-1, keepdims=True)
         return np.asarray(z - np.log(np.exp(z).sum(-1, keepdims=True)))
+
+    def logits(self, fed: list[int], steps: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """All rows. An engine gives the same for the same steps, so only steps that it has not just run are run."""
+        key = (tuple(fed), steps)
+        if key not in self.known:
+            ids, done = self.ran
+            if done and fed[: len(ids)] == ids and steps[: len(done)] == done:
+                rows, start = [self.known[tuple(ids), done]], len(ids)
+                for n in steps[len(done) :]:
+                    rows.append(self.engine.more(fed[start : start + n])["result_output"])
+                    start += n
+                self.known[key] = np.concatenate(rows)
+            else:
+                self.known[key] = self.engine.run(fed, steps)["result_output"]
+            self.ran = list(fed), steps
+        return self.known[key]
 
     def draw(self, scores: np.ndarray[Any, Any], body: dict[str, Any]) -> int:
         if not body.get("temperature"):

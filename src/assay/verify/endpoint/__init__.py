@@ -2,11 +2,15 @@
 
 An audit asks whether an endpoint serves the claimed model (`audit_run`):
 
+    dialects           routes of other servers, in the words of OpenAI's
     client, asking     requests and answers; what the server shows
     probe_texts        the texts to ask about, drawn from a seed
     served_text        evidence: places, blocks, losses
+    spelled_text       the tokens of an answer of which only the text is known
     claimed_model      predictions of the claim, and of the claim with one thing changed
+    float_weights      the claimed file in FP8 and MXFP4
     alternatives       what may be served in its place
+    left_over          does a request read what the one before it left?
     wagers, standings  bets with a stated error rate, and where every alternative stands
     own_draws          sampling, judged by the server's own log-probabilities
     audit_report       words, data, page

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from assay.verify.endpoint.served_text import ServedText
 from assay.verify.faults import FAULTS, Context, Fault, FaultKind, Stage, Variant, planted
 
 Array = NDArray[Any]
-MIXES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q4_1", "IQ4_XS", "Q3_K_M", "Q2_K")
+MIXES = ("Q8_0", "FP8", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4", "Q3_K_M", "Q2_K")
 FEW_BITS = ("Q4_0", "Q3_K_M", "Q2_K")  # the first that is coarser than the claim stands for fewer bits in general
 BASES = (1e4, 1e5, 5e5, 1e6)
 SCALES = (0.5, 0.25, 2.0)
@@ -91,9 +91,14 @@ class Alternative:
         return claimed.at(ids, rows, self.setting, keep=keep)
 
     @property
+    def companion(self) -> Alternative | None:
+        """The same in the arithmetic of a fast engine; None where a mistake is planted for every text."""
+        return replace(self, setting=replace(self.setting, precision="fast")) if self.edit is None else None
+
+    @property
     def slow(self) -> bool:
         """Must the reference compute it?"""
-        return self.edit is not None or self.setting.cache == "q4_0"
+        return self.edit is not None or self.setting.cache in ("q4_0", "fp8")
 
 
 def first_alternatives(model: Model, tokenizer: Tokenizer) -> list[Alternative]:
@@ -120,6 +125,7 @@ def more_alternatives(model: Model, longest: int, others: Sequence[Path] = ()) -
     for turned in (True, False):
         words = "keys and values in q4_0" + ", rotated first" * turned
         yield Alternative(words, words, "cache", Setting(cache="q4_0", rotated=turned))
+    yield Alternative("keys and values in fp8", "keys and values in FP8 (E4M3)", "cache", Setting(cache="fp8"))
     for mix in coarser_mixes(model.file, MIXES):
         yield _weights(mix)
 
@@ -186,15 +192,6 @@ def tokenizer_faults(model: Model, tokenizer: Tokenizer, texts: Sequence[ServedT
     for fault, words, prompts in other_tokenizations(model.file, tokenizer, labels):
         if prompts:
             yield Alternative(words, words, "prompt", prompts=prompts, fault=fault)
-
-
-def stale_cache(texts: Sequence[ServedText]) -> Iterator[Alternative]:
-    """Every request reads the keys of the request before it."""
-    pairs = zip(texts[1:], texts, strict=False)
-    prompts = {text.ids[: text.n_prompt]: (*before.ids, *text.ids[: text.n_prompt]) for text, before in pairs}
-    if prompts:
-        words = "a request reads the keys of the request before it"
-        yield Alternative("stale cache", words, "requests", prompts=prompts, fault="kv-stale-request")
 
 
 def chat_prompts(

@@ -8,7 +8,7 @@ vocabulary, and prompts that the server counts otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from assay.errors import AssayError
 from assay.text import ChatTemplate, encode_chat
 from assay.verify.endpoint.client import Client, ScoredToken, ServerReply
-from assay.verify.endpoint.served_text import Place, ServedText
+from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS
+from assay.verify.endpoint.served_text import Place, ServedText, Spelling, spelled
 
 TOPS = (20, 5, 0)  # log-probabilities to ask for: as many as a server gives
 NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
@@ -28,6 +29,7 @@ Message = dict[str, str]
 class Reading:
     """The evidence that the server shows, and odd things in its answers."""
 
+    dialect: str = ""
     completions: bool = False
     chat: bool = False
     top: int = 0  # log-probabilities for each generated token
@@ -71,27 +73,22 @@ class Interviewer:
     def begin(self, text: str, n: int) -> ServedText:
         """The first request: which route, and how many log-probabilities. Raises if no route answers."""
         reasons = []
-        for top in TOPS:
-            try:
-                reply = self.client.complete(text, n=n, top=top)
-            except AssayError as error:
-                reasons.append(str(error))
-                if _no_connection(error):
-                    raise
-                continue
-            self.reading.completions = True
-            self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
-            return self._read_text(text, reply)
-        for top in TOPS:
-            try:
-                served = self._read_chat([{"role": "user", "content": text}], n, top)
-            except AssayError as error:
-                reasons.append(str(error))
-                continue
-            self.reading.chat = True
-            scored = any(len(place.scores) > 1 for place in served.places)
-            self.reading.top = top if scored else 0
-            return served
+        for dialect in DIALECTS:
+            self.client.use(dialect)
+            self.reading.completions = dialect.stands_for == COMPLETIONS
+            for top in TOPS:
+                try:
+                    reply, ids = self._ask(text, n, top)
+                except AssayError as error:
+                    reasons.append(str(error))
+                    if _no_connection(error):
+                        raise
+                    if _no_route(error):
+                        break
+                    continue
+                self.reading.dialect, self.reading.chat = dialect.name, not self.reading.completions
+                self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
+                return self._read(ids, reply, text, chat=self.reading.chat)
         raise AssayError(reasons[0])
 
     def try_echo(self, text: str) -> ServedText | None:
@@ -126,45 +123,55 @@ class Interviewer:
     # --- evidence
 
     def text(self, text: str, n: int) -> ServedText:
-        """A text and `n` greedy tokens after it."""
-        if not self.reading.completions:
-            return self._read_chat([{"role": "user", "content": text}], n, self.reading.top)
-        return self._read_text(text, self.client.complete(text, n=n, top=self.reading.top))
+        """A text and `n` greedy tokens after it; where only chat is served, a message and its answer."""
+        reply, ids = self._ask(text, n, self.reading.top)
+        return self._read(ids, reply, text, chat=not self.reading.completions)
 
     def chat(self, messages: Sequence[Message], n: int) -> ServedText:
         """A conversation and `n` greedy tokens of its answer."""
-        return self._read_chat(messages, n, self.reading.top)
+        reply, ids = self._ask_chat(messages, n, self.reading.top)
+        return self._read(ids, reply, messages[-1]["content"], chat=True)
 
-    def _read_text(self, text: str, reply: ServerReply) -> ServedText:
+    def left_by(self, text: str) -> list[tuple[int, ...]]:
+        """Ask for one token after a text. The ids that a cache may hold then: the text's, without and with that token,
+        which may be one of several with the same text."""
+        reply, ids = self._ask(text, 1, self.reading.top)
+        last = reply.steps[-1:]
+        tokens = [s.id for s in last if s.id is not None] or self.client.spellings.get(
+            last[0].text if last else reply.text, ()
+        )
+        return [tuple(ids), *((*ids, token) for token in tokens)]
+
+    def _ask(self, text: str, n: int, top: int) -> tuple[ServerReply, list[int]]:
+        """The answer to a text, and the prompt's ids as the claimed file makes them."""
+        if not self.reading.completions:
+            return self._ask_chat([{"role": "user", "content": text}], n, top)
+        reply = self.client.complete(text, n=n, top=top)
         ids = list(self.tokenizer.encode(text))
         if reply.prompt_tokens is not None:
             self.reading.counts.append((len(ids), reply.prompt_tokens))
-        return self._read(ids, reply, text, chat=False, whole=lambda said: self.tokenizer.encode(text + said))
+        return reply, ids
 
-    def _read_chat(self, messages: Sequence[Message], n: int, top: int) -> ServedText:
+    def _ask_chat(self, messages: Sequence[Message], n: int, top: int) -> tuple[ServerReply, list[int]]:
         if self.template is None:
             raise AssayError(f"{self.client.url}: only chat is served, and the claimed file has no chat template")
         reply = self.client.chat(messages, n=n, top=top)
         ids = list(encode_chat(self.tokenizer, self.template, messages))
         if reply.prompt_tokens is not None:
             self.reading.chat_counts.append((len(ids), reply.prompt_tokens))
-        return self._read(ids, reply, messages[-1]["content"], chat=True, whole=lambda said: [])
+        return reply, ids
 
-    def _read(
-        self, ids: list[int], reply: ServerReply, label: str, *, chat: bool, whole: Callable[[str], Sequence[int]]
-    ) -> ServedText:
+    def _read(self, ids: list[int], reply: ServerReply, label: str, *, chat: bool) -> ServedText:
         n_prompt, places = len(ids), list[Place]()
         steps = reply.steps[reply.n_prompt :]
-        told = [] if steps else self._ids_of(ids, reply.text, whole)
-        self.reading.tokens += len(told)
-        if _tokens_are_missing(reply, len(steps) or len(told)):
-            self.reading.gaps += 1
-            return ServedText(tuple(ids), n_prompt, (), chat, label)
-        for token in told:
-            places.append(Place(len(ids), {}, token))
-            ids.append(token)
+        if not steps:
+            return self._read_spelled(ids, reply, label, chat)
         for step in steps:
             self._notice(step)
+        if _tokens_are_missing(reply, len(steps)):
+            self.reading.gaps += 1
+            return ServedText(tuple(ids), n_prompt, (), chat, label)
+        for step in steps:
             places.append(Place(len(ids), dict(step.scores), step.id))
             if step.id is None:
                 break
@@ -173,19 +180,26 @@ class Interviewer:
                 break
         return ServedText(tuple(ids), n_prompt, tuple(places), chat, label)
 
-    def _ids_of(self, ids: Sequence[int], said: str, whole: Callable[[str], Sequence[int]]) -> list[int]:
-        """The ids of an answer of which only the text is known."""
-        together = list(whole(said))
-        if together[: len(ids)] == list(ids):
-            return together[len(ids) :]
-        return list(self.tokenizer.encode(said, add_special=False, parse_special=False))
+    def _read_spelled(self, ids: list[int], reply: ServerReply, label: str, chat: bool) -> ServedText:
+        """An answer of which only the text is known. Its ids are the tokenizer's; `spelled_text` tries others."""
+        whole = [] if chat else list(self.tokenizer.encode(label + reply.text))
+        fits = whole[: len(ids)] == ids
+        told = whole[len(ids) :] if fits else self.tokenizer.encode(reply.text, add_special=False, parse_special=False)
+        self.reading.tokens += reply.completion_tokens or len(told)
+        if "\ufffd" in reply.text or not told:
+            self.reading.gaps += 1
+            return ServedText(tuple(ids), len(ids), (), chat, label)
+        counts: tuple[int, ...] = ()
+        if reply.completion_tokens is not None:
+            counts = (reply.completion_tokens, reply.completion_tokens - (reply.finish == "stop"))
+        return spelled((*ids, *told), len(ids), chat, label, Spelling(reply.text, counts))
 
     def _notice(self, step: ScoredToken) -> None:
         seen = self.reading
         seen.tokens += 1
         said = step.text
         if step.id is None:  # its text belongs to several tokens, or to none
-            seen.foreign += bool(said) and "\ufffd" not in said and said not in self.client.pieces
+            seen.foreign += bool(said) and "\ufffd" not in said and said not in self.client.spellings
             return
         own = self.tokenizer.piece(step.id).decode("utf-8", "replace")
         if said.strip() and own.strip() and "\ufffd" not in own + said and own.strip() != said.strip():
@@ -214,6 +228,11 @@ def _digits(values: Sequence[float]) -> int | None:
     return next((d for d in range(4) if np.allclose(x * 10**d, np.round(x * 10**d), atol=1e-6)), None)
 
 
+def _no_route(error: AssayError) -> bool:
+    """Does the server lack the route? Then other numbers of log-probabilities need not be tried."""
+    return any(f"answered {code} " in str(error) for code in (404, 405, 501))
+
+
 def _no_connection(error: AssayError) -> bool:
     text = str(error)
     return "no usable answer" in text or "no whole answer" in text
@@ -223,6 +242,7 @@ def as_dict(reading: Reading) -> dict[str, Any]:
     """The reading for a report."""
     return {
         "mode": reading.mode,
+        "dialect": reading.dialect,
         "completions": reading.completions,
         "chat": reading.chat,
         "top_logprobs": reading.top,

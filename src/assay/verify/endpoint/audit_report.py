@@ -35,7 +35,7 @@ def headline(result: AuditResult) -> str:
 
 
 def _finding(found: AuditFinding) -> str:
-    sure = f" (confidence {found.confidence:.2f})" if found.confidence else ""
+    sure = f" (confidence {found.confidence:.2f})" if found.confidence >= 0.005 else ""
     others = f"; as likely: {', '.join(found.equivalent)}" if found.equivalent else ""
     against = f", {odds(found.evidence)} against the claim" if found.evidence > _TEN else ""
     return f"{found.words}{sure}{against}{others}"
@@ -43,7 +43,8 @@ def _finding(found: AuditFinding) -> str:
 
 def _lines(result: AuditResult) -> Iterator[str]:
     yield headline(result)
-    yield f"evidence: {result.reading.mode}; {result.places} places in {result.blocks} blocks"
+    reading = result.reading
+    yield f"evidence: {reading.mode} ({reading.dialect}); {result.places} places in {result.blocks} blocks"
     if result.blocks:
         yield (
             f"distance to the claim: {result.distance:.3f} nats; honest noise: {result.noise:.3f} nats; "
@@ -61,7 +62,7 @@ def _lines(result: AuditResult) -> Iterator[str]:
             yield f"{words}: {'; '.join(names)}"
     for note in result.notes:
         yield f"note: {note}"
-    yield f"cost: {result.requests} requests, {result.reading.tokens} generated tokens, {result.seconds:.0f} s"
+    yield f"cost: {result.requests} requests, {reading.tokens} generated tokens, {result.seconds:.0f} s"
 
 
 def text(result: AuditResult) -> str:

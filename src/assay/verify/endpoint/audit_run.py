@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -28,16 +27,18 @@ from assay.verify.endpoint.alternatives import (
     first_alternatives,
     more_alternatives,
     other_feeds,
-    stale_cache,
     tokenizer_faults,
 )
 from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
 from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
-from assay.verify.endpoint.own_draws import DrawnToken, against_stated
+from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
+from assay.verify.endpoint.own_draws import judged_draws
 from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
-from assay.verify.endpoint.standings import Scoreboard
+from assay.verify.endpoint.spelled_text import respelled
+from assay.verify.endpoint.standings import LIKELY, Scoreboard
+from assay.verify.endpoint.wagers import distance_path
 
 Say = Callable[[str], None]
 TOKENS = 480  # generated tokens to spend with log-probabilities
@@ -48,9 +49,12 @@ LEAST_TEXTS = 4
 NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
 MOST_GAPS = 12  # answers with hidden tokens, after which the endpoint counts as unreadable
 CHATS, CHAT_TOKENS = 3, 12
-DRAWS, DRAW_TOKENS = 4, 24
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
+FACT = 0.99  # confidence in what the server's own words prove: only a misread answer could explain it otherwise
+COUNTED = (
+    0.5  # in a hidden change of the prompt that shows in the server's count of tokens alone: servers count otherwise
+)
 PROVEN_DRAWS = 2  # greedy tokens below the server's own best that prove a temperature
 SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
@@ -103,8 +107,10 @@ class _Audit:
             return self._result()
         if self.options.chat and self.interviewer.reading.completions:
             self._conversations()
-        if self.options.draws and not self.findings:
-            self._draws()
+        reading = self.interviewer.reading
+        if self.options.draws and not self.findings and reading.top and reading.completions:
+            self.say("drawing tokens at temperature 1")
+            self.findings += judged_draws(self.client, self._drawn, reading.top, self.options.alpha, self.notes)
         return self._result()
 
     # --- texts
@@ -143,7 +149,11 @@ class _Audit:
     def _more_texts(self) -> Iterator[str]:
         yield from self._drawn[2:] if self.interviewer.reading.echo else self._drawn[1:]
 
-    def _add(self, served: ServedText) -> None:
+    def _add(self, given: ServedText) -> None:
+        served = respelled(given, self.claimed, self.tokenizer)
+        if served is None:
+            self.interviewer.reading.gaps += 1
+            return
         self.asked.append(served)
         self.board.extra_noise = max(self.board.extra_noise, self.interviewer.reading.rounding)
         if served.places and not self._mostly_foreign():
@@ -181,7 +191,7 @@ class _Audit:
                 f"temperature 0 was asked for and not honoured: {seen.not_greedy} of {seen.greedy} tokens are not the "
                 "largest of the server's own log-probabilities"
             )
-            self.findings.append(AuditFinding("sampling", words, 0.99, "samp-temp0"))
+            self.findings.append(AuditFinding("sampling", words, FACT, "samp-temp0"))
 
     def _mostly_foreign(self) -> bool:
         seen = self.interviewer.reading
@@ -192,46 +202,63 @@ class _Audit:
         if not self._mostly_foreign():
             return False
         words = f"another model: {seen.foreign} of {seen.tokens} tokens are not of the claimed vocabulary"
-        self.findings.append(AuditFinding("model", words, 0.99))
+        self.findings.append(AuditFinding("model", words, FACT))
         return True
 
     # --- what is it?
 
     def _what_is_it(self) -> None:
         self.say("the answers are not those of the claimed model; trying alternatives")
-        board = self.board
-        for alternative in self._candidates():
-            if self._explained():
-                break
+        self._consider(self._other_prompts())
+        if not _explained(self.board) and self._left_over():
+            return
+        longest = max(len(text.ids) for text in self.board.texts)
+        self._consider(more_alternatives(self.model, longest, self.options.others))
+        if self.options.engine and not _explained(self.board):
+            self._search_catalogue()
+        self._name(self.board, "model")
+
+    def _consider(self, alternatives: Iterable[Alternative]) -> None:
+        """Try alternatives until one explains the answers."""
+        for alternative in alternatives:
+            if _explained(self.board):
+                return
             self.say(f"trying {alternative.words}")
             slow = alternative.slow or not self.claimed.native
             try:
-                board.consider(alternative, most=MORE_TEXTS if slow else None)
+                self.board.consider(alternative, most=MORE_TEXTS if slow else None)
             except AssayError as error:
                 self.notes.append(f"{alternative.words}: not tried ({error})")
-        if self.options.engine and not self._explained():
-            self._search_catalogue()
-        self._name(board, "model")
 
-    def _candidates(self) -> Iterator[Alternative]:
+    def _other_prompts(self) -> Iterator[Alternative]:
         yield from beginnings(self.tokenizer)
         yield from tokenizer_faults(self.model, self.tokenizer, self.board.texts)
         if not self.interviewer.reading.completions and self.template is not None:
             talks = [[{"role": "user", "content": t.label}] for t in self.board.texts if t.chat]
             yield from chat_prompts(self.tokenizer, self.template, talks)
         yield from other_feeds()
-        yield from stale_cache(self.asked)
-        longest = max(len(text.ids) for text in self.board.texts)
-        yield from more_alternatives(self.model, longest, self.options.others)
 
-    def _explained(self) -> bool:
-        """Does an alternative fit within honest noise that beats the claim, by the bets or by far in every block?"""
-        best = self.board.best()
-        if not best or not self.board.fits(best[0].name):
+    def _left_over(self) -> bool:
+        """Name a cache that still holds the request before, if that explains what follows it."""
+        self.say("asking for texts after others")
+        fresh = self._drawn[-2 * PAIRS :]  # not asked for yet, unless there are few
+        try:
+            served, alternative = ask_in_pairs(self.interviewer, self.claimed, fresh, EACH)
+        except AssayError as error:
+            self.notes.append(f"texts after others: {error}")
             return False
-        lead = best[0]
-        far = math.sqrt(_usual(self.board.claim)) > FAR * lead.distance
-        return lead.state == "nearer" or (lead.wins >= EVERY_BLOCK and not lead.losses and far)
+        board = self._board()
+        for text in served:
+            board.add(text)
+        board.consider(alternative)
+        if not _explained(board):
+            return False
+        self._name(board, "requests")
+        return True
+
+    def _board(self) -> Scoreboard:
+        """A board for other texts, with the same noise of printed numbers."""
+        return Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
 
     def _search_catalogue(self) -> None:
         """Try every mistake on the first text, and the best on more."""
@@ -257,26 +284,21 @@ class _Audit:
     def _name(self, board: Scoreboard, area: str) -> None:
         """Add the finding that the standings support."""
         odds = max(board.evidence_path(), default=0.0)
-        best = [s for s in board.best() if s.favour > 0]
-        if not best:
+        for near in board.best()[:1]:
+            if not board.fits(near.name):
+                board.add_companion(near.name, MORE_TEXTS if near.alternative.slow else None)
+        likely = board.likely()
+        if not likely:
             self.findings.append(AuditFinding(area, self._unexplained(board), 0.0, evidence=odds, fits=False))
             return
-        lead = best[0]
-        tied = [s for s in best[1:] if s.distance <= 1.15 * lead.distance]
-        fits, sure = board.fits(lead.name), lead.state == "nearer"
-        confidence = (0.99 if sure else 0.7) if fits and not tied else 0.9 / (1 + len(tied)) if fits else 0.4
-        where = (
-            "prompt"
-            if lead.alternative.family == "prompt"
-            else "requests"
-            if lead.alternative.family == "requests"
-            else area
-        )
-        words = lead.alternative.words if fits else f"nearest to {lead.alternative.words}, which does not fit"
+        lead, confidence = likely[0]
+        tied = [s for s, other in likely[1:] if other >= LIKELY * confidence]
+        fits, found = board.fits(lead.name), lead.alternative
         self.findings.append(
             AuditFinding(
-                where, words, confidence, lead.alternative.fault, max(odds, lead.favour),
-                tuple(s.alternative.words for s in tied),
+                found.family if found.family in ("prompt", "requests") else area,
+                found.words if fits else f"nearest to {found.words}, which does not fit",
+                confidence, found.fault, max(odds, lead.favour), tuple(s.alternative.words for s in tied),
                 tuple(s.alternative.fault for s in tied if s.alternative.fault), fits,
             )
         )  # fmt: skip
@@ -293,13 +315,19 @@ class _Audit:
         if len({found - expected for expected, found in self.interviewer.reading.counts}) > 1:
             return "not the claimed model; the server counts the tokens of texts otherwise, so another model is likely"
         if usual < 1.0:
-            return "not the claimed model; its answers are fluent, so another model or a fine-tune of it is likely"
+            return (
+                "not the claimed model; its answers are fluent, so another model, a fine-tune of it or coarser "
+                "arithmetic is likely, such as keys and values in four bits"
+            )
         return "not the claimed model; its answers are not fluent, so a mistake of the engine is likely"
 
     # --- the same request again
 
     def _again(self) -> None:
-        """Equal requests may differ within noise: prefix caches and batches change sums. More than that is a fault."""
+        """Equal requests may differ within noise: prefix caches and batches change sums. More than that is a fault.
+
+        The bets on the second answer begin with a capital of their own: this is another statement than the claim.
+        """
         first = self.asked[0]
         try:
             second = self.interviewer.text(first.label, len(first.places))
@@ -313,23 +341,14 @@ class _Audit:
                 self.notes.append(
                     f"two equal requests differ by {usual:.2g} nats, as with a prefix cache or other batches"
                 )
-        board = Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
-        board.gaps, board.claim, board.exact, board.texts = (
-            list(self.board.gaps), list(self.board.claim), list(self.board.exact), list(self.board.texts),
-        )  # fmt: skip
-        board.add(second)
-        late = board.ratios()[-len(in_blocks([0.0] * len(second.places))) :]
-        if late and float(np.median(late)) > 5.0:
-            stale = Alternative(
-                "stale cache", "the second of two equal requests reads the first one's keys", "requests",
-                front=first.ids, fault="kv-stale-request",
-            )  # fmt: skip
-            rows = stale.rows(self.claimed, second)
-            near = rows is not None and float(np.nanmean(place_losses(second, rows))) < 0.3 * float(
-                np.nanmean(board.claim[-len(late) :])
+        known = len(self.board.ratios())
+        self._add(second)
+        path = distance_path(self.board.ratios()[known:])
+        if max(path, default=0.0) >= self.board.goal and not self._left_over():
+            words, evidence = "the second of two equal requests is answered otherwise", max(path)
+            self.findings.append(
+                AuditFinding("requests", words, 1 - math.exp(-evidence), evidence=evidence, fits=False)
             )
-            words = stale.words if near else "the second of two equal requests is answered otherwise"
-            self.findings.append(AuditFinding("requests", words, 0.9 if near else 0.5, "kv-stale-request", fits=near))
 
     # --- conversations
 
@@ -338,12 +357,12 @@ class _Audit:
             return
         drawn = [self._fitted(q) for q in probe_texts.questions(self.options.seed, CHATS)]
         talks = [[{"role": "user", "content": q}] for q in drawn]
-        board = Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
+        board = self._board()
         self.say("asking for answers to a few messages")
         try:
             for messages in talks:
-                served = self.interviewer.chat(messages, CHAT_TOKENS)
-                if served.places:
+                served = respelled(self.interviewer.chat(messages, CHAT_TOKENS), self.claimed, self.tokenizer)
+                if served is not None and served.places:
                     board.add(served)
         except AssayError as error:
             self.notes.append(f"chat was not tried: {error}")
@@ -366,17 +385,18 @@ class _Audit:
         self._name_prompt(board, extra, far)
 
     def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool) -> None:
-        best = [s for s in board.best() if board.fits(s.name)]
-        more = f"; the server counts {min(extra)} more tokens than the claimed template makes" if extra - {0} else ""
-        if best:
-            alternative = best[0].alternative
-            tied = tuple(s.alternative.words for s in best[1:])
-            confidence = 0.95 if not tied else 0.9 / (1 + len(tied))
-            words = f"chat prompt: {alternative.words}{more}"
-            self.findings.append(AuditFinding("prompt", words, confidence, alternative.fault, equivalent=tied))
+        odds = max(board.evidence_path(), default=0.0)
+        likely = [(s, c) for s, c in board.likely() if board.fits(s.name)]
+        more = f"; the server counts {_more(min(extra))} tokens than the claimed template makes" if extra - {0} else ""
+        if likely:
+            lead, confidence = likely[0]
+            tied = tuple(s.alternative.words for s, other in likely[1:] if other >= LIKELY * confidence)
+            words, fault = f"chat prompt: {lead.alternative.words}{more}", lead.alternative.fault
+            self.findings.append(AuditFinding("prompt", words, confidence, fault, odds, tied))
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
-            self.findings.append(AuditFinding("prompt", words, 0.9 if far else 0.5, fits=False))
+            confidence = 1 - math.exp(-odds) if far else COUNTED
+            self.findings.append(AuditFinding("prompt", words, confidence, evidence=odds, fits=False))
 
     def _stopping(self, texts: Iterable[ServedText]) -> None:
         """An answer that goes on after a token that ends it."""
@@ -384,61 +404,9 @@ class _Audit:
             ends = [i for i, place in enumerate(text.places) if place.token in self.tokenizer.eog]
             if ends and ends[0] + 1 < len(text.places):
                 self.findings.append(
-                    AuditFinding("sampling", "goes on after a token that ends the answer", 0.9, "gen-eos-set")
+                    AuditFinding("sampling", "goes on after a token that ends the answer", FACT, "gen-eos-set")
                 )
                 return
-
-    # --- draws
-
-    def _draws(self) -> None:
-        reading = self.interviewer.reading
-        if not reading.top or not reading.completions:
-            return
-        self.say("drawing tokens at temperature 1")
-        draws: list[DrawnToken] = []
-        alone: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
-        firsts: list[tuple[int, ...]] = []
-        for seed in range(DRAWS):
-            text = self._drawn[seed % min(2, len(self._drawn))]
-            sent: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": 1000 + seed}
-            try:
-                reply = self.client.complete(text, n=DRAW_TOKENS, top=reading.top, **sent, **alone)
-            except AssayError as error:
-                if not alone:
-                    self.notes.append(f"drawing was not tried: {error}")
-                    return
-                alone = {}
-                continue
-            ids = list(self.tokenizer.encode(text))
-            made = []
-            for step in reply.steps[reply.n_prompt :]:
-                if len(step.scores) < reading.top:
-                    # Which ids are missing may depend on the token drawn, and that would look like a filter.
-                    self.notes.append("draws were not judged: some of the listed tokens cannot be told by their text")
-                    return
-                # A token of unknown id counts as one that was not listed. To leave it out would look like a filter.
-                draws.append(DrawnToken(-1 if step.id is None else step.id, dict(step.scores), tuple(ids), reading.top))
-                if step.id is None:
-                    break
-                ids.append(step.id)
-                made.append(step.id)
-            firsts.append(tuple(made))
-        self._judge_draws(draws, firsts)
-
-    def _judge_draws(self, draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]]) -> None:
-        if not draws:
-            return
-        capital, ranked = against_stated(draws)
-        if capital >= self.board.goal:
-            tied = tuple(name for name, value in ranked[1:] if value > ranked[0][1] - 3.0)
-            words = f"tokens are not drawn as asked (temperature 1, no filter): most like {ranked[0][0]}"
-            confidence = 0.95 if not tied else 0.9 / (1 + len(tied))
-            self.findings.append(AuditFinding("sampling", words, confidence, "", capital, tied))
-        elif len(texts) == DRAWS and len(set(texts[0::2])) == 1 and len(set(texts[1::2])) == 1:
-            chance = sum(d.scores.get(d.token, 0.0) for d in draws) / 2
-            if chance < math.log(self.options.alpha):
-                words = "different seeds draw the same tokens"
-                self.findings.append(AuditFinding("sampling", words, 0.9, "samp-rng", -chance))
 
     # --- the answer
 
@@ -471,6 +439,20 @@ class _Audit:
             notes=(*reading.notes, *self.notes),
             area=self.findings[0].area if self.findings else "",
         )
+
+
+def _more(n: int) -> str:
+    return f"{n} more" if n > 0 else f"{-n} fewer"
+
+
+def _explained(board: Scoreboard) -> bool:
+    """Does an alternative fit within honest noise that beats the claim, by the bets or by far in every block?"""
+    best = board.best()
+    if not best or not board.fits(best[0].name):
+        return False
+    lead = best[0]
+    far = math.sqrt(_usual(board.claim)) > FAR * lead.distance
+    return lead.state == "nearer" or (lead.wins >= EVERY_BLOCK and not lead.losses and far)
 
 
 def _coarse(model: Model) -> Setting | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from assay.gguf.types import by_name
 from assay.graph import Graph, Node, Trait
 from assay.models import Model, load
 from assay.verify.dumps.observation import inputs_of
+from assay.verify.endpoint.float_weights import BITS, FORMATS, write_rounded
 from assay.verify.endpoint.served_text import ServedText, log_softmax_rows
+from assay.verify.faults.attention_edits import e4m3
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.rounding import hooks as rounding_hooks
 from assay.verify.judge.rounding import roundings
@@ -154,11 +157,11 @@ class ClaimedModel:
         if source not in self._weights:
             self._weights[source] = Weights(model.file, np.float32 if self.native else np.float64)
         hooks = None
+        if setting.precision == "fast":
+            hooks = rounding_hooks(next(r for r in roundings(ARITHMETICS[-1]) if r.q8), model.file)
         if setting.cache:
-            hooks = Hooks(result=lambda node, y: _kept(node, y, setting.cache, setting.rotated))
-        elif setting.precision == "fast":
-            rule = next(r for r in roundings(ARITHMETICS[-1]) if r.q8)
-            hooks = rounding_hooks(rule, model.file)
+            kept = partial(_kept, kind=setting.cache, rotated=setting.rotated)
+            hooks = Hooks(hooks.operand if hooks else None, kept)
         graph = setting.graph or model.graph
         given = inputs_of(ids, range(len(ids)))
         with np.errstate(all="ignore"):
@@ -179,14 +182,22 @@ class ClaimedModel:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="assay-audit-")
         path = Path(self._folder.name) / f"{mix}.gguf"
-        quantize(self.model.file, path, mix_by_name(mix), allow_requantize=True, threads=self.threads)
+        if mix in FORMATS:
+            write_rounded(self.model.file, path, mix)
+        else:
+            quantize(self.model.file, path, mix_by_name(mix), allow_requantize=True, threads=self.threads)
         return path
 
 
 def _kept(node: Node, y: Array, kind: str, rotated: bool) -> Array:
-    """A cached row in blocks of a ggml type; heads whose width is no multiple of a block stay as they are."""
+    """A cached row in E4M3 without a scale, or in blocks of a ggml type; narrower heads than a block stay as they are.
+
+    Servers with an FP8 cache use a scale of 1 unless the checkpoint has one.
+    """
     if not node.has(Trait.CACHES) or y.dtype.kind != "f":
         return y
+    if kind == "fp8":
+        return np.asarray(e4m3(y), y.dtype)
     found, width = by_name(kind.upper()), y.shape[-1]
     if width % found.block_size:
         return y
@@ -212,6 +223,10 @@ def coarser_mixes(file: GGUFFile, mixes: Sequence[str]) -> list[str]:
     bits = 8 * sum(t.nbytes for t in matrices) / max(1, total)
     found = []
     for name in mixes:
+        if name in BITS:
+            if BITS[name] <= bits + ABOUT_AS_MANY:
+                found.append(name)
+            continue
         base = by_name(mix_by_name(name).base)
         share = sum(t.n_elements for t in matrices if t.type == base) / max(1, total)
         if share < ALL_OF_IT and 8 * base.type_size / base.block_size <= bits + ABOUT_AS_MANY:

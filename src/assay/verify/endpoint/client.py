@@ -1,7 +1,7 @@
-"""A client of an OpenAI-compatible server: log-probabilities of a prompt and of the tokens after it, in every known
-form.
+"""A client of a server: log-probabilities of a prompt and of the tokens after it, in every known form.
 
-The server is not trusted: the type, size and time of every part of an answer are checked.
+It speaks OpenAI's completions and chat completions; `dialects` translates them for other servers. The server is not
+trusted: the type, size and time of every part of an answer are checked.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from assay.errors import AssayError
 from assay.system.terminal import printable
 from assay.text import Tokenizer
+from assay.verify.endpoint.dialects import CHAT, COMPLETIONS, DIALECTS, Dialect
 
 REPLY_S = 120.0  # from the request to the last byte of its answer
 SESSION_S = 1800.0  # all requests of a client together
@@ -83,6 +84,11 @@ class Client:
         self.pause_s = pause_s  # between two requests, for servers with a rate limit
         self.requests = 0
         self._last = 0.0
+        self._routes = {d.stands_for: d for d in reversed(DIALECTS)}  # the first of each kind
+
+    def use(self, dialect: Dialect) -> None:
+        """Ask in this dialect from now on, where it stands in for one of OpenAI's routes."""
+        self._routes[dialect.stands_for] = dialect
 
     @property
     def is_remote(self) -> bool:
@@ -90,38 +96,33 @@ class Client:
         return self._ask is None
 
     @cached_property
-    def pieces(self) -> frozenset[str]:
-        """The texts of all tokens."""
-        every = range(self.tokenizer.n_vocab)
-        return frozenset(self.tokenizer.piece(token).decode("utf-8", "replace") for token in every)
+    def spellings(self) -> Mapping[str, tuple[int, ...]]:
+        """All token ids by their text."""
+        found: dict[str, list[int]] = {}
+        for token in range(self.tokenizer.n_vocab):
+            found.setdefault(self.tokenizer.piece(token).decode("utf-8", "replace"), []).append(token)
+        return {text: tuple(ids) for text, ids in found.items()}
 
     @cached_property
     def known(self) -> Mapping[str, int]:
         """Token ids by text, for replies without ids; texts that several tokens share are left out."""
-        found: dict[str, int] = {}
-        twice: set[str] = set()
-        for token in range(self.tokenizer.n_vocab):
-            text = self.tokenizer.piece(token).decode("utf-8", "replace")
-            if text in found:
-                twice.add(text)
-            found[text] = token
-        return {text: token for text, token in found.items() if text not in twice and "\ufffd" not in text}
+        return {text: ids[0] for text, ids in self.spellings.items() if len(ids) == 1 and "\ufffd" not in text}
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self.requests += 1
+        dialect = self._routes[route]
+        asked = dialect.request({**({"model": self.model} if self.model else {}), **body})
         if self._ask is not None:
-            return self._checked(self.url, self._ask(path, body))
-        data = json.dumps({**({"model": self.model} if self.model else {}), **body}).encode()
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        request = urllib.request.Request(self.url + path, data, headers)
-        where = f"{self.url}{path}"
+            return self._checked(self.url, dialect.answer(self._ask(dialect.path, asked)))
+        headers = {"Content-Type": "application/json", **dialect.headers(self.key)}
+        where = f"{self.url}{dialect.path}"
+        request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
         for attempt in range(RETRIES + 1):
             self._wait(attempt)
             try:
                 left = min(REPLY_S, self._until - time.monotonic())
-                return self._read(where, within(left, where, partial(_fetch, where, request)))
+                raw = within(left, where, partial(_fetch, where, request))
+                return self._read(where, raw, dialect)
             except Busy as busy:
                 if attempt == RETRIES or busy.wait_s > self._until - time.monotonic():
                     raise
@@ -135,9 +136,10 @@ class Client:
             time.sleep(rest)
         self._last = time.monotonic()
 
-    def _read(self, where: str, raw: bytes) -> dict[str, Any]:
+    def _read(self, where: str, raw: bytes, dialect: Dialect) -> dict[str, Any]:
         try:
-            return self._checked(where, json.loads(raw))
+            found = json.loads(raw)
+            return self._checked(where, dialect.answer(found) if isinstance(found, dict) else found)
         except (ValueError, RecursionError) as error:
             raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
 
@@ -156,7 +158,7 @@ class Client:
     ) -> ServerReply:
         """`/v1/completions`, greedy unless `more` says otherwise. A `top` of 0 asks for the text alone."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, **({"logprobs": top} if top else {}), **more}
-        found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
+        found = self._post(COMPLETIONS, {**body, "echo": True} if echo else body)
         return self._reply(found, n if echo else None)
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5, **more: Any) -> ServerReply:
@@ -164,7 +166,7 @@ class Client:
         body = {"messages": list(messages), "max_tokens": n, "temperature": 0, **more}
         if top:
             body |= {"logprobs": True, "top_logprobs": top}
-        return self._reply(self._post("/v1/chat/completions", body), None)
+        return self._reply(self._post(CHAT, body), None)
 
     def _reply(self, found: dict[str, Any], generated: int | None) -> ServerReply:
         choice = found["choices"][0]

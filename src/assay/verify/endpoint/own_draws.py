@@ -16,9 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.errors import AssayError
+from assay.verify.endpoint.audit_findings import AuditFinding
+from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.standings import LIKELY
 from assay.verify.endpoint.wagers import log_mean
 
 Array = NDArray[Any]
+TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
 Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
 
@@ -103,3 +108,62 @@ def against_stated(draws: Sequence[DrawnToken]) -> tuple[float, list[tuple[str, 
     """ln of the capital against the stated distribution, and the settings by their own capital, the best first."""
     found = capitals(draws)
     return log_mean(found.values()), sorted(found.items(), key=lambda item: -item[1])
+
+
+def share_of_best(capitals_found: Sequence[float]) -> float:
+    """The posterior probability of the best setting: a capital is its likelihood over that of the stated distribution.
+
+    All settings and the stated distribution are equally likely at first.
+    """
+    return math.exp(max(capitals_found) - log_mean([0.0, *capitals_found])) / (1 + len(capitals_found))
+
+
+# --- asking and judging
+
+
+def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, notes: list[str]) -> list[AuditFinding]:
+    """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens."""
+    draws: list[DrawnToken] = []
+    made: list[tuple[int, ...]] = []
+    alone: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+    for seed in range(TEXTS):
+        text = texts[seed % min(2, len(texts))]
+        sent: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": 1000 + seed}
+        try:
+            reply = client.complete(text, n=TOKENS, top=top, **sent, **alone)
+        except AssayError as error:
+            if not alone:
+                notes.append(f"drawing was not tried: {error}")
+                return []
+            alone = {}
+            continue
+        ids = list(client.tokenizer.encode(text))
+        steps = reply.steps[reply.n_prompt :]
+        if any(len(step.scores) < top for step in steps):
+            # Which ids are missing may depend on the token drawn, and that would look like a filter.
+            notes.append("draws were not judged: some of the listed tokens cannot be told by their text")
+            return []
+        made.append(())
+        for step in steps:
+            # A token of unknown id counts as one that was not listed. To leave it out would look like a filter.
+            draws.append(DrawnToken(-1 if step.id is None else step.id, dict(step.scores), tuple(ids), top))
+            if step.id is None:
+                break
+            ids.append(step.id)
+            made[-1] += (step.id,)
+    return _judged(draws, made, alpha) if draws else []
+
+
+def _judged(draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float) -> list[AuditFinding]:
+    capital, ranked = against_stated(draws)
+    if capital >= -math.log(alpha):
+        tied = tuple(name for name, value in ranked[1:] if value > ranked[0][1] + math.log(LIKELY))
+        words = f"tokens are not drawn as asked (temperature 1, no filter): most like {ranked[0][0]}"
+        confidence = share_of_best([value for _, value in ranked])
+        return [AuditFinding("sampling", words, confidence, "", capital, tied)]
+    chance = sum(d.scores.get(d.token, 0.0) for d in draws) / 2
+    same = len(texts) == TEXTS and len(set(texts[0::2])) == 1 and len(set(texts[1::2])) == 1
+    if same and chance < math.log(alpha):
+        words = "different seeds draw the same tokens"
+        return [AuditFinding("sampling", words, 1 - math.exp(chance), "samp-rng", -chance)]
+    return []

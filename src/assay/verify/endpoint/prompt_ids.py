@@ -24,7 +24,7 @@ def other_tokenizations(
         unigram = Unigram(file, tokenizer.vocab)
         cut = {text: [*_begin(tokenizer, ids), *unigram.encode(text)] for text, ids in right.items()}
         yield "spm-merge-order", "cut by the best sum of scores, as unigram does", _changed(right, cut)
-    bare = {text: [*_begin(tokenizer, ids), *_without_space(tokenizer, text)] for text, ids in right.items()}
+    bare = {text: [*_begin(tokenizer, ids), *without_space(tokenizer, text)] for text, ids in right.items()}
     yield "spm-space-prefix", "no space before the first word", _changed(right, bare)
 
 
@@ -32,7 +32,7 @@ def _begin(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [ids[0]] if ids and ids[0] == tokenizer.bos else []
 
 
-def _without_space(tokenizer: Tokenizer, text: str) -> list[int]:
+def without_space(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a text in the middle of another, where no space is put before it."""
     front = tokenizer.encode("\n", add_special=False)
     both = tokenizer.encode(f"\n{text}", add_special=False)

@@ -34,6 +34,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Spelling:
+    """An answer of which the server showed the text alone: its ids are a guess."""
+
+    said: str
+    counts: tuple[int, ...] = ()  # tokens that the answer may have, by the server's own count; empty: unknown
+
+
+@dataclass(frozen=True)
 class ServedText:
     """A sequence of ids as the auditor believes they were fed, and the places where the server showed something."""
 
@@ -42,10 +50,17 @@ class ServedText:
     places: tuple[Place, ...]
     chat: bool = False
     label: str = ""
+    spelling: Spelling | None = None
 
     @property
     def first_row(self) -> int:
         return self.places[0].row if self.places else len(self.ids)
+
+
+def spelled(ids: Sequence[int], n_prompt: int, chat: bool, label: str, spelling: Spelling) -> ServedText:
+    """A text whose answer is known by its tokens alone."""
+    places = tuple(Place(row, {}, ids[row]) for row in range(n_prompt, len(ids)))
+    return ServedText(tuple(ids), n_prompt, places, chat, label, spelling)
 
 
 def log_softmax_rows(logits: Array) -> Array:

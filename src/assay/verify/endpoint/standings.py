@@ -2,6 +2,9 @@
 
 `Scoreboard` gathers; `standing` says where an alternative stands: nearer than the claim, excluded, too near the claim
 to be told from it, or undecided. All error rates are `alpha`, by the bets of `wagers`.
+
+`confidence` is the share of one alternative among all that were tried, the claim among them. The weight of each is its
+p-value: 1 over the capital that was won against it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ State = Literal["nearer", "excluded", "too near", "undecided"]
 LEAST_NOISE = 0.005  # nats: printed numbers and float32
 APART = 1.0  # an alternative whose distance from the claim is below this many times the noise cannot be told from it
 FITS = 2.0  # a prediction within this many times the noise fits
+LIKELY = 0.1  # an alternative with this share of the weight of the best is as likely
 SAME = 1e-9  # nats squared: two losses this near are equal, and no bet is made
 
 
@@ -58,6 +62,7 @@ class Scoreboard:
     gaps: list[float] = field(default_factory=list)  # between claim and companion
     losses: dict[str, list[float]] = field(default_factory=dict)
     aparts: dict[str, list[float]] = field(default_factory=dict)
+    own_gaps: dict[str, list[float]] = field(default_factory=dict)  # between an alternative and its companion
     alternatives: dict[str, Alternative] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)  # named before the evidence was seen: these may raise the alarm
 
@@ -172,10 +177,32 @@ class Scoreboard:
     def standings(self) -> list[Standing]:
         return [self.standing(name) for name in self.alternatives]
 
+    def add_companion(self, name: str, most: int | None = None) -> None:
+        """Measure the noise of an alternative itself: it may amplify rounding, as a cache in few bits does."""
+        companion = self.alternatives[name].companion
+        if name in self.own_gaps or companion is None:
+            return
+        found: list[float] = []
+        for text in self.texts[:most]:
+            try:
+                own, fast = (a.rows(self.claimed, text, keep=False) for a in (self.alternatives[name], companion))
+            except AssayError:
+                own = fast = None
+            blocks = -(-len(text.places) // BLOCK)
+            found += [math.nan] * blocks if own is None or fast is None else in_blocks(row_gaps(text, own, fast))
+        self.own_gaps[name] = found
+        self.claimed.close(companion.setting)
+
+    def _ratios_of(self, name: str) -> list[float]:
+        """Distance to an alternative over honest noise, for every block that shows something."""
+        own = [*self.own_gaps.get(name, ())]
+        usual = float(np.nanmedian(own)) if own and not np.isnan(own).all() else 0.0
+        noise = [math.sqrt(max(n * n, usual)) for n in self.noise()]
+        return [math.sqrt(x) / n for x, n in zip(self.losses[name], noise, strict=True) if not math.isnan(x)]
+
     def fits(self, name: str) -> bool:
         """Is the alternative within honest noise, at the usual block?"""
-        pairs = zip(self.losses[name], self.noise(), strict=True)
-        ratios = [math.sqrt(loss) / noise for loss, noise in pairs if not math.isnan(loss)]
+        ratios = self._ratios_of(name)
         return bool(ratios) and float(np.median(ratios)) <= FITS
 
     def best(self) -> list[Standing]:
@@ -186,6 +213,32 @@ class Scoreboard:
             if all(nearer_capital(*self.wins_of(k.name, s.name)) < self.goal for k in kept):
                 kept.append(s)
         return kept
+
+    def weight(self, name: str) -> float:
+        """The p-value of an alternative (of the claim for an empty name): 1 over the capital won against it.
+
+        The capital is the mean of the distance bet and of the bets of all others that they are nearer.
+        """
+        if not name:
+            return math.exp(-max([0.0, *self.evidence_path()]))
+        ratios = self._ratios_of(name)
+        if not ratios:
+            return 0.0
+        others = [nearer_capital(*self.wins_of(other, name)) for other in self.alternatives if other != name]
+        others.append(nearer_capital(*reversed(self.wins_of(name))))
+        return math.exp(-max(0.0, log_mean([distance_path(ratios)[-1], log_mean(others)])))
+
+    def likely(self) -> list[tuple[Standing, float]]:
+        """Alternatives that no other one beats, each with its confidence; the most confident first.
+
+        The confidence is the share in all weights, times the weight itself: what does not fit is not believed,
+        however far behind the others are.
+        """
+        found = [(s, self.weight(s.name)) for s in self.best()]
+        rest = sum(self.weight(name) for name in self.alternatives if name not in {s.name for s, _ in found})
+        total = rest + self.weight("") + sum(weight for _, weight in found)
+        shares = [(s, min(1 - self.alpha, weight * weight / total) if total else 0.0) for s, weight in found]
+        return sorted(shares, key=lambda pair: -pair[1])
 
     def more_tokens(self) -> int | None:
         """About how many more tokens decide every alternative that is apart from the claim; None if unknown."""

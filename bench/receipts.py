@@ -1,0 +1,95 @@
+"""What receipts cost: in decode, with one stream and with many, and to verify ten positions of a long answer.
+
+    python bench/receipts.py [MODEL] [--tokens 64] [--streams 32] [--long 1000] [--rounds 3] [--threads 1]
+
+Rounds with and without receipts alternate. Times are processor time of this process, so other work on the machine
+does not count. The share of the hashes is measured beside it: the time inside `row_digest` over all time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from assay.runtime import hub, sequence
+from assay.runtime.opening import OpenOptions, open_model
+from assay.runtime.params import SamplerParams
+from assay.runtime.receipt_replay import replay
+from assay.runtime.receipts import Receipt, header_of, make_receipt, row_digest
+from assay.runtime.scheduler import Scheduler, deliver
+from assay.runtime.sequence import Job
+
+PROMPT = "The history of the bridge begins with a ferry, which"
+
+
+class Hashing:
+    """`row_digest` with a clock."""
+
+    seconds = 0.0
+
+    def __call__(self, logits: Any) -> bytes:
+        started = time.thread_time()
+        found = row_digest(logits)
+        self.seconds += time.thread_time() - started
+        return found
+
+
+def generate(on: Any, engine: Any, n: int, tokens: int, receipt: bool) -> tuple[float, list[Any]]:
+    """Processor seconds of the decode steps, and the sequences."""
+    scheduler = Scheduler(engine, on.tokenizer, n_ctx=on.n_ctx, running=n)
+    ids = tuple(on.tokenizer.encode(PROMPT))
+    jobs = [Job(ids, SamplerParams(temp=0.8, seed=i), tokens, ignore_eos=True, receipt=receipt) for i in range(n)]
+    sequences = [scheduler.make(job, lambda update: None) for job in jobs]
+    scheduler.add(sequences)
+    while not all(s.generated for s in sequences):
+        deliver(scheduler.step())
+    started = time.process_time()
+    while not all(s.finished for s in sequences):
+        deliver(scheduler.step())
+    return time.process_time() - started, sequences
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--long", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    on = open_model(hub.resolve(args.model), OpenOptions(threads=args.threads, cache_size=16384))
+    engine, hashing = on.engine(), Hashing()
+    sequence.row_digest = hashing  # type: ignore[assignment,attr-defined]
+    for n, tokens in ((1, args.tokens), (args.streams, max(4, args.tokens // 8))):
+        plain, signed = [], []
+        hashing.seconds = 0.0
+        generate(on, engine, n, 3, True)
+        hashing.seconds = 0.0
+        for _ in range(args.rounds):
+            plain.append(generate(on, engine, n, tokens, False)[0])
+            signed.append(generate(on, engine, n, tokens, True)[0])
+        ratio = statistics.median(signed) / statistics.median(plain) - 1
+        share = hashing.seconds / sum(signed)
+        each = 1e3 * statistics.median(plain) / (tokens - 1)
+        print(f"{n} streams: {each:.1f} ms a step; with receipts {ratio:+.1%}; hashes {share:.1%}", flush=True)
+    if args.long:
+        seconds, (made,) = generate(on, engine, 1, args.long, True)
+        receipt = _receipt(on, engine, made)
+        on.file.sha256  # noqa: B018 - hashed once, and kept
+        started = time.process_time()
+        found = replay(receipt, on.model, positions=10, seed=1, threads=args.threads)
+        took = time.process_time() - started
+        print(f"{args.long} tokens in {seconds:.1f} s; ten positions in {took:.1f} s: {took / seconds:.2f} ({found})")
+    engine.close()
+
+
+def _receipt(on: Any, engine: Any, made: Any) -> Receipt:
+    header = header_of(on.file.sha256, engine.arithmetic, made.job.params, made.seed, made.job.ids, constrained=False)
+    return make_receipt(header, made.job.ids, made.ids[made.n_prompt :], made.row_digests)
+
+
+if __name__ == "__main__":
+    main()
