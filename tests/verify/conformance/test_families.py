@@ -28,11 +28,11 @@ def answered(kit: Path, path: Path, results: Path) -> None:
         (results / section).mkdir(parents=True)
     for item in manifest["ops"]:
         expected(kit, item["output"]).tofile(results / "ops" / f"{item['op']}.bin")
+    engine = ReferenceEngine(load(open_file(path)), np.float32)
     for probe in manifest["probes"]:
         if len(probe["steps"]) > 1:
             continue
         names = "|".join(f"^{node['name']}$" for node in probe["nodes"])
-        engine = ReferenceEngine(load(open_file(path)), np.float32)
         trace = take_trace(engine, probe["tokens"], nodes=names, positions=probe["positions"])
         values = {obs.name: obs.array() for obs in trace.observations}
         np.savez(results / "probes" / f"{probe['id']}.npz", tokens=np.array(probe["tokens"]), **values)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from assay.gguf import open_file
+from assay.models import load
+from assay.verify.diagnosis.diagnose_dump import diagnose
+from assay.verify.dumps.load import load_dump
 from tests import recurrent_planting as planting
 from tests.second_recurrent import Recurrent
 
@@ -71,3 +75,22 @@ def test_states_in_sixteen_bits_differ_and_float32_does_not():
     moved = {kind: nmse(planting.planted(path, state=kind).parts[2]["result_output"], right[-1:]) for kind in
              ("f32", "f16", "bf16")}  # fmt: skip
     assert moved["f32"] < 1e-11 < moved["f16"] < moved["bf16"] < 1e-3
+
+
+def diagnosed(tmp_path, style, *bugs, **options):
+    path = FOLDER / "qwen35.gguf"
+    model = load(open_file(path))
+    ids = planting.tokens_of(path)
+    case = planting.planted(path, *bugs, **options)
+    return diagnose(model, load_dump(planting.STYLES[style](case, tmp_path, ids, planting.STEPS), model))
+
+
+def test_matrices_in_bfloat16_are_healthy(tmp_path):
+    found = diagnosed(tmp_path, "last", weights="bf16")
+    assert found.verdict == "healthy" and "every value is what matrices in bfloat16 gives" in found.notes, found
+
+
+def test_a_draft_taken_back_from_keys_alone_is_no_fault_of_the_window(tmp_path):
+    """The window alone explains the first nodes; the state explains all of them."""
+    found = diagnosed(tmp_path, "last", "st-rollback")
+    assert found.causes[0].fault == "st-rollback" and found.causes[0].equivalent == ("st-pad-enters",), found

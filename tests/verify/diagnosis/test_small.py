@@ -111,8 +111,8 @@ def test_what_the_evidence_cannot_tell_is_said(models: Any, tmp_path: Path) -> N
         assert clear.verdict == "healthy" and not clear.next_observation
 
 
-@pytest.mark.xfail(reason="weights rounded to bfloat16 explain these layers as well as bfloat16 activations do")
 def test_layers_in_bfloat16_leave_no_question_open(models: Any, tmp_path: Path) -> None:
+    """The noise of weights in bfloat16 would cover these layers; the rule that rounds results predicts them."""
     clear = found(models("window"), tmp_path / "layers", "layers", arithmetic="bf16")
     assert clear.verdict == "healthy" and not clear.next_observation
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.models import Model
+from assay.gguf import open_file
+from assay.models import Model, load
 from assay.verify.dumps.formats.eval_callback import read_eval_callback
 from assay.verify.dumps.load import load_dump
-from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.observation import Dump, Observation, inputs_of
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 
@@ -20,7 +23,8 @@ from tests.verify.conftest import TOKENS
 def print_like_llamacpp(truth: Dump, model: Model, path: Path, old: bool = False) -> Path:
     """What the tool prints of every node: three values at either end of an axis, four decimals, the sum."""
     ops = {"linear": "MUL_MAT", "rope": "ROPE", "rms_norm": "MUL", "add": "ADD", "embed": "GET_ROWS", "kq": "MUL_MAT",
-           "attn_softmax": "SOFT_MAX", "kqv": "MUL_MAT", "merge_heads": "CONT", "glu": "SWIGLU"}  # fmt: skip
+           "attn_softmax": "SOFT_MAX", "kqv": "MUL_MAT", "merge_heads": "CONT", "glu": "SWIGLU",
+           "slice": "VIEW"}  # fmt: skip
     text = []
     for obs in truth.observations:
         value = obs.array()
@@ -65,6 +69,19 @@ def test_eval_callback_text(model: Model, truth: Dump, tmp_path: Path, old: bool
     path.write_text(swapped.replace(" x ", " ffn_gate-1 "))
     diff = judge(model, load_dump(path, model, tokens=TOKENS))
     assert [n.name for n in diff.nodes if n.verdict == "wrong"] == ["ffn_up-1", "ffn_gate-1"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_view_and_the_rotation_of_it_have_one_name(shared_dir: Path, tmp_path: Path, reverse: bool) -> None:
+    """llama.cpp prints k_pe as a view, then as the rotation of it: the values say which print is the node's."""
+    model = load(open_file(shared_dir / "data" / "arch" / "deepseek2-lite.gguf"))
+    ids = tuple(t % model.hparams.n_vocab for t in TOKENS)
+    names = ["attn_norm-0", *["k_pe_proj-0", "k_pe-0"][:: -1 if reverse else 1]]
+    values = interpret(model.graph, Weights(model.file), inputs_of(ids, range(len(ids))), names)
+    seen = tuple(Observation(name, "values", values[name]) for name in names)
+    path = print_like_llamacpp(Dump("llama.cpp", ids, observations=seen), model, tmp_path / "log.txt")
+    dump = load_dump(path, model, tokens=ids)
+    assert judge(model, dump).verdict == "same" and "k_pe-0" in dump.by_name, dump.notes
 
 
 def test_eval_callback_truncated(model: Model, truth: Dump, tmp_path: Path) -> None:

@@ -248,3 +248,43 @@ def test_an_engine_that_is_wrong_from_layer_0_on_shows_one_row(log: str, smollm2
 )
 def test_a_quoted_prompt_is_kept(line: str, prompt: str, tmp_path: Path) -> None:
     assert read_log(tmp_path / "x.log", text=f"{line}\nlayer 0 out: 1.5 2.5 3.5\n").prompt == prompt
+
+
+_HEADS = {
+    "l2": ("attn_out_l2", "ffn_out_l2", "hidden_l2"),
+    "words": ("attn_out L2", "ffn_out L2", "hidden L2"),
+    "norm": ("attn_out_norm", "ffn_out_norm", "hidden_norm"),
+    "camel": ("attnOutNorm", "ffnOutNorm", "hiddenNorm"),
+    "function": ("norm(attn_out)", "norm(ffn_out)", "norm(hidden)"),
+}
+_NORMS = ((1.1052, 1.70057, 3.71727), (1.02645, 3.08435, 5.56015), (1.5894, 4.83035, 9.1509))
+
+
+def _boxed(heads: tuple[str, ...], rows: list[tuple[object, ...]], bar: str = "│") -> str:
+    lines = [f" {bar} ".join(map(str, cells)) for cells in (heads, *rows)]
+    return "\n".join(["┌───┬───┐", *(f"{bar} {line} {bar}" for line in lines), "└───┴───┘"])
+
+
+def _table(form: str, heads: tuple[str, ...]) -> str:
+    rows: list[tuple[object, ...]] = [(i, *row) for i, row in enumerate(_NORMS)]
+    if form == "console.table":
+        return _boxed(("(index)", "layer", *heads), [(i, *row) for i, row in enumerate(rows)])
+    if form == "console.table, layers counted":
+        return _boxed(("(index)", *heads), rows)
+    if form == "Markdown":
+        return _boxed(("layer", *heads), rows, "|")
+    if form == "pandas":
+        return "   layer  " + "  ".join(heads) + "\n" + "\n".join("  ".join(map(str, (r[0], *r))) for r in rows)
+    mark = {"CSV": ",", "TSV": "\t", "semicolons": ";"}[form]
+    return "\n".join(mark.join(map(str, cells)) for cells in (("layer", *heads), *rows))
+
+
+@pytest.mark.parametrize("heads", _HEADS)
+@pytest.mark.parametrize(
+    "form", ["console.table", "console.table, layers counted", "Markdown", "pandas", "CSV", "TSV", "semicolons"]
+)
+def test_a_table_of_norms_is_read_whole(form: str, heads: str) -> None:
+    dump = read_log(Path("table"), text=_table(form, _HEADS[heads]) + "\n")
+    found = {(o.name, o.kind): o.data for o in dump.observations}
+    names = ("attn_out", "ffn_out", "l_out")
+    assert found == {(f"{n}-{i}", "norm"): x for i, row in enumerate(_NORMS) for n, x in zip(names, row, strict=True)}

@@ -37,7 +37,7 @@ def test_the_right_rule_leaves_least(tmp_path: Path, arithmetic: str, rule: str)
     found, given, weights = case.parts[0]["l_out-0"], inputs_of(TOKENS, range(8)), Weights(model.file)
     left = {}
     for r in roundings(ARITHMETICS[-1]):
-        rounded = weights_of(r, weights)
+        rounded = weights_of(r, weights, model.graph)
         value = interpret(model.graph, rounded, given, ["l_out-0"], hooks=hooks(r, model.file))["l_out-0"]
         left[r.name] = float(np.median(np.sqrt(np.mean(np.square(found - value), axis=1))))
     assert min(left, key=left.__getitem__) == rule

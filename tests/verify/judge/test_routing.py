@@ -91,6 +91,20 @@ def test_another_expert_by_a_fault_is_wrong(model: Model, whole: bool) -> None:
     assert not any("within" in note for note in diff.notes)
 
 
+@pytest.mark.parametrize("kind", ["values", "at"])
+def test_a_ranking_is_judged_down_to_the_experts_that_are_used(model: Model, kind: str) -> None:
+    """Two of six experts are used: the order of the others has no reader, that of the first has."""
+    name = f"ffn_moe_argsort-{LAYER}"
+    right = run(model, [name])[name]
+    for ranks, healthy in (((4, 5), True), ((0, 5), False)):
+        found = right.copy()
+        found[:, ranks] = found[:, ranks[::-1]]
+        data = found if kind == "values" else tuple((i, float(v)) for i, v in enumerate(found.reshape(-1)))
+        seen = Observation(name, kind, data, shape=found.shape, foreign=name)
+        dump = Dump("ranked", TOKENS, tuple(range(len(TOKENS))), (len(TOKENS),), (seen,), "ranked")
+        assert bool(judge(model, dump, cache=False)) == healthy, ranks
+
+
 def test_the_open_choice_excuses_its_token_alone(close: Model) -> None:
     """Another token of the same layer is still judged by the noise."""
     values = run(close, OUTPUTS, swap=True)

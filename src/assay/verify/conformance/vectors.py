@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -292,8 +292,7 @@ def _crop(op: str, weight: Any) -> Array:
 
 def _block(kind: GGMLType, files: _Files) -> dict[str, Any]:
     """Blocks whose bytes are random, rising, and extreme, with the floats they decode to."""
-    raw = adversarial_blocks(kind)
-    values = codecs.decode(kind, raw)
+    raw, values = _decoded_blocks(kind)
     return {
         "type": kind.name,
         "id": kind.id,
@@ -303,6 +302,12 @@ def _block(kind: GGMLType, files: _Files) -> dict[str, Any]:
         "values": files.put("blocks.bin", values),
         "exact": True,
     }
+
+
+@cache  # the same in every kit
+def _decoded_blocks(kind: GGMLType) -> tuple[NDArray[np.uint8], Array]:
+    raw = adversarial_blocks(kind)
+    return raw, codecs.decode(kind, raw)
 
 
 def adversarial_blocks(kind: GGMLType, count: int = 6, seed: int = 0) -> NDArray[np.uint8]:

@@ -1,7 +1,8 @@
 """Which known mistake gives these very values?
 
 `diagnose_dump.diagnose` is the entry: it judges the dump, then searches the catalogue (`faults`) for the mistake that
-reproduces the wrong values. The searches:
+reproduces the wrong values. Where none without a number does, edits composed for the place are tried
+(`faults.edit_grammar`). The searches:
 
     by_nodes     dumps with whole tensors: every node that is wrong on its own inputs
     by_runs      printed values and statistics: hypotheses are run from the tokens
@@ -13,8 +14,9 @@ reproduces the wrong values. The searches:
 put it into words.
 
 `candidates.confidence` computes the confidence of a cause, for `by_nodes`, `by_runs`, `by_feeds` and for the package
-`endpoint`. There are two exceptions. `likelihood` reports 0.99 for a significant score, divided by the number of faults
-that fit equally well. `by_tokens` reports a constant of `thresholds`, because it compares ids exactly.
+`endpoint`. `by_runs` lowers it to the share of wrong nodes that the fault explains. There are two exceptions.
+`likelihood` reports 0.99 for a significant score, 0.5 where most of the deviation is left, divided by the number of
+faults that fit equally well. `by_tokens` reports a constant of `thresholds`, because it compares ids exactly.
 
 Touch this package when a mistake of the catalogue is not named, or the wrong one is. A new mistake belongs in `faults`.
 """

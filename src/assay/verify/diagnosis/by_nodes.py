@@ -14,6 +14,7 @@ from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause,
 from assay.verify.diagnosis.doubles import Pair, find_pair
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.faults.edit_grammar import UNTRIED
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
 
@@ -123,7 +124,7 @@ def _conclude(
         unexplained=tuple(unexplained),
         relations=tuple(relations_at(trials, unit)),
         segment=segment,
-        notes=tuple(notes),
+        notes=(*notes, *([] if causes else [UNTRIED])),
     )
 
 

@@ -14,13 +14,27 @@ from assay.graph import split
 from assay.system.stages import each
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
-from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
-from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
+from assay.verify.diagnosis.candidates import (
+    SCANNED,
+    SINGLE,
+    Candidate,
+    Found,
+    Share,
+    better,
+    candidates_at,
+    described,
+    make_cause,
+)
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.faults import Variant
+from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.thresholds import FEW, TIE
+from assay.verify.thresholds import A_GUESS, FEW, TIE
 
 Progress = Callable[[str], None]
+NEARLY_ALL = 0.9  # of the wrong nodes
+MOST_ALONE = 8  # hypotheses that are tried in one layer alone
 
 
 def by_runs(
@@ -28,24 +42,15 @@ def by_runs(
 ) -> Diagnosis:
     """The search on runs of the whole model."""
     trials = trials.from_tokens()
-    everything = tuple(node.name for node in trials.graph)
-    unit = EvidenceUnit(first.name, everything)
-    before = trials.before(unit)
-    found = candidates_at(trials, unit, before, share=share)
-    layer = split(first.name)[1]
-    if not found.candidates and layer:
-        start = next(i for i, name in enumerate(everything) if split(name)[1] == layer)
-        say(f"nothing explains it everywhere; trying from layer {layer} on")
-        unit = EvidenceUnit(first.name, everything[start:])
-        found = candidates_at(trials, unit, before, share=share)
+    segment = _segment(diff, trials, first.name)
+    unit, found, before = _found(trials, first.name, segment, say, share)
     trials = found.trials
     held = _compared_with_all(trials, unit, diff, found.candidates)
+    held = _in_one_layer(trials, unit, diff, held, first.name)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
-    result = Diagnosis(
-        "unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, trials, first.name)
-    )
+    result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
-        return replace(result, next_observation=_bisect(result.segment, first.name))
+        return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
     best = held[0]
     same = [c for c in held if c.hypothesis.fault != best.hypothesis.fault and _as_good(best, c)]
     faults = {c.hypothesis.fault for c in same}
@@ -53,12 +58,37 @@ def by_runs(
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
     cause = make_cause(best, same, first.name, _explained_by(trials, unit, diff, best.hypothesis), before, found.tried)
+    cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
+    cause = replace(cause, confidence=min(cause.confidence, _most_certain(best.explained, len(wrong))))
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     if cause.confidence * (1 + len(faults)) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
+
+
+def _found(
+    trials: FaultTrials, target: str, segment: tuple[str, ...], say: Progress, share: Share | None
+) -> tuple[EvidenceUnit, Found, ObservationFit]:
+    """The hypotheses that explain the first wrong node, planted from its layer on.
+
+    A mistake that is planted in right layers as well would have shown there, so all layers are tried second. In layer
+    0 a mistake may lie before the last right node, in rows that were not observed.
+    """
+    everything = tuple(node.name for node in trials.graph)
+    whole, layer = EvidenceUnit(target, everything), split(segment[0])[1]
+    unit = whole if layer == 0 else EvidenceUnit(target, everything[everything.index(segment[0]) :])
+    before = trials.before(unit)
+    if segment[0] != everything[0] and split(target)[1] == 0:  # rows that were not observed may be of another token
+        fed = [Candidate(h, trials.fit(h, whole)) for h in (Hypothesis(*d) for d in other_tokens(trials.context))]
+        if explained := [c for c in fed if better(c.fit, before)]:
+            return whole, Found(explained, len(fed), trials), before
+    found = candidates_at(trials, unit, before, share=share if unit is whole else None, within=segment)
+    if not found.candidates and layer:
+        say(f"nothing explains it from layer {layer} on; trying all layers")
+        unit, found = whole, candidates_at(trials, whole, before, share=share, within=None)
+    return unit, found, before
 
 
 def _compared_with_all(
@@ -88,7 +118,57 @@ def _compared_with_all(
     return held
 
 
+def _in_one_layer(
+    trials: FaultTrials, unit: EvidenceUnit, diff: Diff, held: list[Candidate], first: str
+) -> list[Candidate]:
+    """The same mistakes in the layer of the first wrong node alone as well, where that explains nearly all nodes.
+
+    A mistake of all layers explains few of them if it is not the only one, and so it does in one layer.
+    """
+    at, wrong = split(first)[1], sum(n.verdict == "wrong" for n in diff.nodes)
+    if at is None or not held or held[0].explained == wrong:
+        return held
+    alone = [
+        replace(c, hypothesis=replace(c.hypothesis, variant=_alone(c.hypothesis.variant, at)))
+        for c in held[:MOST_ALONE]
+        if c.hypothesis.fault not in OF_ONE_LAYER
+    ]
+    fitting = [c for c in _compared_with_all(trials, unit, diff, alone) if c.explained >= NEARLY_ALL * wrong]
+    return sorted([*fitting, *held], key=lambda c: (*c.rank, c.fit.ratio))
+
+
+def _alone(variant: Variant, at: int) -> Variant:
+    return replace(in_layers(variant, at, at), label=f"{variant.label}, in layer {at} alone")
+
+
+def _scope(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, best: Candidate) -> str:
+    """Words for a mistake that right nodes before the first wrong one do not show."""
+    before = tuple(node.name for node in trials.graph)
+    before = before[: before.index(unit.segment[0])]
+    last = next((n.name for n in reversed(diff.nodes) if n.name in before), None)
+    if last is None:
+        return ""
+    early = EvidenceUnit(last, before)
+    h = best.hypothesis
+    if not trials.touches(h.variant, early, h.p) or last not in trials.changed(h, early):
+        return ""
+    values = trials.predict(h, early)
+    shown = values is not None and not trials.after(early, last, values[last]).explained
+    return f", from layer {split(unit.segment[0])[1]} on" if shown and split(unit.segment[0])[1] else ""
+
+
+def _most_certain(explained: int, wrong: int) -> float:
+    """The highest confidence in a fault that explains some of the wrong nodes.
+
+    A hypothesis is run from the tokens to the end, so the fault that happened alone explains every node after it. One
+    that explains only the first of them is one of several faults, or another fault that looks the same at first.
+    """
+    return max(A_GUESS, explained / max(wrong, 1))
+
+
 def _as_good(best: Candidate, other: Candidate) -> bool:
+    if other.hypothesis.fault in SCANNED and best.short:
+        return False
     near = other.explained >= best.explained - 0.02 * max(best.explained, 1)
     same = other.contradicted <= best.contradicted and other.fit.exact == best.fit.exact
     return near and same and other.fit.ratio <= max(1.0, TIE * best.fit.ratio)

@@ -15,11 +15,12 @@ import numpy as np
 from assay.graph import split
 from assay.system.stages import counting, each
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
-from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
+from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
+from assay.verify.faults.edit_grammar import INDEX, OPERAND, TOKEN, descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
     A_GUESS,
@@ -36,7 +37,7 @@ from assay.verify.thresholds import (
 )
 
 SECOND_NAMES = {  # faults that another row describes more plainly
-    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
+    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
 }  # fmt: skip
 SINGLE = {
     "gguf-missing-tensor",
@@ -44,6 +45,7 @@ SINGLE = {
 }  # happens to one tensor, so right values of other tensors do not speak against it
 
 
+SCANNED = {"weight-torn", "weight-damaged"}  # the place is the best of thousands, which is a long description
 _VARIANTS = sum(len(fault.variants) for fault in FAULTS.values())
 _OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
 
@@ -62,6 +64,11 @@ class Candidate:
     def fitted(self) -> bool:
         h = self.hypothesis
         return h.variant.search is not None and h.p not in h.variant.search.common
+
+    @property
+    def short(self) -> bool:
+        """Is it a mistake without a number, which leaves float32's noise alone?"""
+        return self.fit.exact and self.hypothesis.variant.search is None
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -137,9 +144,19 @@ def tried_here(trials: FaultTrials, unit: EvidenceUnit, part: int, parts: int) -
 
 
 def candidates_at(
-    trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit, *, deep: bool = True, share: Share | None = None
+    trials: FaultTrials,
+    unit: EvidenceUnit,
+    before: ObservationFit,
+    *,
+    deep: bool = True,
+    share: Share | None = None,
+    within: Sequence[str] | None = (),
 ) -> Found:
-    """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
+    """The hypotheses that explain the unit: the catalogue, then the grammar, then scans if nothing simple fits.
+
+    `within` are the nodes in which the fault must lie, if they are fewer than the unit's segment; None leaves the
+    grammar out.
+    """
     elsewhere = share(unit) if share else {}
     found: list[Candidate] = []
     rough: list[Candidate] = []
@@ -166,6 +183,13 @@ def candidates_at(
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
+    if deep and within is not None and screen.head is None and not any(c.short for c in found):
+        composed = [Hypothesis(*d) for d in descriptions(trials.context, within or unit.segment)]
+        for h in each(composed, f"{unit.target}: trying the grammar of edits", "edits"):
+            if trials.touches(h.variant, unit):
+                tried += 1
+                if better(fit := _composed_fit(screen, h), before):
+                    found.append(Candidate(h, fit))
     bits: list[Candidate] = []
     if not found:
         for h in (*damage_in_tensor(trials, unit), *damage_in_prints(trials, unit, (unit.target,))):
@@ -195,6 +219,14 @@ def candidates_at(
         if coarser is not None:
             return coarser
     return Found(found, tried, trials)
+
+
+def _composed_fit(screen: Screen, h: Hypothesis) -> ObservationFit:
+    """The fit of a composed edit. One that an operation refuses, although its shapes agree, explains nothing."""
+    try:
+        return screen.fit(h)
+    except (ValueError, IndexError, TypeError, KeyError):
+        return NEVER
 
 
 def _coarser(trials: FaultTrials, rough: list[Candidate], tried: int) -> Found | None:

@@ -40,7 +40,7 @@ from assay.verify.judge.known import DIFFERS, told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
+from assay.verify.thresholds import A_GUESS, ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
@@ -135,15 +135,16 @@ def _by_nodes_alone(
             else by_runs(trials, diff, wrong[0], say, share)
         )
         # Tokens that entered a state explain every node at once; an edit explains one of them.
-        partly = bool(result.unexplained) and bool(model.graph.state.per_sequence)
+        vague = result.unexplained or any(c.confidence <= A_GUESS for c in result.causes)
+        partly = bool(vague) and bool(model.graph.state.per_sequence)
         if not long and (partly or result.verdict in ("unexplained", "inconclusive")):
             fed = _by_feed(trials, diff, wrong, say)
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
     # The noise of a guessed arithmetic covers much, but not a fault that explains nearly all of the deviation.
-    vague = trials.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
+    rough = trials.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
     if not searched and (
-        vague or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
+        rough or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
     ):
         hidden = _hidden(inputs, dump, diff, weights, say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden

@@ -52,6 +52,7 @@ Array = NDArray[Any]
 # Operations that only move numbers and that engines rarely dump: their values follow from their inputs' dumps.
 _FILLED_IN = frozenset({"cache", "merge_heads", "slice", "join"})
 _TINY = 1e-300
+MOST_SOLVED = 4096  # nodes planted with a parameter that are kept: the same one is asked for several times in a row
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 
 
@@ -153,6 +154,9 @@ class FaultTrials:
         self._bases: dict[EvidenceUnit, dict[str, Array]] = {}
         self._by_op: dict[EvidenceUnit, dict[str, list[Node]]] = {}
         self._changes: dict[tuple[int, str], tuple[Variant, Change | None]] = {}  # the variant keeps its id in use
+        self._solved: dict[tuple[int, str, float], tuple[Variant, Change | None]] = {}  # the same, by parameter
+        self._planted: tuple[Hypothesis, EvidenceUnit, Planted] | None = None  # the last one: it is asked for in a row
+        self._outside: tuple[EvidenceUnit, dict[str, Array]] | None = None  # `theirs` without the last unit's segment
         self._ran = False  # `theirs` are the definition's own values
         self._shake = 0  # number of the draw of float32 errors, 0 for none
         self._runs = run_cache_of(self.weights, model.graph)
@@ -178,7 +182,7 @@ class FaultTrials:
             rule or self.rule,
             self.inputs,
         )
-        trials._changes = self._changes
+        trials._changes, trials._solved = self._changes, self._solved
         return trials
 
     def on(self, terms: Terms) -> FaultTrials:
@@ -191,7 +195,7 @@ class FaultTrials:
         """The same trials, in which every computation rounds by this rule."""
         if rule == self.rule:
             return self
-        trials = self._with(weights=weights_of(rule, self.weights), rule=rule)
+        trials = self._with(weights=weights_of(rule, self.weights, self.graph), rule=rule)
         trials._runs = self._runs  # the key names the rule, and halved weights follow from these
         return trials
 
@@ -241,15 +245,23 @@ class FaultTrials:
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the dump's own inputs to it."""
-        if self._ran and self.rule == EXACT and not self._shake and all(name in self.theirs for name in unit.segment):
-            return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
-            env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
-            with np.errstate(all="ignore"):
+            ran = self._ran and self.rule == EXACT and not self._shake
+            if ran and all(name in self.theirs for name in unit.segment):
+                self._bases[unit] = {name: self.theirs[name] for name in unit.segment}
+            else:
+                env = self._given_to(unit)
                 self._bases[unit] = interpret(self.graph, self.weights, env, unit.segment, hooks=self._hooks)
             if len(self._bases) > 4:
                 self._bases.pop(next(iter(self._bases)))
         return self._bases[unit]
+
+    def _given_to(self, unit: EvidenceUnit) -> dict[str, Array]:
+        """The dump's values outside the unit's segment."""
+        if self._outside is None or self._outside[0] != unit:
+            inside = set(unit.segment)
+            self._outside = unit, {k: v for k, v in self.theirs.items() if k not in inside}
+        return self._outside[1]
 
     def operand(self, node: Node, x: Array) -> Array:
         """The first operand of a node, rounded by the rule of these trials."""
@@ -284,12 +296,17 @@ class FaultTrials:
 
     def _change(self, variant: Variant, node: Node, p: float) -> Change | None:
         """The node with the fault planted. A variant without a parameter is planted once in every node."""
-        if variant.search is not None:
-            return variant.at(self.context, node, p)
-        key = id(variant), node.name
-        if key not in self._changes:
-            self._changes[key] = variant, variant.at(self.context, node)
-        return self._changes[key][1]
+        if variant.search is None:
+            key = id(variant), node.name
+            if key not in self._changes:
+                self._changes[key] = variant, variant.at(self.context, node)
+            return self._changes[key][1]
+        at = id(variant), node.name, p
+        if at not in self._solved:
+            if len(self._solved) >= MOST_SOLVED:
+                self._solved.clear()
+            self._solved[at] = variant, variant.at(self.context, node, p)
+        return self._solved[at][1]
 
     def _selected(self, variant: Variant, unit: EvidenceUnit) -> Iterable[Node]:
         """The nodes of the segment whose operation the variant's selector names."""
@@ -312,14 +329,12 @@ class FaultTrials:
         if known is not None:
             return known
         made = self._plant(h, unit)
-        changed = _downstream(made, unit)
-        env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
-        env |= {k: v for k, v in self.base(unit).items() if k not in changed}
-        if not _known(made, unit, env):
+        changed = _downstream(made)
+        env = self._given_to(unit) | {k: v for k, v in self.base(unit).items() if k not in changed}
+        if not _known(made, env):
             return None
         try:
-            with np.errstate(all="ignore"):
-                values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
+            values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
         except Exception as error:  # an edit that applies must run: name the one that does not
             if h.variant.added_by:
                 h.variant.warn(error)
@@ -334,16 +349,19 @@ class FaultTrials:
 
     def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:
         """The nodes of the segment that the fault changes, directly or through their inputs."""
-        return _downstream(self._plant(h, unit), unit)
+        return _downstream(self._plant(h, unit))
 
     def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
         """The segment alone as a graph, with the fault in it."""
-        nodes = {name: self.graph[name] for name in unit.segment}
-        changes = {node.name: self._change(h.variant, node, h.p) for node in self._selected(h.variant, unit)}
-        made = {name: change for name, change in changes.items() if change is not None}
-        nodes |= {name: replace(change.node, name=name) for name, change in made.items()}
-        functions = {name: change.function for name, change in made.items() if change.function is not None}
-        return Planted(replace(self.graph, nodes=tuple(nodes.values())), functions, frozenset(made))
+        if self._planted is None or self._planted[0] is not h or self._planted[1] != unit:
+            nodes = {name: self.graph[name] for name in unit.segment}
+            changes = {node.name: self._change(h.variant, node, h.p) for node in self._selected(h.variant, unit)}
+            made = {name: change for name, change in changes.items() if change is not None}
+            nodes |= {name: _named(change.node, name) for name, change in made.items()}
+            functions = {name: change.function for name, change in made.items() if change.function is not None}
+            planted = Planted(replace(self.graph, nodes=tuple(nodes.values())), functions, frozenset(made))
+            self._planted = h, unit, planted
+        return self._planted[2]
 
     def compare(self, name: str, value: Array, own: Array | None = None) -> ObservationFit:
         """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
@@ -417,6 +435,10 @@ class FaultTrials:
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
 
 
+def _named(node: Node, name: str) -> Node:
+    return node if node.name == name else replace(node, name=name)
+
+
 def _is_filled_in(node: Node) -> bool:
     return node.op in _FILLED_IN
 
@@ -428,21 +450,21 @@ def _shaken(hooks: Hooks | None, draw: int, node: Node, y: Array) -> Array:
     return hooks.result(node, y) if hooks and hooks.result else y
 
 
-def _downstream(made: Planted, unit: EvidenceUnit) -> set[str]:
+def _downstream(made: Planted) -> set[str]:
     changed: set[str] = set()
-    for name in unit.segment:
-        if name in made.touched or (changed and not changed.isdisjoint(made.graph[name].inputs)):
-            changed.add(name)
+    for node in made.graph.nodes:
+        if node.name in made.touched or (changed and not changed.isdisjoint(node.inputs)):
+            changed.add(node.name)
     return changed
 
 
-def _known(made: Planted, unit: EvidenceUnit, env: Mapping[str, Array]) -> bool:
+def _known(made: Planted, env: Mapping[str, Array]) -> bool:
     """Are the inputs of every touched node given, or computed before it?"""
     before: set[str] = set()
-    for name in unit.segment:
-        if name in made.touched and not all(i in env or i in before for i in made.graph[name].inputs):
+    for node in made.graph.nodes:
+        if node.name in made.touched and not all(i in env or i in before for i in node.inputs):
             return False
-        before.add(name)
+        before.add(node.name)
     return True
 
 

@@ -75,6 +75,11 @@ class HypothesisScore:
         return self.stable or self.least_left <= FLOAT32_LEFT
 
     @property
+    def leaves_much(self) -> bool:
+        """Is most of the deviation left, at most places, although float32's noise would be less?"""
+        return not self.exact and self.after > RULE_LEAVES * self.before and self.left > RULE_LEAVES * self.usual
+
+    @property
     def stays_explained(self) -> bool:
         """Is no more left than the predictions move when float32 errors are drawn anew?"""
         return self.after <= max(FIRM_LEFT, FIRM_SHARE * self.before) and self.touched >= FIRM_ROWS
@@ -108,6 +113,8 @@ class HypothesisScore:
         much = [self.after > RULE_LEAVES * self.before, self.left > RULE_LEAVES * self.usual]
         if self.rule != EXACT and (all(much) or (any(much) and self.parameter_unusual)):
             return False  # other roundings of the same rule are a little nearer by luck; a solved parameter finds them
+        if all(much) and self.parameter_unusual:
+            return False  # the engine rounds by a rule that is not known: a solved parameter is nearer by luck
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 

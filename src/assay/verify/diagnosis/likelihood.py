@@ -30,6 +30,7 @@ from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
+    A_GUESS,
     A_LAYERS_WORTH,
     ALIKE_NATS,
     AROUND,
@@ -328,7 +329,7 @@ def _answer(scores: Sequence[HypothesisScore], diff: Diff) -> Diagnosis:
         node=best.nodes[0],
         how=str(h),
         nodes=best.nodes,
-        confidence=0.99 / (1 + len(set(equivalent) - SECOND_NAMES)),
+        confidence=(A_GUESS if best.leaves_much else 0.99) / (1 + len(set(equivalent) - SECOND_NAMES)),
         explains=max(0.0, 1 - (best.after / max(best.before, 1e-30)) ** 2),
         equivalent=equivalent,
         before=best.before,

@@ -65,8 +65,8 @@ def words(cause: Cause, model: Model | None = None, diff: Diff | None = None) ->
 def facts(cause: Cause, model: Model | None) -> dict[str, Any]:
     """The values that sentences may use: numbers of the file and of the layer at fault, and the fitted parameter."""
     found: dict[str, Any] = {"how": cause.how}
-    if number := _NUMBER.search(cause.how):
-        found["p"] = number[0]
+    if number := _parameter(cause):
+        found["p"] = number
     if model is None:
         return found
     hp = model.hparams
@@ -91,6 +91,16 @@ def facts(cause: Cause, model: Model | None) -> dict[str, Any]:
         tensor = model.file.tensors[weights[0]]
         found |= {"weight": weights[0], "type": tensor.type.name, "shape": list(tensor.shape)}
     return found
+
+
+def _parameter(cause: Cause) -> str:
+    """The parameter of a family as the cause was put into words; empty for a fault without one."""
+    for label in (v.label for v in FAULTS[cause.fault].variants if v.search is not None):
+        head, _, tail = label.partition("{p}")
+        number = _NUMBER.match(cause.how, len(head)) if cause.how.startswith(head) else None
+        if number is not None and cause.how.startswith(tail, number.end()):
+            return number[0]
+    return ""
 
 
 def _filled(sentence: str, known: dict[str, Any]) -> str:

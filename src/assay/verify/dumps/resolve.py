@@ -34,6 +34,7 @@ from assay.verify.dumps.matching.reading_notes import (
     reading_summary,
     suggested_pattern,
 )
+from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
@@ -105,6 +106,8 @@ def resolve(
         if label:
             notes.append(f"{obs.name}: read as {label}")
     laid, note = _orders(laid, model, truth)
+    notes += note
+    laid, note = one_print_of_each(laid, model, truth) if dump.log else (laid, [])
     notes += note
     joined = _join_steps(laid, model, dump)
     order = {node.name: i for i, node in enumerate(model.graph)}

@@ -103,6 +103,13 @@ def _no_offset(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: flo
     return softmax(np.where(np.arange(len(kpos))[None, :] <= own[:, None], x * node.attr("scale"), -np.inf))
 
 
+def _first_and_own(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
+    """A decode step finds the first row of the cache and its own."""
+    rows, keys = np.arange(len(pos)), np.arange(len(kpos))
+    kept = (keys[None, :] == 0) | (keys[None, :] == rows[:, None]) | ~c.decoding(len(pos))[:, None]
+    return softmax(np.where(kept, masked(x, pos, kpos, node.attr("scale")), -np.inf))
+
+
 def _mask_late(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
     seen = np.arange(len(kpos))[None, :] < c.ends(len(pos))[:, None]
     return softmax(np.where(seen, x * node.attr("scale"), -np.inf)) * (kpos[None, :] <= pos[:, None])
@@ -181,6 +188,7 @@ _scores("attn-softcap", "scores squeezed by {p} tanh(s / {p})", _softcap, Search
 _scores("mask-missing-prefill", "no mask", _unmasked_prefill)
 _scores("mask-plus1", "one key too many", _one_more)
 _scores("mask-plus1", "one key too few", _one_less)
+_scores("kv-recreated", "a decode step finds the first row of the cache and its own", _first_and_own)
 _scores("mask-cache-offset", "the mask begins at key 0 in every step", _no_offset)
 _scores("mask-after-softmax", "masked after the softmax", _mask_late)
 _scores("softmax-axis", "normalised over queries", _over_queries)

@@ -37,7 +37,7 @@ def _other_eps(node: Node, eps: float) -> Change | None:
     return Change(node.with_attrs(eps=eps)) if eps != node.attr("eps") else None
 
 
-@plant("eps-value", "eps = {p}", _EPS, op="rms_norm", when=over_features)
+@plant("eps-value", "eps = {p}", _EPS, op=("rms_norm", "layer_norm"), when=over_features)
 def eps_value(c: Context, node: Node, p: float) -> Change | None:
     return _other_eps(node, p)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,16 @@ class Context:
 
     def at(self, node: Node) -> Context:
         """The same context, for the layer of a node."""
+        if self._alike:
+            return self
         own, rows = split(node.name)[1] or 0, self.model.hparams.layers
         own = min(own, len(rows) - 1)  # a draft head is the layer after the last
         return self if _heads(rows[own]) == _heads(rows[0]) else replace(self, layer=own)
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Do all layers have the same heads?"""
+        return len({_heads(row) for row in self.model.hparams.layers}) <= 1
 
     def starts(self, n_tokens: int) -> NDArray[np.int64]:
         """For every row, the index of the first row of its step."""

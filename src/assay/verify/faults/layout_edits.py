@@ -89,6 +89,8 @@ def to_gguf(n_rows: int, n_head: int) -> NDArray[np.int64]:
 
 
 @plant("qk-hf-in-interleaved", "rows of Q and K in halves", op="linear", roles=("Qcur_proj", "Kcur_proj"))
+@plant("qk-hf-in-interleaved", "rows of Q alone in halves", op="linear", roles="Qcur_proj")
+@plant("qk-hf-in-interleaved", "rows of K alone in halves", op="linear", roles="Kcur_proj")
 def hf_rows(c: Context, node: Node, p: float) -> Change | None:
     n = c.hp.n_embd_head
     return permuted_rows(node, within_heads(heads_of(c, node), n, hf_order(n)))

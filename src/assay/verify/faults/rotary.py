@@ -182,6 +182,24 @@ def magnitude(c: Context, node: Node, p: float) -> Change | None:
     return Change(node.with_attrs(attn_factor=node.attr("attn_factor") * p))
 
 
+def has_ramp(c: Context, node: Node) -> bool:
+    """Does the rotation blend two frequencies, as YaRN does?"""
+    return bool(node.attr("ext_factor"))
+
+
+_CONTEXTS = Search(64, 1 << 22, tuple(float(1 << n) for n in range(11, 19)), whole=True, points=65)
+
+
+@plant("rope-yarn-factor", "YaRN's ramp for an original context of {p}", _CONTEXTS, op="rope", when=has_ramp)
+def original_context(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node.with_attrs(n_ctx_orig=int(p))) if int(p) != node.attr("n_ctx_orig") else None
+
+
+@plant("rope-yarn-factor", "YaRN without its ramp: all angles scaled", op="rope", when=has_ramp)
+def no_ramp(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node.with_attrs(ext_factor=0.0))
+
+
 def _cut(factors: tuple[Array, ...], n_rot: int) -> tuple[Array, ...]:
     return tuple(f[: n_rot // 2] for f in factors)
 

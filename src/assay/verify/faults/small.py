@@ -39,6 +39,19 @@ def bfloat(x: Array) -> Array:
 NARROW: dict[str, Callable[[Array], Array]] = {HALF: half, BFLOAT: bfloat}
 
 
+# -- the residual stream -------------------------------------------------------------------------------------------
+
+
+def _residual(kind: str) -> None:
+    @plant("residual-half", f"residual sums in {kind}", op="add", roles=STREAM)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, narrow = standard(node), NARROW[kind]
+        return Change(node, lambda *operands: narrow(own(*operands)))
+
+
+for _kind in NARROW:
+    _residual(_kind)
+
 # -- norms and softmax ---------------------------------------------------------------------------------------------
 
 

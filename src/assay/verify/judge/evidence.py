@@ -64,10 +64,31 @@ class RouterScores:
     own: Array  # from the dump's own values
     allowed_carried: Array  # [arithmetic, token]
     allowed_local: Array
+    used: int  # experts of a token that are used: ranks behind them have no reader
 
     @staticmethod
-    def of(truth: Array, own: Array, carried: Level, local: Level) -> RouterScores:
-        return RouterScores(truth, own, allowed(truth, carried.rms), allowed(own, local.rms))
+    def of(truth: Array, own: Array, carried: Level, local: Level, used: int) -> RouterScores:
+        return RouterScores(truth, own, allowed(truth, carried.rms), allowed(own, local.rms), used)
+
+    def ratios(self, chosen: Array) -> tuple[Array, Array]:
+        """Carried and local ratios of a whole choice or ranking."""
+        chosen = chosen[:, : self.used]
+        carried = (disorder(self.truth, chosen) / self.allowed_carried).max(axis=1)
+        return carried, (disorder(self.own, chosen) / self.allowed_local).max(axis=1)
+
+    def ratios_of_some(self, obs: Observation, ranked: Array, n: int) -> tuple[Array, Array]:
+        """The same of single ranks (`at`): each may hold another expert whose score is within the noise."""
+        worst = [np.zeros(len(ARITHMETICS)), np.zeros(len(ARITHMETICS))]
+        start = obs.rows[0] if obs.rows else 0
+        for index, expert in obs.data:
+            row, rank = start + index // n, index % n
+            if rank >= self.used or int(expert) == ranked[row, rank]:
+                continue
+            for i, (scores, limit) in enumerate(((self.truth, self.allowed_carried), (self.own, self.allowed_local))):
+                known = 0 <= expert < scores.shape[-1]
+                apart = abs(scores[row, int(expert)] - scores[row, ranked[row, rank]]) if known else np.inf
+                worst[i] = np.maximum(worst[i], apart / limit[:, row])
+        return worst[0], worst[1]
 
 
 @dataclass(frozen=True)
@@ -221,9 +242,9 @@ def _compare(judged: JudgedNode, obs: Observation) -> _Compared:
     own_error, own_expected = judged.deviation(obs, judged.own)
     scores = judged.scores
     if scores is not None and obs.kind == "values" and obs.rows is None:
-        chosen = obs.array()
-        carried = (disorder(scores.truth, chosen) / scores.allowed_carried).max(axis=1)
-        local = (disorder(scores.own, chosen) / scores.allowed_local).max(axis=1)
+        carried, local = scores.ratios(obs.array())
+    elif scores is not None and obs.kind == "at":
+        carried, local = scores.ratios_of_some(obs, judged.own, judged.own.shape[-1])
     elif judged.truth.dtype.kind != "f":  # indices: equal or not
         carried = local = np.full(len(ARITHMETICS), np.inf if own_error.any() else 0.0)
     else:

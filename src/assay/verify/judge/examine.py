@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from assay.verify.dumps.observation import Dump, Observation, patch, token_axis
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.evidence import Evidence, JudgedNode, RouterScores, deviation, measure_evidence, ratios
 from assay.verify.judge.noise import Level, NoiseRuns, cache_path, load_levels, save_levels
-from assay.verify.judge.routing import Route, keeps_first, masks_groups, ranking, ranks, routes
+from assay.verify.judge.routing import Route, experts_used, keeps_first, masks_groups, ranking, ranks, routes
 from assay.verify.judge.run_inputs import RunInputs, in_float64
 from assay.verify.judge.shared_pass import Last, Together, evaluate_all, sweep
 from assay.verify.judge.state_evidence import (
@@ -98,8 +99,10 @@ class OwnInputs:
         if ranks(node):
             score = node.inputs[0]
             noise = self.carried(score), self.local(score)
-            self.scores[node.name] = score, RouterScores.of(self.truth[score], self.theirs[score], *noise)
-        segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
+            used = experts_used(self.graph, node)
+            self.scores[node.name] = score, RouterScores.of(self.truth[score], self.theirs[score], *noise, used)
+        paths = [self.path[i] for i in node.inputs if i in self.path]
+        segment = (*(paths[0] if len(paths) == 1 else dict.fromkeys(chain.from_iterable(paths))), node.name)
         observations = _observed(self.dump, node)
         if observations:
             judged = self._gathered(node, observations, segment, truth, own)

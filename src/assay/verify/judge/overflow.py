@@ -39,6 +39,7 @@ class NonFiniteOrigin:
     fix: str
     fault: str = ""  # id in the catalogue, where it is a known fault
     sure: bool = True  # the numbers prove it
+    hidden_rows: bool = False  # other tokens' rows were not dumped, and the operations between read them
 
     @property
     def words(self) -> str:
@@ -100,14 +101,16 @@ def explain(model: Model, dump: Dump, found: NotFinite) -> NonFiniteOrigin:
     with np.errstate(all="ignore"):
         values = known | interpret(graph, weights, known, names - known.keys())
     between = tuple(node.name for node in segment) if len(segment) > 1 else ()
+    mixes = any(node.has(Trait.MIXES_TOKENS | Trait.SCORES) for node in segment)
+    part = mixes and len(dump.tokens) > 1 and not any(dump.values(name) is not None for name in dump.by_name)
     suspects = [_Suspect(model, n, [values[i] for i in n.inputs], values[n.name], found) for n in segment]
     for sure, rule in ((True, _proven), (False, _possible)):
         for suspect in suspects:
             why = rule(suspect)
             if why is not None:
-                return NonFiniteOrigin(found, suspect.node.name, between, *why, sure=sure)
+                return NonFiniteOrigin(found, suspect.node.name, between, *why, sure=sure, hidden_rows=part)
     why = _remaining(graph[found.node], values[found.node])
-    return NonFiniteOrigin(found, found.node, between, *why, sure=False)
+    return NonFiniteOrigin(found, found.node, between, *why, sure=False, hidden_rows=part)
 
 
 def _proven(suspect: _Suspect) -> Why | None:

@@ -9,7 +9,8 @@ can be predicted far below its noise, and a fault smaller than the noise shows. 
   Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
   Q8, half      the scale is rounded to a half before the division
   f16, bf16     every result
-  f16 weights   every tensor of the file; bf16 weights the same
+  f16 weights   every tensor of the file, or its matrices alone (norms, biases and kernels stay as they are);
+                bf16 weights the same
 
 Touch this module to add a rule: a row of `_RULES`, and its roundings in `hooks`.
 """
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from assay.engines.reference import Hooks
 from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
-from assay.graph import Node, Trait
+from assay.graph import Graph, Node, Trait
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
     SimulatedArithmetic,
@@ -53,6 +54,7 @@ class Rounding:
     table: bool = False
     half_weights: bool = False
     brain_weights: bool = False
+    matrices: bool = False  # of the weights, matrices alone are rounded
     q8_cache: bool = False
 
 
@@ -61,6 +63,7 @@ _Q8_CACHE = "Q8 activations, q8 KV"
 _RULES = (
     Rounding("a half cache", "f16 KV", half_cache=True),
     Rounding("weights in half precision", "f16 weights", half_weights=True),
+    Rounding("matrices in half precision", "f16 weights", half_weights=True, matrices=True),
     Rounding("weights in half precision and a half cache", "f16 weights, f16 KV", half_cache=True, half_weights=True),
     Rounding("Q8 activations", "Q8 activations", q8=True, table=True),
     Rounding("Q8 activations with half scales", "Q8 activations", q8=True, half_scale=True),
@@ -80,6 +83,7 @@ _RULES = (
     ),
     Rounding("half precision", "f16", storage="f16"),
     Rounding("weights in bfloat16", "bf16 weights", brain_weights=True),
+    Rounding("matrices in bfloat16", "bf16 weights", brain_weights=True, matrices=True),
     Rounding("bfloat16", "bf16", storage="bf16"),
 )
 
@@ -88,23 +92,27 @@ def roundings(most: SimulatedArithmetic) -> list[Rounding]:
     """The rules that are no coarser than this arithmetic, and float32.
 
     The noise of halved weights, quantised operands or a GELU table hides a half-precision cache. So rules with such a
-    cache are listed as well.
+    cache are listed as well. The noise of weights in bfloat16 is as large as that of results in bfloat16.
     """
     names = [a.name for a in ARITHMETICS]
+    if most.bf16_weights:
+        most = next(a for a in ARITHMETICS if a.storage == "bf16")
     if most.gelu_table and not most.f16_cache:
         most = next(a for a in ARITHMETICS if a.f16_cache and (a.q8, a.f16_weights) == (most.q8, most.f16_weights))
     return [EXACT, *(r for r in _RULES if names.index(r.as_coarse) <= names.index(most.name))]
 
 
 class Halved(Weights):
-    """Other weights, each rounded to a half, or to a bfloat16."""
+    """Other weights, each rounded to a half, or to a bfloat16; those of `only`, if given."""
 
-    def __init__(self, weights: Weights, kind: str = "f16") -> None:
+    def __init__(self, weights: Weights, kind: str = "f16", only: frozenset[str] | None = None) -> None:
         super().__init__(weights.file, weights.dtype, budget=0)
-        self._whole, self._kind = weights, kind
+        self._whole, self._kind, self._only = weights, kind, only
         self._halves: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Any:
+        if self._only is not None and name not in self._only:
+            return self._whole[name]
         if name not in self._halves:
             whole = self._whole[name]
             if not isinstance(whole, np.ndarray):
@@ -113,6 +121,8 @@ class Halved(Weights):
         return self._halves[name].astype(self.dtype)
 
     def rows(self, name: str) -> Any:
+        if self._only is not None and name not in self._only:
+            return self._whole.rows(name)
         return _Rows(self._whole.rows(name), self._kind)
 
 
@@ -131,11 +141,13 @@ class _Rows:
         return round_to(self._matrix[rows], self._kind)
 
 
-def weights_of(rule: Rounding, weights: Weights) -> Weights:
+def weights_of(rule: Rounding, weights: Weights, graph: Graph) -> Weights:
     """The weights as a run that obeys the rule reads them."""
-    if rule.brain_weights:
-        return Halved(weights, "bf16")
-    return Halved(weights) if rule.half_weights else weights
+    kind = "bf16" if rule.brain_weights else "f16" if rule.half_weights else ""
+    if not kind:
+        return weights
+    only = frozenset(node.weights[0] for node in graph if node.has(Trait.MATRIX)) if rule.matrices else None
+    return Halved(weights, kind, only)
 
 
 def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:

@@ -32,6 +32,12 @@ def keeps_first(node: Node) -> bool:
     return node.has(Trait.INDICES) and not node.has(Trait.SELECTS)
 
 
+def experts_used(graph: Graph, node: Node) -> int:
+    """Of the experts that a node ranks, the number that its readers use."""
+    readers = [n for n in graph if node.name in n.inputs and keeps_first(n)]
+    return max((int(graph.shapes[n.name][-1]) for n in readers), default=int(graph.shapes[node.name][-1]))
+
+
 def masks_groups(node: Node) -> bool:
     """Does it mask the scores of whole groups of experts (`group_mask`)?"""
     return node.has(Trait.SELECTS) and not node.has(Trait.INDICES)

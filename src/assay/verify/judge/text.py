@@ -59,6 +59,11 @@ def non_finite_lines(broken: NonFiniteOrigin, judged: int) -> list[str]:
         lines.append(
             f"  not dumped: {_some(broken.between[:-1], 5)}; it is one of these {len(broken.between)} operations"
         )
+    if broken.hidden_rows:
+        lines.append(
+            "  or an operation of an earlier layer in the row of another token, which attention reads and which was "
+            "not dumped: print all rows to tell"
+        )
     fault = f" (docs/reference/faults.md#{broken.fault})" if broken.fault else ""
     lines.append(f"  {'fix' if broken.sure else 'best guess'}: {broken.fix}{fault}")
     rest = broken.found.left - 1

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.system.box import Box
+from assay.verify.dumps.formats.recent_arrays import RecentArrays
 
 Array = NDArray[Any]
 Arrays = dict[str, tuple[tuple[int, ...], Callable[[], Array]]]  # name -> shape, and a function that reads it
@@ -120,13 +121,14 @@ def archive_arrays(path: Path) -> Arrays:
     if len(members) > MAX_MEMBERS:
         raise AssayError(f"{path}: {len(members)} arrays (expected at most {MAX_MEMBERS})")
     arrays: Arrays = {}
+    recent = RecentArrays()
     for member in members:
         name = member.filename[:-4]
         where = f"{path}: {name}"
         if name in arrays:
             raise AssayError(f"{where}: the name appears twice")
         found = header(where, _member(where, path, member, _MAX_HEADER), member.file_size)
-        arrays[name] = found.shape, partial(_read_member, where, path, member, found)
+        arrays[name] = found.shape, partial(recent.get, name, partial(_read_member, where, path, member, found))
     return arrays
 
 

@@ -26,6 +26,7 @@ from assay.verify.dumps.printed.lexer import Word, lex
 from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
 
 BARS = re.compile(r"\|{1,2}\w{1,12}\|{1,2}|‖\w{1,12}‖")
+FUNCTION = re.compile(r"\b([A-Za-z]\w{1,11})\(([\w. ]{1,40})\)")  # norm(attn_out)
 _NUMBERED = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
@@ -35,6 +36,7 @@ _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activ
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
 _DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
 _ROW_COLUMN = ROW | {"token", "tok"}
+_VECTORS = {"x", "h", "y", "v", "z"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
 
 
@@ -77,11 +79,20 @@ def _is_node(words: list[str]) -> bool:
 
 
 def _length_of_a_vector(head: ColumnHead) -> str | None:
-    return "norm" if BARS.fullmatch(head.word) and head.word.strip("|‖") in ("x", "h", "y", "v", "z") else None
+    return "norm" if BARS.fullmatch(head.word) and head.word.strip("|‖") in _VECTORS else None
+
+
+def _function_of_a_node(head: ColumnHead) -> str | None:
+    m = FUNCTION.fullmatch(head.cell.strip(" *`'\""))
+    kind = statistic([m[1]]) if m is not None else None
+    return f"={kind}" if m is not None and kind and _is_node([m[2]]) else None
 
 
 def _length_of_a_node(head: ColumnHead) -> str | None:
     m = _LENGTH.fullmatch(head.cell)
+    inside = head.word.strip("|‖")
+    if BARS.fullmatch(head.word) and inside not in _VECTORS and _is_node([inside]):
+        return "=norm"
     return None if m is None else "=norm" if _is_node([m[1]]) else "norm"
 
 
@@ -166,6 +177,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         "| layer | ‖attn_out‖ |\n| 0 | 1.5 |\n",
         ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5",),
         _length_of_a_node,
+    ),
+    Rule(
+        "function of a node",
+        155,
+        "| layer | norm(attn_out) | rms(ffn_out) |\n| 0 | 1.5 | 2.5 |\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5", "ffn_out-0 rms 2.5"),
+        _function_of_a_node,
     ),
     Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
     Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 
 from assay.verify.dumps.naming.phrases import meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
-from assay.verify.dumps.printed.columns import BARS, column_kind, without_statistics
+from assay.verify.dumps.printed.columns import BARS, FUNCTION, column_kind, without_statistics
 from assay.verify.dumps.printed.lexer import MOST, Number, NumberList, lex, listed
 from assay.verify.dumps.printed.statements import Statement
 
 _INDEX = re.compile(r"\[\d{1,5}\]")
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
+_BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
+_COUNTER = "(index)"  # the head that console.table gives its first column
 _DECIMAL = re.compile(r"\d\.\d")
 
 
@@ -49,7 +51,7 @@ def _mark(line: str) -> str:
 def _cells(line: str, mark: str) -> list[str]:
     text = line.strip()
     if mark == "|":
-        return [c.strip() for c in text.strip("|").split("|")]
+        return [c.strip() for c in _BARRED.sub(r"| norm(\1)", text).strip("|").split("|")]
     if mark == " & ":
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
     if mark in ";,":
@@ -95,7 +97,25 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
     if {"norm1", "ln1"} & set(low):  # and norm2 is no length
         norms = ("norm1", "norm2", "ln1", "ln2")
         columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
+    if "layer" in columns or low[0] == _COUNTER or "=norm" in columns:
+        columns = tuple("=norm" if _length_of_output(k, c) else k for k, c in zip(columns, cells, strict=True))
+    if low[0] == _COUNTER:
+        columns = (_counter(columns[1:]), *columns[1:])
     return columns
+
+
+def _counter(rest: tuple[str, ...]) -> str:
+    """The kind of console.table's own column: it counts layers where no column of the engine names the row."""
+    if {"layer", "row"} & set(rest):
+        return "-"
+    return "layer" if rest and all(len(kind) > 1 and kind[0] == "=" for kind in rest) else "index"
+
+
+def _length_of_output(kind: str, cell: str) -> bool:
+    """Is it `attn_out_norm` beside a column of layers? One number a layer is the length of attn_out, not a norm's
+    result."""
+    words = split_words([cell])
+    return kind == "=" and words[-1:] == ["norm"] and words[-2:-1] in (["out"], ["output"])
 
 
 def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
@@ -106,12 +126,12 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
         return False  # token ids, "LAYER   1 OF   3"
     about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
-    strong = "|" in line or "\t" in line or "," in line
+    strong = any(mark in line for mark in "|\t,;")
     marked = strong or "  " in line.strip()
     if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
         return False
     unknown = sum(1 for c in columns[1:] if not c)
-    if not strong and (_SPEECH.search(line.replace("[0]", "")) or 3 * unknown > len(cells)):
+    if not strong and (_SPEECH.search(FUNCTION.sub("", line.replace("[0]", ""))) or 3 * unknown > len(cells)):
         return False
     if across and not about and not ("|" in line or "\t" in line or "  " in line.strip()):
         return False  # prose with a comma
@@ -227,11 +247,12 @@ def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: 
     values = listed(lexemes)
     if not isinstance(values, NumberList) or values.whole:
         return None
+    own = kind  # a statistic that the head names is no element, whatever counts the rows
     head = " ".join(without_statistics(split_words([head]))) if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")
     label = without_statistics(split_words(row.label)) if statistic(row.label[-1:]) else row.label
     statement = Statement([head, *label], layer=row.layer, row=row.row)
-    if index is not None and len(values.all) == 1:
+    if index is not None and not own and len(values.all) == 1:
         statement.add("at", ((index, values.first[0]),))
     elif kind and len(values.all) == 1:
         statement.add(kind, values.first[0])

@@ -1,0 +1,467 @@
+"""A grammar of edits: mistakes that no row of the catalogue lists, composed from a place in the graph and a change.
+
+    which operand     a node reads another value of the same shape, or another tensor: `operand-other`, `norm-name-swap`
+    which index       rows, heads, positions or cache rows are off by one or exchanged: `index-off`
+    skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
+    which token       another id was fed at one position: `token-other`
+
+The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
+`in_layers` restricts any edit to some layers.
+
+`descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
+description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
+descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import NoCache, interpret
+from assay.engines.reference.weights import Weights
+from assay.graph import INPUTS, Node, Trait, join, split
+from assay.verify.faults.fault import Array, Change, Context, Edit, Selector, Variant, layer, role, standard
+
+Description = tuple[str, Variant]  # the row of the catalogue that it is filed under, and the edit
+MOST_ROWS = 256  # of a matrix whose neighbouring rows are exchanged one by one
+MOST_POSITIONS = 64  # that are tried one by one
+MOST_WEIGHTS = 1 << 24  # of a matrix that another layer's may replace: each trial decodes it
+UNTRIED = (
+    f"not tried: exchanged rows of matrices with more than {MOST_ROWS} rows, another layer's matrix of more than "
+    f"{MOST_WEIGHTS:,} weights, indices off by more than one, "
+    "another token than those of the prompt, their neighbours and the special ones"
+)
+OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "norm-name-swap"
+SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
+OF_ONE_LAYER = frozenset({SKIPPED, REPEATED})
+
+
+def other_tokens(c: Context) -> list[Description]:
+    """The descriptions of another token at one position."""
+    return list(_tokens(c, [node for node in c.model.graph if node.op == "embed"]))
+
+
+def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
+    """Every description of a mistake in these nodes, the shorter ones first. Planted in all layers of a segment."""
+    nodes = [c.model.graph[name] for name in names]
+    yield from _layers(c, nodes)
+    firsts = list({role(node): node for node in reversed(nodes)}.values())[::-1]  # one of each role, the earliest
+    for generate in (
+        _norm_weights,
+        _positions,
+        _operands,
+        _tensors,
+        _shifted,
+        _token_rows,
+        _cache_rows,
+        _tokens,
+        _rows,
+    ):
+        yield from generate(c, firsts)
+
+
+def in_layers(variant: Variant, first: int, last: int | None = None) -> Variant:
+    """The same mistake from a layer on, or in some layers alone. Nodes of no layer, such as the head, are kept."""
+    own = variant.where.when
+
+    def when(c: Context, node: Node) -> bool:
+        at = layer(node)
+        inside = at is None or (first <= at and (last is None or at <= last))
+        return inside and (own is None or own(c, node))
+
+    return replace(variant, where=replace(variant.where, when=when))
+
+
+def _at(
+    label: str, edit: Edit, ops: Sequence[str], *roles: str, when: Callable[[Context, Node], bool] | None = None
+) -> Variant:
+    return Variant(label, edit, where=Selector(frozenset(ops), frozenset(roles), when=when))
+
+
+# -- a layer is left out, or runs twice ----------------------------------------------------------------------------
+
+
+def _layers(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    graph = c.model.graph
+    for at in sorted({i for node in nodes if (i := layer(node)) is not None}):
+        out, given = graph.by_name.get(join("l_out", at)), layer_input(c, at)
+        if out is None or given is None or graph.shapes[given] != graph.shapes[out.name]:
+            continue
+        label = f"layer {at} is left out: {out.name} = {given}"
+        yield SKIPPED, _at(label, _passed(given), (out.op,), when=_is(out.name))
+    for at in sorted({i for node in nodes for i in (layer(node), _layer_before(node, graph)) if i is not None}):
+        out, given = graph.by_name.get(join("l_out", at)), layer_input(c, at)
+        if out is None or given is None or graph.state.per_sequence:
+            continue
+        for one_by_one in (False, True)[: 1 + (1 < sum(c.steps) <= MOST_POSITIONS)]:
+            run = _Repeated(c, at, given, out.name, one_by_one)
+            for shown, when in ((0, "before"), (1, "after")):
+                label = f"layer {at} runs twice: its output is fed to it again; its values are dumped {when} that"
+                yield REPEATED, Variant(label, run.edit(shown))
+
+
+class _Repeated:
+    """A layer that is run on its input and then on its own output. Token by token, the rows that the second pass writes
+    to the cache replace those of the first."""
+
+    def __init__(self, c: Context, at: int, given: str, out: str, one_by_one: bool) -> None:
+        self.c, self.given, self.out, self.one_by_one = c, given, out, one_by_one
+        graph = c.model.graph
+        self.names = [n.name for n in graph if layer(n) == at and graph.shapes[n.name][0] == "T"]
+        self._weights = Weights(c.model.file)
+        self._last: tuple[bytes, tuple[dict[str, Array], dict[str, Array]]] | None = None
+
+    def passes(self, x: Array, *fed: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The layer's values in the first and in the second pass, from its input."""
+        key = x.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._run(x, dict(zip(INPUTS, fed, strict=True)))
+        return self._last[1]
+
+    def _run(self, x: Array, fed: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        graph, cache = self.c.model.graph, _Rows()
+        found: list[list[dict[str, Array]]] = [[], []]
+        step = 1 if self.one_by_one else len(x)
+        for t in range(0, len(x), step):
+            env = {name: v[: t + step] if "S" in INPUTS[name] else v[t : t + step] for name, v in fed.items()}
+            rows = x[t : t + step]
+            for made in found:
+                cache.keep(t)
+                values = interpret(graph, self._weights, {**env, self.given: rows}, self.names, cache=cache)
+                made.append(values)
+                rows = values[self.out]
+        first, second = ({name: np.concatenate([v[name] for v in made]) for name in self.names} for made in found)
+        return first, second
+
+    def edit(self, shown: int) -> Edit:
+        """The layer's nodes in one pass; the nodes after it read what the second pass gives."""
+
+        def edit(c: Context, node: Node, p: float) -> Change | None:
+            if node.name in self.names:
+                given = replace(node, inputs=(self.given, *INPUTS), weights=())
+                return Change(given, lambda *operands: self.passes(*operands)[shown][node.name])
+            if shown or self.out not in node.inputs or node.has(Trait.STATE):
+                return None
+            n, own, at = len(node.inputs), standard(node), node.inputs.index(self.out)
+
+            def run(*operands: Array) -> Array:
+                extra = 1 + len(INPUTS)
+                inputs = list(operands[:n])
+                inputs[at] = self.passes(*operands[n : n + extra])[1][self.out]
+                return own(*inputs, *operands[n + extra :])
+
+            return Change(replace(node, inputs=(*node.inputs, self.given, *INPUTS)), run)
+
+        return edit
+
+
+class _Rows(NoCache):
+    """The rows of one layer's cache; those from a position on can be dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[str, Array] = {}
+
+    def append(self, name: str, rows: Array) -> Array:
+        self._rows[name] = np.concatenate([self._rows[name], rows]) if name in self._rows else rows
+        return self._rows[name]
+
+    def keep(self, count: int) -> None:
+        self._rows = {name: rows[:count] for name, rows in self._rows.items()}
+
+
+def _layer_before(node: Node, graph: Any) -> int | None:
+    return next((split(i)[1] for i in node.inputs if i in graph and split(i)[0] == "l_out"), None)
+
+
+def layer_input(c: Context, at: int) -> str | None:
+    """The value that a layer reads: the first input of its first node."""
+    first = next((node for node in c.model.graph if layer(node) == at), None)
+    return first.inputs[0] if first is not None and first.inputs and first.inputs[0] not in INPUTS else None
+
+
+def _is(name: str) -> Callable[[Context, Node], bool]:
+    return lambda c, node: node.name == name
+
+
+def _passed(given: str) -> Edit:
+    return lambda c, node, p: Change(replace(node, inputs=(given,), weights=()), lambda x: x)
+
+
+# -- another operand -----------------------------------------------------------------------------------------------
+
+
+def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The weight of another norm: of this layer, of its neighbours, of the last layer, of the head."""
+    graph = c.model.graph
+    norms = [node for node in graph if node.has(Trait.NORM) and node.weights]
+    final = max((at for node in norms if (at := layer(node)) is not None), default=0)
+    for node in nodes:
+        if not node.has(Trait.NORM) or not node.weights:
+            continue
+        at = layer(node)
+        near = {None, final} if at is None else {None, at - 1, at, at + 1}
+        for other in norms:
+            if layer(other) in near and other.weights[0] != node.weights[0]:
+                label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
+                yield NORMS, _at(label, _weight(_relative(node, other)), (node.op,), role(node))
+
+
+def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The matrix of the layer before or after."""
+    for node in nodes:
+        at = layer(node)
+        small = node.has(Trait.MATRIX) and math.prod(c.model.graph.weights[node.weights[0]]) <= MOST_WEIGHTS
+        for step in (-1, 1) if at is not None and small else ():
+            label = f"{role(node)} takes the matrix of the layer {'after' if step > 0 else 'before'}"
+            yield OPERAND, _at(label, _weight(_other_layer(step)), (node.op,), role(node))
+
+
+def _weight(name: Callable[[Context, Node], str]) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        other = name(c, node)
+        if other == node.weights[0] or other not in c.model.file.tensors:
+            return None
+        return Change(replace(node, weights=(other, *node.weights[1:])))
+
+    return edit
+
+
+def _relative(node: Node, other: Node) -> Callable[[Context, Node], str]:
+    """The other norm's weight, as seen from any layer: it moves along where both are in a layer."""
+    here, there = layer(node), layer(other)
+    if here is None or there is None:
+        return lambda c, n: other.weights[0]
+    return lambda c, n: _moved(other.weights[0], there, (layer(n) or 0) + there - here)
+
+
+def _other_layer(step: int) -> Callable[[Context, Node], str]:
+    return lambda c, node: _moved(node.weights[0], layer(node) or 0, (layer(node) or 0) + step)
+
+
+def _moved(tensor: str, at: int, to: int) -> str:
+    return tensor.replace(f"blk.{at}.", f"blk.{to}.")
+
+
+# Operations whose operands are never exchanged: indices, scores, and what is kept between calls.
+_FIXED = Trait.INDICES | Trait.SCORES | Trait.STATE | Trait.SHOWS_STATE | Trait.SELECTS
+
+
+def _operands(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another value of the same shape that was computed before: in this layer, or the layer's own input."""
+    graph = c.model.graph
+    order = {node.name: i for i, node in enumerate(graph)}
+    for node in nodes:
+        at = layer(node)
+        if node.has(_FIXED):
+            continue
+        values = [n.name for n in graph if layer(n) == at and order[n.name] < order[node.name] and not n.has(_FIXED)]
+        if at is not None and (given := layer_input(c, at)) is not None:
+            values.append(given)
+        for k, own in enumerate(node.inputs):
+            for other in values if own in graph and not graph[own].has(_FIXED) else ():
+                if other in node.inputs or graph.shapes[other] != graph.shapes[own]:
+                    continue
+                seen = [split(name)[0] if split(name)[1] == at else name for name in (other, own)]
+                label = f"{role(node)} reads {seen[0]} in place of {seen[1]}"
+                relation = (split(other)[0], (at or 0) - (split(other)[1] or 0)) if split(other)[1] is not None else ""
+                yield OPERAND, _at(label, _operand(k, other, relation), (node.op,), role(node))
+
+
+def _operand(k: int, other: str, relation: tuple[str, int] | str) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        name = other if isinstance(relation, str) else join(relation[0], (layer(node) or 0) - relation[1])
+        if k >= len(node.inputs) or name in node.inputs or name not in c.model.graph:
+            return None
+        return Change(replace(node, inputs=(*node.inputs[:k], name, *node.inputs[k + 1 :])))
+
+    return edit
+
+
+# -- another index -------------------------------------------------------------------------------------------------
+
+
+def _positions(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    for node in nodes:
+        for step in (1, -1) if node.op == "rope" else ():
+            sign = "+" if step > 0 else "-"
+            yield INDEX, _at(f"{role(node)} is rotated with position {sign} 1", _turned(step), ("rope",), role(node))
+
+
+def _turned(step: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        return Change(node, lambda x, positions, *rest: own(x, positions + step, *rest))
+
+    return edit
+
+
+def _shifted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The rows of a matrix, or its heads, one further on; keys and values of the next group."""
+    heads = [role(node) for node in nodes if role(node) in ("Kcur_proj", "Vcur")]
+    for step, which in ((1, "next"), (-1, "previous")):
+        for roles in dict.fromkeys((("Kcur_proj", "Vcur"), *((name,) for name in heads))):
+            if set(roles) <= set(heads):
+                what = "keys and values" if len(roles) > 1 else "keys" if roles[0] == "Kcur_proj" else "values"
+                label = f"query heads use the {what} of the {which} group"
+                yield INDEX, _at(label, _by_heads(step), ("linear",), *roles)
+        for node in nodes:
+            if node.op == "linear":
+                label = f"the matrix of {role(node)} is read one row too {'far on' if step > 0 else 'early'}"
+                yield INDEX, _at(label, _rolled(step), ("linear",), role(node))
+                if step > 0 and node.name == c.model.graph.output:
+                    short = f"{label}, and its last row is not read"
+                    yield INDEX, _at(short, _ordered(lambda n: np.arange(1, n)), ("linear",), role(node))
+
+
+def _token_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The rows of the head, or of the embedding, one token off: in each call, or over all calls."""
+    for node in nodes:
+        for step in (1, -1) if node.name == c.model.graph.output or node.op == "embed" else ():
+            for each_call in (True, False)[: 1 + (len(c.steps) > 1)]:
+                where = ", in each call" if each_call and len(c.steps) > 1 else ""
+                label = f"row t of {role(node)} holds token t {'-' if step > 0 else '+'} 1{where}"
+                yield INDEX, _at(label, _rows_moved(step, each_call), (node.op,), role(node))
+
+
+def _rows_moved(step: int, each_call: bool) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+
+        def run(*operands: Array) -> Array:
+            y = own(*operands)
+            calls = c.steps if each_call and sum(c.steps) == len(y) else (len(y),)
+            ends = np.cumsum(calls)[:-1].tolist()
+            return np.concatenate([np.roll(part, step, axis=0) for part in np.split(y, ends)])
+
+        return Change(node, run)
+
+    return edit
+
+
+def _by_heads(step: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        width = c.hp.n_embd_head if role(node) == "Kcur_proj" else c.hp.n_embd_head_v
+        return _rolled(step * width)(c, node, p) if c.hp.n_head_kv > 1 else None
+
+    return edit
+
+
+def _rolled(step: int) -> Edit:
+    return _ordered(lambda n: np.roll(np.arange(n), -step))
+
+
+def _rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Two neighbouring rows of one matrix exchanged."""
+    for node in nodes:
+        rows = c.model.graph.weights[node.weights[0]][0] if node.op == "linear" and node.weights else 0
+        for i in range(int(rows) - 1) if rows <= MOST_ROWS else ():
+            label = f"rows {i} and {i + 1} of {node.weights[0]} are exchanged"
+            yield INDEX, _at(label, _ordered(_exchanged(i)), ("linear",), when=_is(node.name))
+
+
+def _exchanged(i: int) -> Callable[[int], NDArray[np.int64]]:
+    def order(n: int) -> NDArray[np.int64]:
+        found = np.arange(n)
+        found[[i, i + 1]] = i + 1, i
+        return found
+
+    return order
+
+
+def _ordered(order: Callable[[int], NDArray[np.int64]]) -> Edit:
+    """The features of a product in another order, which is the order of the matrix's rows."""
+
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+
+        def run(*operands: Array) -> Array:
+            y = own(*operands)
+            return np.asarray(y[..., order(y.shape[-1])])
+
+        return Change(node, run)
+
+    return edit
+
+
+def _cache_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """A row of the cache is lost, or the rows from a position on are written one further."""
+    caches = {role(node) for node in nodes if node.has(Trait.CACHES)}
+    total = min(sum(c.steps), MOST_POSITIONS)
+    for at in range(1, total) if caches else ():
+        for what, roles in _CACHES.items():
+            if roles <= caches:
+                late = f"from position {at} on {what} are written one row further in the cache"
+                yield INDEX, _at(late, _cached(_late, at), ("cache",), *roles)
+                yield INDEX, _at(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
+
+
+_CACHES = {
+    "keys and values": frozenset({"cache_k", "cache_v"}),
+    "keys": frozenset({"cache_k"}),
+    "values": frozenset({"cache_v"}),
+}
+
+
+def _late(rows: Array, at: int) -> Array:
+    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])
+
+
+def _lost(rows: Array, at: int) -> Array:
+    rows = rows.copy()
+    rows[at : at + 1] = 0
+    return rows
+
+
+def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        return Change(node, lambda *operands: change(own(*operands), at))
+
+    return edit
+
+
+# -- another token -------------------------------------------------------------------------------------------------
+
+
+def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another id at one position: an id of the prompt, a neighbour of the right one, a special one."""
+    total = min(sum(c.steps), MOST_POSITIONS)
+    for at in range(total) if any(layer(node) in (None, 0) for node in nodes) else ():
+        others: dict[str, Callable[[Any], int]] = {
+            "with its id + 1": lambda ids, at=at: ids[at] + 1,  # type: ignore[misc]
+            "with its id - 1": lambda ids, at=at: ids[at] - 1,  # type: ignore[misc]
+        }
+        others |= {f"as id {i}": lambda ids, i=i: i for i in special_ids(c)}  # type: ignore[misc]
+        others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
+        for how, other in others.items():
+            yield TOKEN, _at(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
+
+
+def special_ids(c: Context) -> list[int]:
+    """Ids that engines fall back to: 0, and those that the file names."""
+    keys = ("bos", "eos", "unknown", "padding", "eot")
+    named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
+    ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
+    return list(dict.fromkeys((0, *ids)))
+
+
+def _fed(at: int, other: Callable[[Any], int]) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, last = standard(node), c.model.hparams.n_vocab - 1
+
+        def run(ids: Array, *rest: Array) -> Array:
+            ids = ids.copy()
+            if at < len(ids):
+                ids[at] = min(max(int(other(ids)), 0), last)
+            return own(ids, *rest)
+
+        return Change(node, run)
+
+    return edit
