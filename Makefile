@@ -130,6 +130,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 # Tests try every instruction set that this machine has, and compile the others; `make run` needs the fastest alone.
 $(VENV)/.test-installed $(VENV)/.lint-installed: $(VENV)/.%-installed: $(VENV)/.installed
 	$(BIN)/pip install $(EDITABLE) ".[$*]"
+	$(if $(filter test,$*),$(BIN)/python -m tests.prebuild)
 	touch $@
 
 clean:

@@ -10,7 +10,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "kernels/blocks.h"
@@ -28,6 +30,7 @@ namespace {
 
 template <class T, int dims>
 using Array = nb::ndarray<const T, nb::numpy, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A copy of a small vector of weights: a norm, a bias.
@@ -75,6 +78,35 @@ void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array
                     near.data(),   static_cast<int>(near.shape(1))};
     nb::gil_scoped_release release;
     nearest_points(v.data(), w.data(), rows, book, out.data());
+}
+
+// The memory of a page or of a state slot, for `exchange`.
+using Memory = std::pair<uint8_t*, size_t>;
+
+Memory page_bytes(const Cache& cache, int32_t page, int group) {
+    if (group < 0 || group >= static_cast<int>(cache.groups().size()))
+        throw std::invalid_argument("cache: no such group");
+    const Cache::Group& g = cache.groups()[group];
+    if (page < 0 || page >= g.n_pages)
+        throw std::invalid_argument("cache: no page " + std::to_string(page) + " of " + std::to_string(g.n_pages));
+    return {g.pages.data() + page * g.page_bytes, g.page_bytes};
+}
+
+Memory state_bytes(const Cache& cache, int32_t slot) {
+    return {reinterpret_cast<uint8_t*>(cache.state(slot)), cache.state_floats() * sizeof(float)};
+}
+
+// Copy the cache's bytes to an array, or with `write` the array's bytes to the cache. No program may run meanwhile.
+void exchange(Cache& cache, Memory at, const Bytes& array, bool write) {
+    if (array.shape(0) != at.second)
+        throw std::invalid_argument("cache: " + std::to_string(array.shape(0)) + " bytes do not fit (expected " +
+                                    std::to_string(at.second) + ")");
+    nb::gil_scoped_release release;
+    std::lock_guard turn(cache.busy);
+    if (write)
+        std::memcpy(at.first, array.data(), at.second);
+    else
+        std::memcpy(array.data(), at.first, at.second);
 }
 
 // The places of the last chunk's state. A row of `states`: tokens, slot before, slot after, 1 if the sequence begins. A
@@ -314,7 +346,21 @@ NB_MODULE(_native, m) {
                      })
         .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, "group"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("add_states", &Cache::add_states, "slots"_a, "floats"_a)
-        .def("copy_state", &Cache::copy_state, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
+        .def("copy_state", &Cache::copy_state, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "read_page",
+            [](Cache& c, int page, int group, Bytes to) { exchange(c, page_bytes(c, page, group), to, false); },
+            "page"_a, "group"_a, "to"_a.noconvert())
+        .def(
+            "write_page",
+            [](Cache& c, int page, int group, Bytes from) { exchange(c, page_bytes(c, page, group), from, true); },
+            "page"_a, "group"_a, "from_"_a.noconvert())
+        .def(
+            "read_state", [](Cache& c, int slot, Bytes to) { exchange(c, state_bytes(c, slot), to, false); }, "slot"_a,
+            "to"_a.noconvert())
+        .def(
+            "write_state", [](Cache& c, int slot, Bytes from) { exchange(c, state_bytes(c, slot), from, true); },
+            "slot"_a, "from_"_a.noconvert());
 
     nb::class_<Mask>(m, "Mask").def(
         "__init__",

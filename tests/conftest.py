@@ -22,10 +22,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until all is collected: nothing of it is garbage
+
+
 def pytest_collection_finish() -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

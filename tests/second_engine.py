@@ -557,13 +557,21 @@ class Engine:
     def run(self, tokens, steps=None, hf=False):
         """Every node over all tokens. `hf`: Q and K in Hugging Face's row order with half-split rotation: healthy."""
         steps = steps or (len(tokens),)
-        self.hf, self.trace, self.cache, self.total = hf, {}, {}, len(tokens)
+        self.hf, self.trace, self.cache, self.total, self.prompt = hf, {}, {}, len(tokens), steps[0]
         self.parts, start = [], 0  # what each step gave
         for n in steps:
             self.parts.append({})
-            self.step(np.asarray(tokens[start : start + n]), start, steps[0])
+            self.step(np.asarray(tokens[start : start + n]), start, self.prompt)
             start += n
         return self.trace
+
+    def more(self, tokens):
+        """Another step of the last run: the nodes of these tokens."""
+        start, self.trace = self.total, {}
+        self.total += len(tokens)
+        self.parts.append({})
+        self.step(np.asarray(tokens), start, self.prompt)
+        return self.parts[-1]
 
     def keep(self, name, value, start, heads=False):
         """Put this step's rows in their place; scores are [head, token, key]."""

@@ -201,6 +201,7 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
         return in.size() == count && std::all_of(in.begin(), in.end(), [&](int v) { return width(v) == n; });
     };
     bool ok = !in.empty();
+    int64_t cost = 2 * n;  // floats touched per row
     if (op == "l2_norm") {  // eps, parts, floor
         const int64_t parts = static_cast<int64_t>(number(1)), each = parts > 0 ? n / parts : 0;
         const float eps = static_cast<float>(number(0));
@@ -237,6 +238,18 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
         body = [=](const RowOps&, const float* const* x, float* y) {
             for (int64_t h = 0, each = n / size; h < size; ++h)
                 for (int64_t j = h * each; j < (h + 1) * each; ++j) y[j] = __builtin_fmaf((*w)[h], x[1][j], x[0][j]);
+        };
+    } else if (op == "add_adapter") {  // factor, rank; in: a, x, a scale for each row; w: A [rank][x], then B [rank][y]
+        const float factor = static_cast<float>(number(0));
+        const int64_t rank = static_cast<int64_t>(number(1)), from = in.size() == 3 ? width(in[1]) : 0;
+        ok &= in.size() == 3 && width(in[0]) == n && width(in[2]) == 1 && rank > 0 && size == rank * (from + n);
+        cost = size;
+        body = [=](const RowOps& ops, const float* const* x, float* y) {
+            std::copy_n(x[0], n, y);
+            if (x[2][0] == 0) return;  // this row does not use the adapter
+            const float s = x[2][0] * factor;
+            const float *a = w->data(), *b = a + rank * from;
+            for (int64_t k = 0; k < rank; ++k) ops.axpy(s * ops.dot(a + k * from, x[1], from), b + k * n, y, n);
         };
     } else if (op == "lerp") {
         ok &= same(3);
@@ -292,7 +305,7 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
     for (int v : in) ok &= domain(v) == domain(out);
     fits(ok, op.c_str());
     const std::vector<int> reads = in;
-    row({domain(out), 2 * n, reads, {out}, [=](Run& run, int64_t first, int64_t last) {
+    row({domain(out), cost, reads, {out}, [=](Run& run, int64_t first, int64_t last) {
              const float* x[8];
              for (int64_t i = first; i < last; ++i) {
                  for (size_t j = 0; j < in.size(); ++j) x[j] = run.row(in[j], i);

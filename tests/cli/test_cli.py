@@ -109,7 +109,7 @@ def test_the_table_is_the_design() -> None:
         (["model.gguf"], "did you mean `assay run` before it?"),
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
         (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
-        (["run", "--lora", "a.gguf", "-p", "x"], "--lora: no such option; adapters are not supported"),
+        (["run", "--lora-scaled", "a.gguf", "-p", "x"], "--lora-scaled: no such option; give --lora FILE=SCALE"),
         (["quantize", "a.gguf", "b.gguf"], "give either a TYPE such as Q4_K_M"),
         (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
         (["tokenize", "-m", "smollm2"], "no text after the model"),

@@ -22,6 +22,7 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed
+from assay.runtime.thinking_budget import ThinkingBudget
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -175,7 +176,8 @@ def test_jobs_and_updates_cross_the_wire() -> None:
     until = time.monotonic() + 7
     job = Job(
         (1, 2, 3), params, 9, ("a", "é"), 2, keep=("l_out-0",), pooling="mean", show_special=True, ignore_eos=True,
-        deadline=until, answered=(4, 5), owner=("c", "r"),
+        deadline=until, answered=(4, 5), owner=("c", "r"), receipt=True,
+        thinking=ThinkingBudget(9, "<think>", "</think>", (6, 7), True),
     )  # fmt: skip
     assert {field.name for field in fields(Job)} == {
         *jobs._PLAIN,
@@ -184,7 +186,9 @@ def test_jobs_and_updates_cross_the_wire() -> None:
         "answered",
         "deadline",
         "constraint",
-        "receipt",  # made where the request came in
+        "receipt",
+        "thinking",
+        "adapters",  # refused with --cluster
     }
     head, arrays = jobs.from_job(job, 1 << 63)
     sent = unpack(pack(head, arrays))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -47,9 +47,16 @@ def make_cuda(model: Model, n_pages: int) -> PagedEngine:
     return CudaEngine(model, device=device(), n_pages=n_pages)
 
 
+def make_wgpu(model: Model, n_pages: int) -> PagedEngine:
+    if "wgpu" not in ENGINES:
+        pytest.skip("wgpu or a Vulkan driver is not installed")
+    return create("wgpu", model, n_pages=n_pages)
+
+
 MAKERS: dict[str, Callable[..., PagedEngine]] = {
     "skeleton": Skeleton,
     "cuda": make_cuda,
+    "wgpu": make_wgpu,
     **{name: partial(create, name) for name in ("reference", "cpu")},
 }
 
@@ -59,8 +66,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return contract_tests.example_model(tmp_path_factory.mktemp("contract") / "example.gguf")
 
 
+def marked(names: Iterable[str]) -> list[Any]:
+    """Names as parameters. On a GPU in software the wgpu engine is slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == "wgpu" else name for name in names]
+
+
 @pytest.mark.parametrize("rule", contract_tests.RULES)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", marked(MAKERS))
 def test_the_contract(name: str, rule: str, example: Model) -> None:
     contract_tests.RULES[rule](partial(MAKERS[name], example))
 
@@ -112,7 +124,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(open_file(tiny.make(tmp_path_factory.mktemp("contract") / "m.gguf", n_expert=4, n_embd=128)))
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=marked(ENGINES))
 def engine(request: pytest.FixtureRequest, model: Model) -> PagedEngine:
     return create(request.param, model, n_pages=8)
 

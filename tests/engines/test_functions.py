@@ -22,7 +22,8 @@ RNG = np.random.default_rng(3)
 def test_every_operation_has_a_function_and_a_user() -> None:
     assert OPS.keys() == f.FUNCTIONS.keys()
     rows = {**ARCHITECTURES, **VARIANTS}.values()
-    assert {node.op for row in rows for node in example(row)[1]} == OPS.keys()
+    used = {node.op for row in rows for node in example(row)[1]}
+    assert used == OPS.keys() - {"add_adapter"}  # which graphs with an adapter have (`test_adapters.py`)
 
 
 class Random(Weights):

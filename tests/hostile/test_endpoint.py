@@ -18,9 +18,11 @@ from assay.models import load
 from assay.text import Tokenizer
 from assay.verify.endpoint import alternatives
 from assay.verify.endpoint import client as module
+from assay.verify.endpoint.audit_findings import AuditOptions
 from assay.verify.endpoint.blackbox import diagnose_endpoint
 from assay.verify.endpoint.client import Client
 from tests import tiny
+from tests.verify.endpoint.test_blackbox import SHORT
 
 
 @contextmanager
@@ -132,6 +134,10 @@ WIRES: dict[str, bytes] = {
 }
 
 
+# A server gives one answer to everything here: a dozen texts read it as a hundred do.
+FEW = AuditOptions(prompts=SHORT.prompts, threads=1)
+
+
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
     file = open_file(tiny.make(tmp_path_factory.mktemp("endpoint") / "a.gguf", n_layer=1, n_embd=32, n_ff=32))
@@ -146,7 +152,7 @@ def no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def judged(parts: tuple[Any, Tokenizer], url: str) -> str:
     try:
-        return diagnose_endpoint(parts[0], Client(url, parts[1])).verdict
+        return diagnose_endpoint(parts[0], Client(url, parts[1]), options=FEW).verdict
     except AssayError as error:
         text = str(error)
         assert "\n" not in text and "\x1b" not in text and "\x07" not in text, repr(text)

@@ -37,9 +37,10 @@ from assay.runtime.opening import OpenOptions
 from assay.serve.limits import ServerLimits
 from assay.serve.server import Config, run
 given = json.loads(sys.argv[1])
+given["config"] |= {"tls": tuple(map(Path, given["config"]["tls"]))} if "tls" in given["config"] else {}
 config = Config(
     models=[(name, Path(path)) for name, path in given["models"]], host=given.get("host", "127.0.0.1"), port=0,
-    key=given["key"], memory=given["memory"],
+    key=given["key"], memory=given["memory"], **given["config"],
     options=OpenOptions(**given["options"]), limits=ServerLimits(**given["limits"]),
 )
 try:
@@ -88,6 +89,7 @@ def start_server(
     options: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
     host: str = "127.0.0.1",
+    config: dict[str, Any] | None = None,
 ) -> Server:
     given = {
         "models": [(name, str(path)) for name, path in models],
@@ -96,6 +98,7 @@ def start_server(
         "options": options or {},
         "limits": limits or {},
         "host": host,
+        "config": config or {},
     }
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(given)], stdout=subprocess.PIPE, text=True, env=os.environ

@@ -118,6 +118,54 @@ def test_reasoning_goes_back_to_the_template(served: Server) -> None:
     assert "<think>Hm.</think>4" in prompt(served, "thinking", talk)
 
 
+def test_reasoning_ends_at_its_budget(served: Server) -> None:
+    """The template's own tag is written after three tokens, and the model goes on from there."""
+    on: dict[str, Any] = {
+        "chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 24, "logprobs": True, "ignore_eos": True,
+    }  # fmt: skip
+    free = ask(served, "thinking", **on)
+    found = ask(served, "thinking", **on, thinking_budget_tokens=3)
+    ids, before = ([item["id"] for item in one["logprobs"]["content"]] for one in (found, free))
+    tag = httpx.post(f"{served.url}/tokenize", json={"model": "thinking", "content": "</think>\n\n"}).json()["tokens"]
+    assert ids[: 3 + len(tag)] == [*before[:3], *tag]
+    assert found["message"]["reasoning_content"] and found["message"]["content"]
+    template = {"model": "thinking", "messages": ASK, "chat_template_kwargs": {"enable_thinking": True}}
+    prompt_ids = httpx.post(f"{served.url}/apply-template", json=template).json()["tokens"]
+    body = {"model": "thinking", "prompt": [*prompt_ids, *ids[: 3 + len(tag)]], "temperature": 0, "return_tokens": True}
+    body |= {"n_predict": len(ids) - 3 - len(tag), "ignore_eos": True}
+    again = httpx.post(f"{served.url}/completion", json=body, timeout=60).json()
+    assert again["tokens"] == ids[3 + len(tag) :]
+
+
+def test_every_dialect_has_the_budget(served: Server) -> None:
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.post(served.url + path, json={"model": "thinking"} | body, timeout=60).json()
+        return found
+
+    on = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 24, "temperature": 0}
+    wanted = ask(served, "thinking", **on, thinking_budget_tokens=2)["message"]
+    thinking = {"type": "enabled", "budget_tokens": 2}
+    body = {"messages": ASK, "max_tokens": 24, "temperature": 0, "thinking": thinking}
+    blocks = post("/v1/messages", body)["content"]
+    assert [block.get("thinking") or block.get("text") for block in blocks] == [
+        text for text in (wanted["reasoning_content"], wanted["content"]) if text
+    ]
+    none = ask(served, "thinking", **on, reasoning_effort="none")["message"]
+    assert "reasoning_content" not in none and none["content"]
+    items = post("/v1/responses", {"input": "hello", "reasoning": {"effort": "none"}, "max_output_tokens": 4})
+    assert [item["type"] for item in items["output"]] == ["message"]
+    lines = post("/api/chat", {"messages": ASK, "think": "none", "stream": False, "options": {"num_predict": 4}})
+    assert "thinking" not in lines["message"]
+
+
+def test_the_servers_budget(start: Start, tmp_path: Path) -> None:
+    path = make(tmp_path / "t.gguf", n_ctx=512, template=THINKING)
+    server = start([("t", path)], config={"reasoning_budget": 1})
+    on = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 30}
+    assert ask(server, "t", **on)["message"]["content"]
+    assert not ask(server, "t", **on, thinking_budget_tokens=-1)["message"]["content"]
+
+
 def test_effort_is_a_variable_of_the_template(served: Server) -> None:
     found = [ask(served, "thinking", reasoning_effort=effort, logprobs=True) for effort in ("low", "high" * 8)]
     assert found[0]["logprobs"] != found[1]["logprobs"]  # another prompt

@@ -352,6 +352,45 @@ def test_an_answer_goes_back_without_its_marks() -> None:
     assert assistant_message("{{ messages }}", "", " a <think>") == {"role": "assistant", "content": " a <think>"}
 
 
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "s": "1"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "calls"),
+    [
+        (f"Hm. {CALL}", "", "Hm.", [F]),
+        (f"Hm. {CALL} So.</think>4", "4", "Hm.So.", [F]),
+        (CALL.removesuffix("</tool_call>") + "</think>4", "4", "", [F]),
+        ("The mark is <tool_call>, see?</think>4", "4", "The mark is <tool_call>, see?", []),
+        ("Or <tool_call>x</tool_call> then</think>4", "4", "Or <tool_call>x</tool_call> then", []),
+        ('<tool_call>{"name": "f", "arguments": {"s": "</think>"}}</tool_call></think>4', "4", "",
+         [Call("f", '{"s": "</think>"}')]),
+    ],
+)  # fmt: skip
+def test_calls_in_the_middle_of_reasoning(text: str, content: str, reasoning: str, calls: list[Call]) -> None:
+    family = like("Qwen-Qwen3-0")
+    for cuts in ([], list(range(1, len(text)))):
+        assert parse(family, text, cuts, tools=TOOLS, thinking=True) == (content, reasoning, calls)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_call_that_a_limit_cut_off_is_no_content(family: Family) -> None:
+    before, after = family.form
+    whole = before.replace("NAME", "f") + '{"a": 1, "s": "some text"}' + after
+    for end in range(whole.index("f") + 3, whole.index("some text") + 4):
+        parser = ReplyParser(family, TOOLS)
+        pieces = [parser.push(whole[:end]), parser.finish(cut=True)]
+        assert not any(piece.content or piece.calls for piece in pieces), (end, pieces)
+        assert pieces[1].cut
+
+
+def test_the_end_of_a_mark_is_no_content_either() -> None:
+    for end in ("Yes <tool_c", "Yes <too"):
+        parser = ReplyParser(like("Qwen-Qwen3-0"), TOOLS)
+        pieces = [parser.push(end), parser.finish(cut=True)]
+        assert "".join(piece.content for piece in pieces).strip() == "Yes"
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     text = f"<tool_call>{F_JSON}</tool_call>"
     assert parse(like("Qwen-Qwen2.5"), text) == (text, "", [])

@@ -55,13 +55,16 @@ GROUPS = {
         "check",
         "kit",
         "verify",
+        "mcp",
     ),
-    "measure and make": ("bench", "eval", "quantize", "imatrix", "convert", "embed", "inspect"),
+    "measure and make": ("bench", "eval", "quantize", "imatrix", "convert", "export-web", "embed", "inspect"),
     "this machine": ("doctor", "completion"),
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 
-_OTHER_NAMES = {"list": "listing", "audit": "audit_verb", "verify": "verify_receipt"}  # names of others
+_OTHER_NAMES = {  # modules of verbs whose names are taken, or are no names of modules
+    "list": "listing", "audit": "audit_verb", "verify": "verify_receipt", "export-web": "export_web",
+}  # fmt: skip
 _LONGEST = 4000  # characters of an error
 
 EXAMPLES = """\

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="end an answer before this text; repeatable")  # fmt: skip
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
+    common.add_lora_argument(parser)
     common.add_stats_argument(parser)
     common.add_json_argument(parser)
 

@@ -95,11 +95,13 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     from assay.runtime.opening import OpenOptions, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     options = OpenOptions(
-        **{name: getattr(args, name, None) for name in names},
+        **given,
         cache_size=cache_size,
         template_arguments=template_arguments(args),
         lookahead=getattr(args, "lookahead", True),
+        lora=tuple(getattr(args, "lora", ())),
     )
     note_large_model(args.model)
     return open_model(args.model, options)
@@ -116,11 +118,13 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--engine", metavar="NAME", help="reference, cpu or cuda; default: the fastest on this machine")
+    group.add_argument(
+        "--engine", metavar="NAME", help="reference, cpu, cuda or wgpu; default: the fastest of cuda and cpu here"
+    )
     group.add_argument(
         "--precision",
         metavar="NAME",
-        help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+        help="arithmetic of the engine: fast or exact (cpu, cuda, wgpu), tensor (cuda), f64 or f32 (reference)",
     )
     group.add_argument(
         "-t",
@@ -141,6 +145,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--draft", metavar="MODEL",
         help="draft model for speculation: a small model with the same vocabulary; mtp: the file's own draft head",
+    )  # fmt: skip
+
+
+def add_lora_argument(parser: argparse.ArgumentParser) -> None:
+    """For verbs that generate; the others compute the model of the file alone."""
+    parser.add_argument(
+        "--lora", action="append", default=[], metavar="FILE[=SCALE]",
+        help="apply a LoRA adapter (GGUF), by default with scale 1; repeatable",
     )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ VERBS = {
 # Verbs of other tools that assay does not need: the error says what to do instead.
 VERB_HINTS = {
     "stop": "a model runs only while a command runs: end `assay serve` with Ctrl-C or SIGTERM; `assay ps` shows it",
-    "create": "there are no Modelfiles: give --system, --template and sampling options to `assay run` or `assay chat`",
+    "create": "there are no Modelfiles: give --system, --template and sampling options to `assay run` or `assay chat`, "
+    "or `assay serve --presets FILE`",
     "cp": "a model is a file: copy it; `assay show MODEL` prints its path",
     "push": "assay publishes nothing; upload the file with `hf upload`",
     "login": "set HF_TOKEN for private repositories of the hub",
@@ -44,7 +45,7 @@ RENAMED = {
     "--kl-divergence-base": "--kl", "--nowordwrap": "--no-wrap", "-a": "--alias", "--served-model-name": "--alias",
     "--max-model-len": "-c", "--max-num-seqs": "--parallel", "--max-num-batched-tokens": "--chunk",
     "--kv-cache-dtype": "--kv-type", "--prompt-file": "-f",
-    "--allowed-origins": "--cors",
+    "--allowed-origins": "--cors", "--slot-save-path": "--cache-dir", "--sleep-idle-seconds": "--sleep-idle",
 }  # fmt: skip
 _HUB = {"-hf", "-hfr", "--hf-repo"}  # options whose value is a Hugging Face repository
 
@@ -66,6 +67,7 @@ IGNORED: dict[str, tuple[int, str]] = {
     "--quantization": (1, "a GGUF file states its types"),
     "--load-format": (1, "files are GGUF"),
     "--trust-remote-code": (0, "no code of a repository is run"),
+    "--enable-lora": (0, "adapters are given with --lora FILE"),
     "--enforce-eager": (0, "the engine chooses"),
     "--enable-prefix-caching": (0, "prefixes are always cached"),
     "--enable-chunked-prefill": (0, "prompts are always computed in chunks"),
@@ -150,13 +152,12 @@ HINTS = {
     "--rope-freq-base": "the value of the file is used",
     "--rope-scale": "the value of the file is used",
     "--rope-scaling": "the value of the file is used",
-    "--lora": "adapters are not supported; merge it into the model first",
     "--mmproj": "images are not supported",
     "--modelfile": "there are no Modelfiles; `assay show MODEL` prints what the file has",
     "--reranking": "rerankers are not supported",
     "--rerank": "rerankers are not supported",
-    "--lora-modules": "adapters are not supported; merge it into the model first",
-    "--enable-lora": "adapters are not supported; merge it into the model first",
+    "--lora-modules": "give each adapter as --lora FILE; requests choose with `lora`",
+    "--lora-scaled": "give --lora FILE=SCALE",
     "--speculative-config": "use --draft MODEL; --lookahead needs no draft model",
     "--pipeline-parallel-size": "use --cluster with --split N",
     "--ssl-keyfile": "put a reverse proxy with TLS before the server",

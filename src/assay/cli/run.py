@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--parallel", type=whole(1), metavar="N", help="maximum sequences computed at once (default 64)")
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
+    common.add_lora_argument(parser)
     common.add_stats_argument(parser)
     common.add_json_argument(parser)
 

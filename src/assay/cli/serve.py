@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from dataclasses import replace
@@ -18,6 +19,8 @@ from assay.system.stages import shown_by
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
+    from assay.runtime.presets import Preset
+    from assay.serve.pool.models import Offer
     from assay.serve.server import Config
 
 HELP = "start a server with the routes of OpenAI, Ollama and llama-server, and a web page at /"
@@ -30,7 +33,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
-                        help="model as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
+                        help="model as for `assay run`; several are loaded on demand; default: every model that "
+                        "`assay list` shows, loaded on demand, or smollm2 if there is none")  # fmt: skip
     parser.add_argument(
         "-m", "--model", action="append", default=[], metavar="MODEL", help="the same as MODEL; repeatable"
     )
@@ -57,6 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--receipts", metavar="KEY",
         help="sign a receipt for every answer with the key in this file, which is made if it is missing",
     )  # fmt: skip
+    group.add_argument("--tls-cert", metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
+    group.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM, without a passphrase)")
+    group.add_argument(
+        "--strict-model", action="store_true",
+        help="refuse other model names even if one model is served (default: it answers for every name)",
+    )  # fmt: skip
+    group.add_argument(
+        "--reasoning-budget", type=whole(-1), default=-1, metavar="N",
+        help="tokens of reasoning, after which it is closed, for requests that set no limit (default -1: no limit)",
+    )  # fmt: skip
     group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
                        help="allow pages of this origin, such as https://app.example; repeatable; *: all")  # fmt: skip
     group.add_argument(
@@ -65,6 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for loaded models, such as 4G; default: 3/4 of the machine's memory",
     )
+    group.add_argument("--models-max", type=whole(1), metavar="N",
+                       help="models in memory at once; the one unused longest is unloaded")  # fmt: skip
+    group.add_argument("--sleep-idle", type=real(0, above=True), metavar="S",
+                       help="unload a model after S seconds without a request (default: never); a request of "
+                       "Ollama's can say `keep_alive`")  # fmt: skip
+    group.add_argument("--presets", metavar="FILE",
+                       help="TOML file of models under other names: sampler, system message, adapters")  # fmt: skip
+    group.add_argument("--allow-manage", action="store_true",
+                       help="let clients without a key pull, create, copy and delete models")  # fmt: skip
     group.add_argument("--parallel", type=whole(1), metavar="N", help="maximum sequences computed at once (default 32)")
     group.add_argument(
         "--queue", type=whole(0), metavar="N", help="maximum queue depth: requests that may wait (default 256)"
@@ -72,6 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens computed per step (default 128)")
     group.add_argument("--cache-size", type=whole(1, MOST_TOKENS), metavar="N",
                        help="KV cache size in tokens, for all sequences (default: 16384, or one context)")  # fmt: skip
+    group.add_argument("--cache-dir", metavar="DIR", type=common.text_argument,
+                       help="keep computed prefixes in this folder, also over a restart")  # fmt: skip
+    group.add_argument("--cache-dir-size", type=size, metavar="SIZE",
+                       help="what the folder may hold, such as 20G (default 8G)")  # fmt: skip
     group.add_argument("--state-slots", type=whole(2, 4096), metavar="N",
                        help="states of a model that keeps one for each sequence (Qwen3.5, Mamba, LFM2): running "
                        "sequences and snapshots of prefixes (default: as 1 GiB holds, 8 to 128)")  # fmt: skip
@@ -101,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--audit", type=cluster_options.share, default=0.0, metavar="P",
                          help="share of answers that another replica recomputes and compares")  # fmt: skip
     common.add_engine_arguments(parser)
+    common.add_lora_argument(parser)
     common.add_json_argument(parser)
 
 
@@ -124,14 +152,19 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
+    from assay.runtime.cache_folder import DEFAULT_BYTES
     from assay.runtime.opening import OpenOptions
     from assay.serve.http.connection import is_loopback
     from assay.serve.limits import ServerLimits
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 
-    if args.receipts is not None and args.cluster is not None:
-        raise AssayError("--receipts: not with --cluster: replicas do not send the hashes of their logits")
+    if args.receipts is not None and args.lora:
+        raise AssayError("--receipts: not with --lora: a receipt does not name adapters")
+    if args.lora and args.cluster is not None:
+        raise AssayError("--lora: not with --cluster: replicas have no adapters")
+    if args.cache_dir is not None and args.cluster is not None:
+        raise AssayError("--cache-dir: not with --cluster: replicas keep their prefixes in memory")
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
     if key is not None and not key.strip():
         raise AssayError("--api-key: is empty; give a key, or leave the option out")
@@ -139,14 +172,23 @@ def run(args: argparse.Namespace) -> int:
         "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
         "request_s": args.timeout, "drain_s": args.drain, "upload": args.upload, "examine_memory": args.diagnose_memory,
     }  # fmt: skip
+    offers, made = _offers(args)
     config = Config(
-        models=_models(args),
+        models=_models(args) if args.models or args.model or not offers else [],
+        offers=offers,
+        presets=made,
+        most=args.models_max,
+        idle_s=math.inf if args.sleep_idle is None else args.sleep_idle,
+        manage=args.allow_manage,
         host=args.host,
         port=args.port,
         key=key,
         cors=tuple(_origin(text) for text in args.cors),
         receipts=Path(args.receipts) if args.receipts is not None else None,
         memory=args.models_memory,
+        strict_model=args.strict_model,
+        reasoning_budget=args.reasoning_budget if args.reasoning_budget >= 0 else None,
+        tls=_tls(args),
         options=OpenOptions(
             engine=args.engine,
             precision=args.precision,
@@ -159,6 +201,9 @@ def run(args: argparse.Namespace) -> int:
             lookahead=args.lookahead,
             draft=args.draft,
             state_slots=args.state_slots,
+            lora=tuple(args.lora),
+            cache_dir=args.cache_dir,
+            cache_dir_size=args.cache_dir_size or DEFAULT_BYTES,
         ),
         report=lambda line: print(line, file=sys.stderr, flush=True),
         limits=replace(ServerLimits(), **{key: value for key, value in given.items() if value is not None}),
@@ -169,10 +214,11 @@ def run(args: argparse.Namespace) -> int:
               "give --api-key-file", file=sys.stderr)  # fmt: skip
 
     def ready(url: str) -> None:
-        names = [name for name, _ in config.models]
+        names = [name for name, _ in config.models] + [offer.name for offer in config.offers]
         common.emit(args, {"url": url, "models": names}, "")
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         print(
-            f"serving {', '.join(names)} at {url} (a page; for clients {url}/v1, or {url} as Ollama); Ctrl-C ends",
+            f"serving {shown} at {url} (a page; for clients {url}/v1, or {url} as Ollama); Ctrl-C ends",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         sys.stdout.flush()
@@ -180,6 +226,17 @@ def run(args: argparse.Namespace) -> int:
     with shown_by(None):  # a model that a request loads draws no bar among the server's lines
         asyncio.run(serve(_replicated(args, config), ready))
     return 0
+
+
+def _tls(args: argparse.Namespace) -> tuple[Path, Path] | None:
+    """The files of --tls-cert and --tls-key."""
+    given = {"--tls-cert": args.tls_cert, "--tls-key": args.tls_key}
+    if missing := [name for name, value in given.items() if value is None]:
+        if len(missing) == 1:
+            other = next(name for name in given if name not in missing)
+            raise AssayError(f"{other}: needs {missing[0]}, too")
+        return None
+    return Path(args.tls_cert), Path(args.tls_key)
 
 
 def _origin(text: str) -> str:
@@ -220,6 +277,40 @@ def _replicated(args: argparse.Namespace, config: Config) -> Config:
     return replace(
         config, options=replace(config.options, threads=threads), make=partial(ReplicatedModel, cluster=found)
     )
+
+
+def _offers(args: argparse.Namespace) -> tuple[list[Offer], list[Preset]]:
+    """Models that are opened when a request names them, and of these the presets that clients have made."""
+    from assay.runtime import hub, local, presets
+    from assay.serve.pool.models import Offer
+
+    named = [*args.models, *args.model]
+    if args.cluster is not None:
+        if args.presets is not None:
+            raise AssayError("--presets: not with --cluster; give the models themselves")
+        return [], []
+    found = [] if named else [
+        Offer(m.name, m.files[0], size=m.size, created=int(m.modified)) for m in local.models()
+    ]  # fmt: skip
+    found.sort(key=lambda offer: offer.name != hub.DEFAULT)  # requests that name no model get the default one
+    made = [] if named else presets.stored()
+    given = presets.read(Path(args.presets)) if args.presets is not None else []
+    if args.receipts is not None and any(preset.lora for preset in (*given, *made)):
+        raise AssayError("--receipts: not with presets that have adapters: a receipt does not name them")
+    taken = {offer.name for offer in found} | {_model_name(name) for name in named}
+    for preset in (*given, *made):
+        if preset.name in taken:
+            raise AssayError(f"--presets: a second model called {preset.name}; rename the preset")
+        taken.add(preset.name)
+    if found or named or given:
+        found += [Offer(preset.name, preset.model, preset) for preset in (*given, *made)]
+    return found, made
+
+
+def _model_name(name: str) -> str:
+    from assay.runtime.model_names import find_name
+
+    return name if find_name(name) else Path(name).stem
 
 
 def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:

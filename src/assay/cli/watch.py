@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from assay.cli.common import add_json_argument, add_reading_arguments, say, text_argument, token_ids
-from assay.cli.number_types import real
+from assay.cli.number_types import real, whole
 from assay.errors import AssayError
 from assay.system.plain import plain
 from assay.system.terminal import harmless
@@ -17,7 +17,8 @@ EXAMPLE = """\
 assay watch smollm2 -p "The capital of France is" -- ./my-engine --dump
 assay watch smollm2 --tokens 504,3575,282 --on src -- make run     # exit with Ctrl-C; --once: 0 right, 1 wrong
 assay watch smollm2 --once --diagnose -- ./my-engine --dump        # also find the known mistake behind them
-assay watch smollm2 --dump out.npz -- python engine.py             # read a file that it writes instead of its output"""
+assay watch smollm2 --dump out.npz -- python engine.py             # read a file that it writes instead of its output
+assay watch smollm2 --http 8090                                    # judge what a page in a browser posts"""
 COMMAND = True  # the words after `--` are the user's command
 
 
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "assay watch MODEL [options] -- COMMAND…"
     parser.add_argument("model", metavar="MODEL", help="the model that the engine runs")
     parser.add_argument("--dump", metavar="FILE", help="read this file, written by the command, instead of its output")
+    parser.add_argument("--http", type=whole(1, 65535), default=0, metavar="PORT",
+                        help="run no command; judge each dump that is posted to this port")  # fmt: skip
     parser.add_argument("--on", action="append", default=[], metavar="PATH",
                         help="also run again when this file or folder changes; repeatable")  # fmt: skip
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that the engine is given")
@@ -47,13 +50,15 @@ def run(args: argparse.Namespace) -> int:
     from assay.library.watching import watch
     from assay.verify.dumps.load import read_map
 
-    if not args.command:
+    if args.http and (args.command or args.dump or args.on):
+        raise AssayError("watch: --http runs no command; leave out --dump, --on and the words after --")
+    if not args.command and not args.http:
         raise AssayError("watch: no command given; put it after --, as in `assay watch smollm2 -- ./my-engine`")
     good = True
     for seen in watch(
         args.model, args.command, dump=Path(args.dump) if args.dump else None, on=[Path(p) for p in args.on],
         once=args.once, why=args.diagnose, interval=args.interval, tokens=args.tokens, prompt=args.prompt,
-        names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern,
+        names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, port=args.http,
     ):  # fmt: skip
         if seen.finding is None:
             say(seen.text)

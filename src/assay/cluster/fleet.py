@@ -32,6 +32,7 @@ from assay.cluster.frame_schema import NoCommonVersion
 from assay.cluster.frames import Array, Channel, ConnectionBroken, MalformedFrame
 from assay.cluster.launchers import Launcher
 from assay.cluster.replica_link import SILENT, TICK_S, WORD_S, Link, RoutedStream
+from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.runtime.prefix_keys import page_names
 from assay.runtime.scheduler import Meter
@@ -146,6 +147,13 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.launcher.close)
 
+    store = None  # replicas keep no prefixes on disk
+
+    def arithmetic(self, sequence: Progress) -> Arithmetic | None:
+        """The arithmetic of the replicas that computed a stream."""
+        found = sequence.fingerprint if isinstance(sequence, RoutedStream) else None
+        return Arithmetic(**found["arithmetic"]) if found else None
+
     def streams(self) -> list[Progress]:
         return [stream for link in self.links for stream in link.streams.values() if stream.began]
 
@@ -251,6 +259,8 @@ class Fleet:
                 self.tally.silences.append((silence, silence - stream.unplaced_s - found.get("took_s", 0.0)))
                 stream.unplaced_s = 0.0
             stream.ids.append(update.choice.id)
+            if "row" in found:
+                stream.row_digests.append(bytes.fromhex(found["row"]))
             stream.blamed.clear()
             if not stream.pinned:
                 self.meter.tokens(stream, 1, now)

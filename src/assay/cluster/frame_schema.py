@@ -77,6 +77,10 @@ CHANGES = FieldKind(
     "names, each with true or false",
     lambda v: isinstance(v, dict) and len(v) <= _MAX_ITEMS and all(type(here) is bool for here in v.values()),
 )
+ROW = FieldKind(
+    "a hash of 32 hexadecimal digits",
+    lambda v: isinstance(v, str) and len(v) == 32 and all(digit in "0123456789abcdef" for digit in v),
+)
 ADDRESS = FieldKind(
     "null, or a host and a port",
     lambda v: (
@@ -116,7 +120,7 @@ UPDATE = Fields(
     {"id": COUNT, "text": TEXT},
     {
         "choice": CHOICE, "finish": FINISH, "error": FAILURE, "cached": COUNT, "queued_s": AMOUNT, "took_s": AMOUNT,
-        "prompt": some(CHOICE), "pooled": COUNT, "at": COUNT,
+        "prompt": some(CHOICE), "pooled": COUNT, "at": COUNT, "row": ROW,
     },
 )  # fmt: skip
 _EPOCH = {"epoch": COUNT}

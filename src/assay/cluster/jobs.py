@@ -22,6 +22,7 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError
+from assay.runtime.thinking_budget import ThinkingBudget
 from assay.system.terminal import printable
 
 _PLAIN = (
@@ -42,12 +43,16 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     settings["seed"] = seed
     settings["dry_breakers"] = [[token, list(rest)] for token, rest in job.params.dry_breakers.items()]
     head: dict[str, Any] = {name: getattr(job, name) for name in _PLAIN} | {"params": settings}
+    if job.receipt:
+        head["receipt"] = True
     if job.deadline < math.inf:
         head["seconds"] = job.deadline - time.monotonic()
     if job.constraint is not None:
         if not isinstance(job.constraint, ConstraintMaker):
             raise AssayError("job: the constraint has no text that another process could compile")
         head["grammar"] = [job.constraint.kind, job.constraint.text, job.constraint.param]
+    if job.thinking is not None:
+        head["thinking"] = asdict(job.thinking)
     return head, {"ids": np.array(job.ids, np.int32), "answered": np.array(job.answered, np.int32)}
 
 
@@ -63,12 +68,18 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
         constraint: Callable[[], Constraint] | None = None
         if "grammar" in head:
             constraint = grammars.again(*head["grammar"])
+        thinking = None
+        if "thinking" in head:
+            closing = tuple(head["thinking"]["closing"])
+            thinking = ThinkingBudget(**{**head["thinking"], "closing": closing})
         return Job(
             ids=_ids(arrays["ids"]),
             params=SamplerParams(**settings),
             answered=_ids(arrays["answered"]),
             deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
             constraint=constraint,
+            receipt=head.get("receipt") is True,
+            thinking=thinking,
             **given,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -255,10 +255,14 @@ class _Outbox:
 
     def put(self, number: int, update: Update) -> None:
         found = jobs.from_update(update) | {"id": number}
-        if update.choice is not None and self.version >= 2:
-            found["at"] = self._at[number]
-            self._at[number] += 1
         sequence = self.sequences.get(number)
+        if update.choice is not None:
+            at = self._at[number]
+            self._at[number] += 1
+            if self.version >= 2:
+                found["at"] = at
+            if sequence is not None and sequence.row_digests:
+                found["row"] = sequence.row_digests[at - len(sequence.job.answered)].hex()
         if sequence is not None and number not in self._begun:
             self._begun.add(number)
             times = sequence.times

@@ -1,13 +1,14 @@
 """Engines: each computes a model's graph for a batch of sequences. This module has the table of them.
 
-`reference` is the definition in float64, `cpu` the native SIMD engine, `cuda` the engine for NVIDIA GPUs. `contract.py`
-says what an engine must do; `plan/` has the steps that both compilers share. A new engine is a module that fulfils the
-contract and a row in the table below, or the entry point `assay.engines` of another package. An engine's module is
-imported only when the engine is asked for.
+`reference` is the definition in float64, `cpu` the native SIMD engine, `cuda` the engine for NVIDIA GPUs, `wgpu` the
+engine for every GPU that WebGPU reaches. `contract.py` says what an engine must do; `plan/` has the steps that the
+compilers share. A new engine is a module that fulfils the contract and a row in the table below, or the entry point
+`assay.engines` of another package. An engine's module is imported only when the engine is asked for.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -81,12 +82,25 @@ def _no_gpu() -> str:
     return ""
 
 
+def _no_wgpu() -> str:
+    """Why WebGPU cannot be used; empty if it may. Adapters are looked for when an engine is created."""
+    if _no_native() or not find_spec("wgpu"):
+        return _no_native() or f"wgpu is not installed; {install('wgpu')}"
+    if sys.platform.startswith("linux"):
+        try:
+            CDLL("libvulkan.so.1")
+        except OSError:
+            return "there is no Vulkan on this machine (libvulkan.so.1); install a driver, such as mesa-vulkan-drivers"
+    return ""
+
+
 _load_reference = _imported("assay.engines.reference", "ReferenceEngine")
 _load_cpu = _imported("assay.engines.cpu", "CpuEngine")
 _TABLE: dict[str, EngineRow] = {
     "reference": EngineRow(_load_reference, create=_reference),
     "cpu": EngineRow(_load_cpu, _no_native),
     "cuda": EngineRow(_imported("assay.engines.cuda", "CudaEngine"), _no_gpu),
+    "wgpu": EngineRow(_imported("assay.engines.wgpu", "WgpuEngine"), _no_wgpu),
     # Sizes are estimated for the cpu engine: `auto` falls back to it.
     "auto": EngineRow(_load_reference if _no_native() else _load_cpu, create=_auto),
 }

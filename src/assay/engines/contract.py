@@ -19,6 +19,8 @@ capability. Callers test the attribute, never the engine's name.
     copy_page        copies a page, so that sequences can share the first part of a page (`CopyPage`)
     windows          keeps separate, smaller page pools for layers with a sliding window (`separate_windows`)
     spare_states     keeps the state after each drafted token, so that `cut_state` can take drafted tokens back
+    cache_bytes      reads and writes pages and states as bytes, so that they outlive the engine (`CacheBytes`)
+    adapters         applies LoRA adapters, others for each chunk; its constructor takes `adapters`
     beside           makes an engine for another graph over the same weights, such as a draft head
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
@@ -30,7 +32,7 @@ write `forward` and `close`, and run those tests; `tests/engines/test_contract.p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +43,7 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
+from assay.models.adapters import Adapter, scale_name
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
@@ -72,6 +75,8 @@ class Chunk:
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
+    `adapters` has the number and the scale of each adapter that is applied to the chunk's tokens, in ascending order;
+    the prefix in `pages` was computed with the same.
     `rows` holds the values that the graph is `given` instead of computing them, one row per token. If the graph reads
     no token ids, `tokens` may then be empty.
     """
@@ -85,6 +90,7 @@ class Chunk:
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
     state_slot: int = 0
     drafted: int = 0
+    adapters: tuple[tuple[int, float], ...] = ()
 
     @cached_property
     def n_tokens(self) -> int:
@@ -211,6 +217,31 @@ class DecodeRunner(Protocol):
 # takes a window's size as the third argument, and then copies between that window's pages.
 CopyPage = Callable[..., None]
 
+
+class CacheBytes(Protocol):
+    """Capability: the content of a page or of a state slot as bytes, to be written back later or by another process.
+
+    Bytes may be written to an engine with the same file, graph, `Arithmetic` and `layout` only. It then computes the
+    same bits as if it had computed the page itself. The engine checks the number of bytes, not their meaning.
+    """
+
+    layout: str  # identifies the order of the bytes
+
+    def read_page(self, page: int, window: int = 0) -> Array:
+        """The bytes of a page, or with `window` of a slot of that window."""
+        ...
+
+    def write_page(self, page: int, content: Array, window: int = 0) -> None: ...
+
+    def read_state(self, slot: int) -> Array:
+        """The bytes of a state slot."""
+        ...
+
+    def write_state(self, slot: int, content: Array, length: int) -> None:
+        """Write a state slot: the state after `length` tokens."""
+        ...
+
+
 # Capability: `beside(graph, n_pages)` makes an engine of the same kind and precision for another graph of this model.
 # It shares the weights with this engine, and has a cache of its own. Close it before this engine.
 Beside = Callable[[Graph, int], "PagedEngine"]
@@ -242,6 +273,7 @@ class Engine(Protocol):
     exact_drafts: bool = False  # drafted tokens get the bits of plain decoding, though its arithmetic is not steady
     spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
     beside: Beside | None = None
+    adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
 
     @property
     def memory(self) -> MemoryUse:
@@ -280,8 +312,20 @@ class PagedEngine(Engine, Protocol):
 
     copy_page: CopyPage | None = None
 
+    @property
+    def cache_bytes(self) -> CacheBytes | None:
+        return None
+
 
 # --- helpers that engines call
+
+
+def with_scales(chunk: Chunk, active: Sequence[int]) -> Chunk:
+    """The chunk with rows that tell an adapted graph the scale of each of its adapters: 0 for those it does not use."""
+    chosen = dict(chunk.adapters)
+    n = chunk.n_tokens
+    scales = {scale_name(i): np.full((n, 1), chosen.get(i, 0.0), np.float32) for i in active}
+    return replace(chunk, rows={**chunk.rows, **scales})
 
 
 def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
@@ -337,6 +381,11 @@ def check_batch(
         if chunk.drafted and not 0 <= chunk.drafted < chunk.n_tokens:
             raise AssayError(
                 f"{where}: a chunk begins with a certain token (found {chunk.drafted} drafted of {chunk.n_tokens})"
+            )
+        if chunk.adapters and not all(0 <= n < len(engine.adapters) and s and s - s == 0 for n, s in chunk.adapters):
+            raise AssayError(
+                f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "
+                f"expected numbers below {len(engine.adapters)})"
             )
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")

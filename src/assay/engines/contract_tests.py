@@ -234,6 +234,24 @@ def copies_pages(make: Factory) -> None:
     _check_equal(engine, two, one, "a copied page")
 
 
+def gives_its_cache_as_bytes(make: Factory) -> None:
+    """Capability `cache_bytes`: written to another engine, a page and a state continue the sequence with equal bits."""
+    engine, other = make(n_pages=N_PAGES), make(n_pages=N_PAGES)
+    if engine.cache_bytes is None or other.cache_bytes is None:
+        return
+    assert engine.cache_bytes.layout == other.cache_bytes.layout
+    tokens = _tokens(engine, PAGE + 1)
+    engine.forward([Chunk(tokens[:-1], 0, _table(0, PAGE), "none")])
+    other.cache_bytes.write_page(5, engine.cache_bytes.read_page(0))
+    if engine.graph.state.per_sequence:
+        other.cache_bytes.write_state(0, engine.cache_bytes.read_state(0), PAGE)
+    one, two = (
+        _logits(e, [Chunk(tokens[-1:], PAGE, np.array([first, 8 + first], np.int32))])[0]
+        for e, first in ((engine, 0), (other, 5))
+    )
+    assert np.array_equal(one, two), "a page that was written back: its bits differ"
+
+
 def returns_top_values(make: Factory) -> None:
     """Capability `top_values`: at least the k largest logits, in order; or whole rows."""
     engine = make(n_pages=N_PAGES)
@@ -281,6 +299,6 @@ RULES: dict[str, Callable[[Factory], Any]] = {
     for rule in (
         describes_itself, computes_the_graph, returns_the_requested_rows, ignores_the_rest_of_the_batch,
         ignores_how_a_prompt_is_cut, finds_positions_by_the_page_table, keeps_nodes, refuses_bad_chunks, closes_twice,
-        copies_pages, returns_top_values, continues_decoding,
+        copies_pages, gives_its_cache_as_bytes, returns_top_values, continues_decoding,
     )
 }  # fmt: skip

@@ -99,6 +99,15 @@ def _pair(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return ins[0]
 
 
+def _adapter(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    a, b = w
+    expect("one scale for each token", flat_width(ins[2]), 1)
+    expect("the columns of A differ from the features of x", a[1], flat_width(ins[1]))
+    expect("the rows of B differ from the features of a", b[0], flat_width(ins[0]))
+    expect("A and B differ in rank", a[0], b[1])
+    return ins[0]
+
+
 def _mul(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     if ins[1] != (ins[0][0], 1) and not _same_features(*ins):
         raise ShapeError(f"operands differ in shape (found {ins[0]} and {ins[1]})")
@@ -283,6 +292,9 @@ OPS: dict[str, Op] = {
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair,
            Trait.SUMS | Trait.ELEMENTWISE),
+        Op("add_adapter", "y[t,o] = a[t,o] + s[t] * factor * sum_k B[o,k] * sum_i A[k,i] * x[t,i] where s[t] is not 0, "
+           "else a[t,o]", ("a", "x", "s"), ("A", "B"), {"factor": 1.0}, _adapter,
+           Trait.SUMS),
         Op("mul", "y = a * b; b [T, 1] multiplies whole rows", ("a", "b"), (), {}, _mul,
            Trait.ELEMENTWISE, linear_in=("a", "b")),
         Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain,

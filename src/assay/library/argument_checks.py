@@ -21,6 +21,7 @@ WHOLE_OPTIONS = {
     "ctx_size": (0, MOST_TOKENS),
     "cache_size": (0, MOST_TOKENS),
     "parallel": (1, 4096),
+    "cache_dir_size": (1, 1 << 62),
 }
 TEXT_OPTIONS = ("engine", "precision", "kv_type", "template", "draft")
 
@@ -35,6 +36,13 @@ def check_load_options(options: Mapping[str, Any]) -> None:
     check_mapping("template_arguments", options.get("template_arguments"))
     if (listener := options.get("progress")) is not None and not callable(listener):
         raise AssayError(f"progress: must be a function (found {listener!r:.60})")
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """A list of texts."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise AssayError(f"{name}: must be a list of texts (found {value!r:.60})")
+    return tuple(value)
 
 
 def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

@@ -13,6 +13,7 @@ from assay.errors import AssayError
 from assay.library import argument_checks as checks
 from assay.library.notebook import watched
 from assay.library.settings import GenerationSettings, Settings, lists_settings, settings
+from assay.runtime.cache_folder import DEFAULT_BYTES
 from assay.runtime.generate import Failed, Generation, Generator, Pending, Result
 from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.pooling import check_dimensions, embedding_of
@@ -44,6 +45,9 @@ def load(
     draft: str | None = None,
     parallel: int = RUNNING,
     progress: ReportProgress | None = None,
+    cache_dir: str | Path | None = None,
+    cache_dir_size: int = DEFAULT_BYTES,
+    lora: Sequence[str] = (),
 ) -> LanguageModel:
     """Open a model and an engine; a context manager closes them.
 
@@ -63,15 +67,20 @@ def load(
     draft       draft model for speculation: a small model with the same vocabulary; "mtp": the file's own draft head
     parallel    maximum sequences computed at once
     progress    called during downloads and loading with (stage, bytes done, total bytes)
+    cache_dir   folder in which computed prefixes outlive the process; a prompt that begins alike is not computed again
+    cache_dir_size  bytes that the folder may hold; the least recently used prefixes go first
+    lora        LoRA adapters as GGUF files, each "FILE" or "FILE=SCALE"
     """
     checks.check_load_options(
         {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
          "cache_size": cache_size, "template": template, "template_arguments": template_arguments, "draft": draft,
-         "parallel": parallel, "progress": progress}
+         "parallel": parallel, "progress": progress, "cache_dir": cache_dir, "cache_dir_size": cache_dir_size}
     )  # fmt: skip
     options = OpenOptions(
-        engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
-    )
+        engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft,
+        cache_dir=None if cache_dir is None else str(cache_dir), cache_dir_size=cache_dir_size,
+        lora=checks.texts("lora", lora),
+    )  # fmt: skip
     with watched(progress):
         return LanguageModel(open_model(model, options), parallel=parallel)
 
@@ -85,8 +94,9 @@ class LanguageModel:
         self.n_ctx = opened.n_ctx
         self.engine = opened.engine(progress, scheduled=True)
         self.generator = Generator(
-            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, speculator=opened.speculator()
-        )
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, speculator=opened.speculator(),
+            folder=opened.folder(),
+        )  # fmt: skip
         self._closed = False
 
     def __repr__(self) -> str:

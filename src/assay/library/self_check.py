@@ -89,11 +89,24 @@ def check_bits() -> Iterator[BitsCheck]:
                     yield _compare(f"cpu, {isa}", models, "cpu", isa=isa)
             if "cuda" in ENGINES:
                 yield _compare("cuda", models, "cuda")
+            if "wgpu" in ENGINES and (adapter := _adapter()):
+                yield _compare(f"wgpu, {adapter}", models, "wgpu")
             if "cpu" in ENGINES:
                 yield _against_definition(models["Q8_0"])
         finally:
             for model in models.values():
                 model.file.close()
+
+
+def _adapter() -> str:
+    """The GPU that WebGPU reaches; empty for one in software, whose bits would take a minute."""
+    from assay.engines.wgpu.adapter import gpu
+
+    try:
+        found = gpu()
+    except AssayError:
+        return ""
+    return "" if found.software else found.name
 
 
 def _compare(title: str, models: dict[str, Model], engine: str, **options: str) -> BitsCheck:

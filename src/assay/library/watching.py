@@ -13,6 +13,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.library.command import as_dump, check_size, run_to_dump, running, stamp, whole_lines
+from assay.library.dump_receiver import command as receiver_command
 from assay.library.verdicts import Finding, ModelLike, diagnose, diff, opened
 from assay.runtime.opening import Opened
 from assay.verify.dumps.observation import Dump
@@ -43,21 +44,26 @@ def watch(
     prompt: str | None = None,
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
+    port: int = 0,
 ) -> Iterator[WatchEvent]:
     """Run the command and judge its output, or the `dump` file that it writes. Repeat when it or `on` changes.
+
+    With `port`, there is no command: each dump that is posted to this port of this machine is judged.
 
     The program and the files among its arguments are watched, too. With `why`, each verdict is followed by a diagnosis,
     which also detects mistakes that are smaller than noise.
     """
     model = opened(model)
+    name = f"http://127.0.0.1:{port}" if port else shlex.join(command)
+    command = receiver_command(port) if port else command
     how: dict[str, Any] = {"tokens": tokens, "prompt": prompt, "names": names}
     paths = [Path(p) for p in (shutil.which(command[0]) or command[0], *command[1:]) if Path(p).is_file()]
     paths = [p for p in dict.fromkeys((*paths, *on)) if p != dump]
     while True:
         before = [stamp(p) for p in paths]
-        yield WatchEvent("run", shlex.join(command))
+        yield WatchEvent("run", f"waiting for a dump posted to {name}; Ctrl-C ends" if port else name)
         try:
-            for seen in _once(model, command, dump, patterns, how):
+            for seen in _once(model, command, name, dump, patterns, how):
                 yield seen
                 if why and seen.kind == "verdict" and seen.finding is not None and seen.finding.dump is not None:
                     found = diagnose(model, seen.finding.dump)
@@ -68,6 +74,8 @@ def watch(
             yield WatchEvent("fault", str(error))
         if once:
             return
+        if port:
+            continue
         yield WatchEvent("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
         _wait(paths, before, interval)
 
@@ -84,13 +92,18 @@ def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None
 
 
 def _once(
-    model: Opened, command: Sequence[str], file: Path | None, patterns: Sequence[str], how: Mapping[str, Any]
+    model: Opened,
+    command: Sequence[str],
+    name: str,
+    file: Path | None,
+    patterns: Sequence[str],
+    how: Mapping[str, Any],
 ) -> Iterator[WatchEvent]:
     with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
         if file is not None:
             yield from _judged(model, run_to_dump(command, Path(folder), dump=file, patterns=patterns), how)
             return
-        log, copy, name = Path(folder) / "output.log", Path(folder) / "lines.log", shlex.join(command)
+        log, copy = Path(folder) / "output.log", Path(folder) / "lines.log"
         done, told = 0, False
         with running(command, log) as process:
             while process.poll() is None:

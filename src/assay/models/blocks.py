@@ -19,6 +19,7 @@ from assay.models.hparams import Experts, HParams, Layer, RopeParams
 
 Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> row-major shape
 POOLING = {1: "mean", 2: "first", 3: "last"}
+RANK = 4  # pooling_type of a file that scores a text instead: a classification head on the pooled row
 
 
 class Builder:
@@ -398,13 +399,34 @@ class Builder:
         self.embedding_node = x
         if kind == 0:
             return
+        if kind == RANK:
+            self._rank(x)
+            return
         if kind not in POOLING:
-            raise self.meta.error("pooling_type", kind, "0 none, 1 mean, 2 first or 3 last")
+            raise self.meta.error("pooling_type", kind, "0 none, 1 mean, 2 first, 3 last or 4 rank")
         dense = [stem for stem in ("dense_2", "dense_3") if self.has(stem)]
         x = self.node("result_embd_pool" if dense else "result_embd_pooled", "pool", x, kind=POOLING[kind])
         for stem in dense:
             role = "result_embd_pooled" if stem == dense[-1] else f"result_{stem}"
             x = self.project(role, x, stem, partial=f"{role}_proj")
+        self.embedding_node = x
+
+    def _rank(self, x: str) -> None:
+        """The classification head of a reranker: a score for each label. Encoders pool the first row, others the last.
+
+        y = W2 tanh(W1 x + b1) + b2; a file has both matrices or only the second.
+        """
+        if not self.has("cls.output") and not self.has("cls"):
+            raise self.meta.error("pooling_type", RANK, "cls.output.weight or cls.weight in a file that ranks")
+        kind = "last" if self.hp.layers[0].causal else "first"
+        x = self.node("result_embd_pool", "pool", x, kind=kind)
+        if self.has("cls"):
+            last = not self.has("cls.output")
+            x = self.project("result_embd_pooled" if last else "result_cls", x, "cls", partial="result_cls_proj")
+        if self.has("cls.output"):
+            if self.has("cls"):
+                x = self.node("result_cls_tanh", "act", x, act="tanh")
+            x = self.project("result_embd_pooled", x, "cls.output", partial="result_score_proj")
         self.embedding_node = x
 
     def _graph(self, output: str) -> Graph:

@@ -130,6 +130,10 @@ class StateSlots:
         """Whether the state after the last token of this page was saved."""
         return page in self._snapshots
 
+    def snapshot(self, page: int) -> int | None:
+        """The slot of the state after the last token of this page, if it was saved."""
+        return self._snapshots.get(page)
+
     def start(self, page: int | None = None) -> int:
         """A working slot, with the state after `page`, or for a new sequence. -1 where every slot is in use."""
         if page is not None and not self._free and len(self._snapshots) == 1:

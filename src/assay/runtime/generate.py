@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
+from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
 from assay.runtime.pooling import EmbeddingRecipe
@@ -170,10 +171,13 @@ class Generator:
         chunk: int = 512,
         running: int = RUNNING,
         speculator: Speculator | None = None,
+        folder: CacheFolder | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, speculator=speculator)
+        self.scheduler = Scheduler(
+            engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, speculator=speculator, folder=folder
+        )
         self.n_ctx = self.scheduler.n_ctx
         self.lock = threading.RLock()  # protects the scheduler, its pages and the engine
 

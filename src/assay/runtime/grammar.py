@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from assay.runtime.closed_schema import closed
 from assay.runtime.matcher_vocabulary import MatcherVocabulary
 from assay.runtime.matchers import CompiledGrammar, Matcher, MatcherProcesses
 from assay.runtime.sequence import Constraint
@@ -142,9 +143,9 @@ def _short(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as part of a Lark rule."""
+    """A JSON schema as part of a Lark rule. Objects have no other keys than their schema names, unless it says so."""
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": _SPACING})
+        return "%json " + json.dumps({**closed(schema), "x-guidance": _SPACING})
     except RecursionError:
         raise GrammarError("response_format: the schema is nested too deeply", "response_format") from None
 

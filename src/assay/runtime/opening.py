@@ -9,6 +9,8 @@ slow, because that loads the weights and allocates the cache.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +25,9 @@ from assay.engines.plan.state_layout import StateMemory, page_bytes, state_memor
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
-from assay.runtime import hub
+from assay.models.adapters import Adapter, open_adapter
+from assay.runtime import cache_folder, hub
+from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
 from assay.runtime.mtp_draft import HeadDrafter, check_head
@@ -35,6 +39,7 @@ from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
 
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
+_LARGEST_SCALE = 1e4  # of an adapter
 MTP = "mtp"  # instead of the name of a draft model: the draft head of the file itself
 SHARED_CACHE = 16384  # cache positions of all sequences together, unless one context is larger
 
@@ -54,6 +59,9 @@ class OpenOptions:
     lookahead: bool = True  # speculative decoding where it is faster; the text is the same
     draft: str | None = None  # a small model with the same vocabulary, to draft tokens; or "mtp": the file's own head
     state_slots: int | None = None  # states of a fixed size: one for each sequence at once, the others for snapshots
+    cache_dir: str | None = None  # a folder in which prefixes outlive the process
+    cache_dir_size: int = cache_folder.DEFAULT_BYTES
+    lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
 
 
 class Opened:
@@ -78,6 +86,25 @@ class Opened:
     def tokenizer(self) -> Tokenizer:
         """Created on first use. A file without a vocabulary can be run on ids; its tokens have no text."""
         return Tokenizer.from_gguf(self.file, nameless=self.model.hparams.n_vocab)
+
+    @cached_property
+    def adapters(self) -> list[Adapter]:
+        """The adapters of the options. A file that does not fit the model is refused."""
+        found = []
+        for text in self.options.lora:
+            path, _, scale = text.rpartition("=") if re.search(r"=[-+.\deE]+$", text) else (text, "", "1")
+            try:
+                factor = float(scale)
+            except ValueError:
+                factor = math.nan
+            if not abs(factor) <= _LARGEST_SCALE:
+                raise AssayError(f"--lora {text}: the scale must be a number of at most {_LARGEST_SCALE:g}")
+            if not Path(path).is_file():
+                raise AssayError(f"--lora {text}: no such file; give FILE or FILE=SCALE")
+            found.append(open_adapter(Path(path), self.model, factor))
+        if found and (self.options.engine or engines.default_name()) == "cuda":
+            raise AssayError("--lora: the cuda engine has no adapters; use --engine cpu")
+        return found
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -134,6 +161,8 @@ class Opened:
         """
         o = self.options
         name = o.engine or engines.default_name()
+        if self.adapters and name == "auto":
+            name = "cpu"  # the cuda engine has no adapters
         apart = engines.engine_class(name).separate_windows
         with self._reading(progress):
             return engines.create(
@@ -141,6 +170,7 @@ class Opened:
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
                 window_pages=self.window_pages if scheduled and apart else None,
                 state_slots=o.state_slots if self.model.graph.state.per_sequence else None,
+                adapters=self.adapters or None,
             )  # fmt: skip
 
     @contextmanager
@@ -163,6 +193,11 @@ class Opened:
                 yield
             finally:
                 self.file.reading = None
+
+    def folder(self) -> CacheFolder | None:
+        """The folder of prefixes on disk, if one was asked for. `Scheduler.close` gives it back."""
+        o = self.options
+        return cache_folder.open_folder(o.cache_dir, o.cache_dir_size) if o.cache_dir is not None else None
 
     def speculator(self) -> Speculator | None:
         """Speculative decoding for the engine's sequences. With a draft model this is as slow as `engine`."""

@@ -21,108 +21,27 @@ whole path above it. So the oldest idle page never has a child, and eviction is 
 A layer with a window needs only the last pages of a sequence. A page has a *slot* there while a sequence can see it,
 and afterwards until the slot is needed. A prefix can be reused up to a place whose last window still has its slots.
 
+Sequences with a different *salt* share nothing: each salt (which adapters are applied, and how strongly) has a tree.
+
 State of a fixed size cannot be cut: a prefix can be reused only at a page end with a snapshot of that state, and no
 page is copied in part.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from assay.engines.contract import PAGE, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.cache_slots import StateSlots, WindowSlots
-from assay.runtime.prefix_keys import PrefixFeed, common, feed_keys, page_name
+from assay.runtime.page_nodes import Lease as Lease  # others import it from here
+from assay.runtime.page_nodes import PageNode, PageSaver
+from assay.runtime.prefix_keys import PrefixFeed, feed_keys, page_name
 
 
 class OutOfPages(AssayError):
     """Running sequences hold every page or slot. Wait until one ends, or preempt one."""
-
-
-@dataclass(eq=False)
-class _Node:
-    """A shared page: the keys of what was fed, its place in the tree, how many sequences read it."""
-
-    page: int
-    key: tuple[int, ...]
-    parent: _Node | None
-    children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    order: list[tuple[int, ...]] = field(default_factory=list)  # the children's keys, sorted
-    readers: int = 0
-    name: str = ""  # of the prefix that it ends; empty unless `Pages.watch` is set
-
-    def add(self, page: int, key: tuple[int, ...]) -> _Node:
-        self.children[key] = node = _Node(page, key, self)
-        self.order.insert(bisect_left(self.order, key), key)
-        return node
-
-    def remove(self, key: tuple[int, ...]) -> None:
-        del self.children[key], self.order[bisect_left(self.order, key)]
-
-    def closest(self, tokens: tuple[int, ...]) -> tuple[_Node | None, int]:
-        """The child with the longest common start, and its length. In sorted order it is a neighbour of `tokens`."""
-        at = bisect_left(self.order, tokens)
-        found = [(common(key, tokens), key) for key in self.order[max(at - 1, 0) : at + 1]]
-        n, key = max(found, default=(0, ()))
-        return (self.children[key], n) if n else (None, 0)
-
-
-@dataclass(eq=False)
-class Lease:
-    """The pages of one sequence: first the shared ones along a path of the tree, then private ones.
-
-    `tokens` are the prefix keys of what is in the cache (ids, for text), so `length` is where the next token goes.
-    """
-
-    tokens: list[int]
-    _path: list[_Node]
-    _windows: tuple[WindowSlots, ...] = ()
-    _first: list[int] = field(default_factory=list)  # for each window, the first page that is still held
-    _private: list[int] = field(default_factory=list)
-    closed: bool = False
-    state_slot: int = -1  # its working slot, where the graph keeps state of a fixed size
-    guess_slot: int = -1  # a second one, for tokens that a draft model guesses
-    places: frozenset[int] = frozenset()  # lengths at which a snapshot of that state is worth keeping
-    _moving: int | None = None  # the page of the snapshot that the next one replaces
-    _table: tuple[tuple[int, int], NDArray[np.int32]] | None = None  # the page table, and the counts it was made for
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def n_pages(self) -> int:
-        return len(self._path) + len(self._private)
-
-    @property
-    def pages(self) -> NDArray[np.int32]:
-        """The page table an engine is given; the same array until a page is added or shared."""
-        held = len(self._path), len(self._private)
-        if self._table is None or self._table[0] != held:
-            self._table = held, np.array(self._all(), dtype=np.int32)
-        return self._table[1]
-
-    @property
-    def windows(self) -> dict[int, NDArray[np.int32]]:
-        """A page table for each sliding window; -1 marks evicted pages."""
-        pages = self._all() if self._windows else []
-        return {
-            w.positions: np.array([-1] * first + [w.slots[page] for page in pages[first:]], dtype=np.int32)
-            for w, first in zip(self._windows, self._first, strict=True)
-        }
-
-    def _all(self) -> list[int]:
-        return [node.page for node in self._path] + self._private
-
-    def _held(self, i: int) -> list[int]:
-        """The pages whose slots it holds in window i."""
-        return self._all()[self._first[i] :]
 
 
 class Pages:
@@ -131,10 +50,11 @@ class Pages:
     `copy(source, to)` copies a page's content, and with a window as third argument the content of a slot. Without it,
     prefixes are shared in whole pages only. `windows` has the number of slots of each window. `states` are the slots of
     state that cannot be cut. `watch` is called with the name of every page that enters the tree (True) or leaves it
-    (False).
+    (False). `saver` is given the content of every page that enters the tree.
     """
 
     watch: Callable[[str, bool], None] | None = None
+    saver: PageSaver | None = None
 
     def __init__(
         self,
@@ -151,8 +71,8 @@ class Pages:
         self._copy = None if states else copy  # a page copied in part would need state that was cut
         self._fresh = 0  # pages from here on were never used, and need no list
         self._free: list[int] = []  # used before, free now
-        self._root = _Node(page=-1, key=(), parent=None)
-        self._idle: OrderedDict[int, _Node] = OrderedDict()  # by page, oldest first
+        self._roots: dict[bytes, PageNode] = {}  # by salt
+        self._idle: OrderedDict[int, PageNode] = OrderedDict()  # by page, oldest first
         self._leases: set[Lease] = set()
         self.windows = tuple(WindowSlots(positions, n) for positions, n in (windows or {}).items())
         self.states = states
@@ -195,27 +115,30 @@ class Pages:
         """The most positions that one sequence can have."""
         return self.n_pages * self.page_size
 
-    def match(self, fed: PrefixFeed | Sequence[int]) -> int:
+    def match(self, fed: PrefixFeed | Sequence[int], salt: bytes = b"") -> int:
         """How many leading tokens a lease on this prompt would find in the cache, as whole pages."""
-        return len(self._walk(feed_keys(fed))[0]) * self.page_size
+        return len(self._walk(feed_keys(fed), salt)[0]) * self.page_size
 
-    def open(self, fed: PrefixFeed | Sequence[int]) -> Lease:
-        """Start a sequence that will compute this prompt; tokens before `lease.length` are in the cache already."""
+    def open(self, fed: PrefixFeed | Sequence[int], salt: bytes = b"", *, whole: bool = False) -> Lease:
+        """Start a sequence that will compute this prompt; tokens before `lease.length` are in the cache already.
+
+        With `whole`, `lease.length` is the end of a page: no page is copied in part.
+        """
         tokens = feed_keys(fed)
-        path, known = self._walk(tokens)
+        path, known = self._walk(tokens, salt)
         slot = self.states.start(path[-1].page if path else None) if self.states else -1
         for node in path:
             self._hold(node)
         length = len(path) * self.page_size
         first = [w.first(length, self.page_size) for w in self.windows]
-        lease = Lease(list(tokens[:length]), path, self.windows, first, state_slot=slot)
+        lease = Lease(list(tokens[:length]), path, self._root_of(salt), self.windows, first, state_slot=slot)
         if self.states:
             lease.places = self._places(len(tokens), known) - frozenset(range(length + 1))
         for i, window in enumerate(self.windows):
             for page in lease._held(i):
                 window.hold(page)
         self._leases.add(lease)
-        if self._copy:
+        if self._copy and not whole:
             self._begin_page(lease, tokens, self._copy)
             self._move_on(lease)
         return lease
@@ -232,7 +155,7 @@ class Pages:
 
     def _begin_page(self, lease: Lease, tokens: Sequence[int], copy: Callable[..., None]) -> None:
         """Give the lease a copy of the shared page that starts like its next page, if there is one and room for it."""
-        last = lease._path[-1] if lease._path else self._root
+        last = lease._path[-1] if lease._path else lease._root
         rest = tokens[lease.length : min(lease.length + self.page_size, len(tokens) - 1)]
         source, n = last.closest(tuple(rest))
         if source is None or any(source.page not in window.slots for window in self.windows):
@@ -291,10 +214,36 @@ class Pages:
         if lease.length + len(tokens) > lease.n_pages * size:
             raise ValueError("commit of more tokens than were reserved")
         lease.tokens.extend(tokens)
+        self._share(lease)
+        end = len(lease._path) * size
+        if self.states and before < end and (each or end == lease.length):
+            self._save_state(self.states, lease, end if each else None)
+        self._move_on(lease)
+
+    def adopt(self, lease: Lease, keys: Sequence[int], write: Callable[[int, Mapping[int, int]], None]) -> None:
+        """Append a whole page whose content `write` brings, given the page and its slot for each window.
+
+        The lease must end with a page. State of a fixed size follows with `adopt_state`, after the last page.
+        """
+        self.reserve(lease, self.page_size)
+        page = lease._private[-1]
+        write(page, {w.positions: w.slots[page] for w in self.windows})
+        lease.tokens.extend(keys)
+        self._share(lease)
+        self._move_on(lease)
+
+    def adopt_state(self, lease: Lease) -> None:
+        """The working slot of the lease now holds the state after its last page: keep a snapshot of it."""
+        if self.states and lease._path:
+            self.states.save(lease._path[-1].page, lease.state_slot)
+
+    def _share(self, lease: Lease) -> None:
+        """Move the full pages of a lease into the tree."""
+        size = self.page_size
         while (len(lease._path) + 1) * size <= lease.length:
             start = len(lease._path) * size
             key = tuple(lease.tokens[start : start + size])
-            parent = lease._path[-1] if lease._path else self._root
+            parent = lease._path[-1] if lease._path else lease._root
             page = lease._private.pop(0)
             node = parent.children.get(key)
             if node is None:
@@ -303,16 +252,19 @@ class Pages:
                 if self.watch:
                     node.name = page_name(parent.name, key)
                     self.watch(node.name, True)
+                if self.saver:
+                    node.digest = self.saver.digest(parent.digest, key)
+                    self._save_page(self.saver, node)
             else:  # another sequence has computed the same: read its page, free this one
                 for window in self.windows:
                     window.merge(page, node.page)
                 self._free.append(page)
                 self._hold(node)
             lease._path.append(node)
-        end = len(lease._path) * size
-        if self.states and before < end and (each or end == lease.length):
-            self._save_state(self.states, lease, end if each else None)
-        self._move_on(lease)
+
+    def _save_page(self, saver: PageSaver, node: PageNode) -> None:
+        if all(node.page in window.slots for window in self.windows):
+            saver.page(node.digest, node.page, {w.positions: w.slots[node.page] for w in self.windows})
 
     def _save_state(self, states: StateSlots, lease: Lease, length: int | None) -> None:
         """Take a snapshot at the end of a lease's last page. One that stays supersedes those that the lease passed.
@@ -326,6 +278,8 @@ class Pages:
         parting = stays and bool(node.children)
         states.save(node.page, lease.state_slot, instead_of=lease._moving, stays=stays, parting=parting, length=length)
         lease._moving = None if stays else node.page
+        if stays and self.saver and (slot := states.snapshot(node.page)) is not None:
+            self.saver.state(node.digest, slot)
 
     def also_copy(self, copy: Callable[..., None]) -> None:
         """Pages that are copied are copied by `copy`, too: another engine keeps rows in pages of the same numbers."""
@@ -351,6 +305,8 @@ class Pages:
         if lease.closed:
             return
         self._check_open(lease)
+        if self.saver:
+            self._save_rest(self.saver, lease)
         for i, window in enumerate(self.windows):
             for page in lease._held(i)[::-1]:
                 window.release(page)
@@ -365,6 +321,16 @@ class Pages:
         lease.tokens, lease._path, lease._private = [], [], []
         lease.closed, lease.state_slot, lease.guess_slot = True, -1, -1
         self._leases.discard(lease)
+        self._drop_root(lease._root)
+
+    def _save_rest(self, saver: PageSaver, lease: Lease) -> None:
+        """Save what the saver had no room for before, and the state at the last page end: a next turn begins there."""
+        for node in lease._path:
+            self._save_page(saver, node)
+        if self.states and lease._moving is not None and lease._path[-1].page == lease._moving:
+            slot = self.states.snapshot(lease._moving)
+            if slot is not None:
+                saver.state(lease._path[-1].digest, slot)
 
     def clear(self) -> None:
         """Evict every idle page."""
@@ -373,8 +339,9 @@ class Pages:
 
     def check(self) -> None:
         """Raise AssertionError unless every page is in exactly one state and every count is exact."""
-        shared: dict[int, _Node] = {}
-        stack = list(self._root.children.values())
+        shared: dict[int, PageNode] = {}
+        assert all(root.children or root.readers for salt, root in self._roots.items() if salt), "a tree is empty"
+        stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
             assert node.page not in shared, "a page is in the tree twice"
@@ -405,13 +372,33 @@ class Pages:
             assert len(lease._path) == lease.length // size, "a full page is not shared"
             assert lease._first == [w.first(lease.length, size) for w in self.windows], "a page behind a window is held"
 
-    def _walk(self, tokens: Sequence[int]) -> tuple[list[_Node], int]:
+    def _root_of(self, salt: bytes) -> PageNode:
+        """The root of a salt's tree, for one more lease."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = PageNode(page=-1, key=(), parent=None, name=salt.hex(), salt=salt)
+            root.digest = self.saver.root(salt) if self.saver else b""
+        root.readers += 1
+        return root
+
+    def _drop_root(self, root: PageNode) -> None:
+        """One lease less; forget a tree that is empty, because a client can ask for any number of salts."""
+        root.readers -= 1
+        self._forget_empty(root)
+
+    def _forget_empty(self, root: PageNode) -> None:
+        if root.salt and not root.children and not root.readers:
+            self._roots.pop(root.salt, None)
+
+    def _walk(self, tokens: Sequence[int], salt: bytes) -> tuple[list[PageNode], int]:
         """The longest path along these tokens, the last one left out, from whose end a sequence can go on.
 
         The next token must find the slots of its windows there, and a snapshot of state that cannot be cut. The second
         result is the number of tokens that the tree knows, whether or not a sequence can go on there.
         """
-        node, path, whole = self._root, list[_Node](), 0
+        node, path, whole = self._roots.get(salt), list[PageNode](), 0
+        if node is None:
+            return [], 0
         missing = [-1] * len(self.windows)  # the last page without a slot
         for start in range(0, len(tokens) - self.page_size, self.page_size):
             child = node.children.get(tuple(tokens[start : start + self.page_size]))
@@ -440,6 +427,7 @@ class Pages:
         page, node = self._idle.popitem(last=False)
         assert node.parent is not None
         node.parent.remove(node.key)
+        self._forget_empty(node.parent)
         self._drop_slots(page)
         if self.watch:
             self.watch(node.name, False)
@@ -452,12 +440,12 @@ class Pages:
         if self.states:
             self.states.drop(page)
 
-    def _hold(self, node: _Node) -> None:
+    def _hold(self, node: PageNode) -> None:
         if node.readers == 0:
             del self._idle[node.page]
         node.readers += 1
 
-    def _release(self, node: _Node) -> None:
+    def _release(self, node: PageNode) -> None:
         node.readers -= 1
         if node.readers == 0:
             self._idle[node.page] = node

@@ -77,10 +77,15 @@ class RowPooler:
     def clear(self) -> None:
         self._sum, self._count = None, 0
 
+    @property
+    def row(self) -> NDArray[np.float64]:
+        """The pooled row, as it is."""
+        assert self._sum is not None
+        return self._sum / self._count if self._kind == "mean" else self._sum
+
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
         """The vector, or its first `dimensions` values, scaled to length 1."""
-        assert self._sum is not None
-        found = (self._sum / self._count if self._kind == "mean" else self._sum)[:dimensions]
+        found = self.row[:dimensions]
         unit: NDArray[np.float32] = (found / max(float(np.linalg.norm(found)), 1e-12)).astype(np.float32)
         return unit
 

@@ -107,7 +107,7 @@ def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int]) -> Repl
     for start in range(0, len(rows), AT_ONCE):
         for row, logits in _logits(engine, tokens, pages, done, [first + r for r in rows[start : start + AT_ONCE]]):
             at = row - first
-            if row_digest(logits) != receipt.rows[at]:
+            if row_digest(logits, receipt.header["version"]) != receipt.rows[at]:
                 return Replay(False, f"logits: token {at} of the answer was computed otherwise", at, at)
             if not receipt.header.get("constrained"):
                 drawn = sample(logits, ids[:row], params, Draws(seed, row)).id

@@ -11,14 +11,17 @@ thread for a server. A step that an exception breaks off has no effect that the 
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
 from assay.engines.contract import Array, CacheLost, Chunk, DecodeRun, Output, PagedEngine, TopK
 from assay.errors import AssayError
+from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.matchers import wait
 from assay.runtime.pages import Pages
+from assay.runtime.prefix_store import PrefixStore
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError, NoLogits
@@ -102,6 +105,9 @@ class Meter:
 
     def preempted(self) -> None: ...
 
+    def restored(self, n_tokens: int) -> None:
+        """Prompt tokens came back from the folder of prefixes."""
+
     def tokens(self, sequence: Progress, n: int, now: float) -> None:
         """n tokens arrived at once; called before `sequence.times` is updated."""
 
@@ -132,6 +138,7 @@ class Scheduler:
         chunk: int = 128,
         meter: Meter | None = None,
         speculator: Speculator | None = None,
+        folder: CacheFolder | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -139,6 +146,7 @@ class Scheduler:
         self._drafter = speculator.drafter if speculator else None
         self.speculator = speculator if speculator and _can_speculate(engine, self._drafter) else None
         self.pages = Pages.of(engine)
+        self.store = PrefixStore(engine, self.pages, folder, self.meter.restored) if folder else None
         if self.speculator and self.speculator.drafter:
             self.speculator.drafter.attach(engine, self.pages)
         self._reads = self.speculator.reads if self.speculator else ()
@@ -174,7 +182,14 @@ class Scheduler:
         """A sequence for the job, ready to be added."""
         if not job.keep and not self.engine.graph.generates:
             raise NoLogits(self.engine.model.file.path.name)
-        return Sequence(job, self.tokenizer, self.n_ctx, sink)
+        sequence = Sequence(job, self.tokenizer, self.n_ctx, sink)
+        known = self.engine.adapters
+        asked = enumerate(adapter.scale for adapter in known) if job.adapters is None else sorted(job.adapters)
+        sequence.adapters = tuple((number, scale) for number, scale in asked if scale)
+        if wrong := [number for number, _ in sequence.adapters if not 0 <= number < len(known)]:
+            raise AssayError(f"adapter {wrong[0]}: there is none of this number (found {len(known)} adapters)")
+        sequence.salt = b"".join(known[number].digest + struct.pack("<f", scale) for number, scale in sequence.adapters)
+        return sequence
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Append sequences to the queue."""
@@ -183,6 +198,8 @@ class Scheduler:
             if sequence.ended_before:
                 text, reason = sequence.ended_before
                 self._finish(sequence, Update(None, text, reason))
+            elif self.store:
+                self.store.want(sequence)
 
     def cancel(self, sequences: Iterable[Sequence]) -> None:
         """End sequences and free their pages. Finished ones are ignored."""
@@ -197,26 +214,36 @@ class Scheduler:
 
     def discard_cache(self) -> None:
         """Preempt all sequences and empty the prefix cache, because the engine has lost the contents of its pages."""
+        saver, self.pages.saver = self.pages.saver, None  # what is lost must not be saved
+        if self.store:
+            self.store.abort()
         for sequence in reversed(list(self.running)):
             self._planner.preempt(sequence, {})
         self.pages.clear()
+        self.pages.saver = saver
 
     def step(self) -> Updates:
         """Compute one step if there is work. Returns all updates since the last call."""
         self._fail_overdue()
         blocked = self._draw_blocked()
+        if self.store and self.store.busy:
+            self.store.advance(alone=False)
         plan = self._planner.plan(publishes=self.publish is not None)
         if plan:
             try:
                 self._compute(plan)
             except CacheLost:
                 self.discard_cache()
+        elif self.store and self.store.busy:
+            self.store.advance(alone=True)
         elif blocked and not self._updates:
             wait([sequence.constraint for sequence in blocked], _BLOCKED_SECONDS)
         return self.take_updates()
 
     def close(self) -> None:
-        """Close the engine, and the drafter's if there is one."""
+        """Close the engine, and the drafter's if there is one. What is to be saved to disk is written first."""
+        if self.store:
+            self.store.close()
         if self._drafter:
             self._drafter.close()
         self.engine.close()
@@ -247,6 +274,7 @@ class Scheduler:
                 windows=sequence.lease.windows,
                 state_slot=max(sequence.lease.state_slot, 0),
                 drafted=len(sequence.draft),
+                adapters=sequence.adapters,
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -451,6 +479,8 @@ class Scheduler:
         """End a sequence: free its pages and queue its last update."""
         assert update.finish
         self._planner.remove(sequence)
+        if sequence.restoring and self.store:
+            self.store.forget(sequence)
         sequence.finished = True
         sequence.close()
         if self.speculator and self.speculator.drafter:

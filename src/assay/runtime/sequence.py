@@ -24,6 +24,7 @@ from assay.runtime.pooling import RowPooler
 from assay.runtime.receipts import row_digest
 from assay.runtime.sampler import Choice, argmax_of_top, sample, sample_from_top, scores, top_k_needed
 from assay.runtime.stops import StopStrings
+from assay.runtime.thinking_budget import BudgetWatch, ThinkingBudget
 from assay.text import Tokenizer
 
 ENDS = {
@@ -97,7 +98,9 @@ class Job:
     deadline: float = math.inf  # on the clock of time.monotonic()
     answered: tuple[int, ...] = ()
     owner: tuple[str, str] = ("", "")  # client and request, for fair shares
+    thinking: ThinkingBudget | None = None  # ends reasoning that takes too long
     receipt: bool = False  # hash the logits of every token that is drawn (`receipts.py`)
+    adapters: tuple[tuple[int, float], ...] | None = None  # number and scale of each; None: as the engine was opened
 
 
 class Update(NamedTuple):
@@ -137,6 +140,7 @@ class Progress:
         self.pool = RowPooler(job.pooling) if job.pooling else None
         self.cached = 0  # prompt tokens found in the prefix cache
         self.finished = False
+        self.stop_string: str | None = None  # that ended the answer, where this process computes it
         self.times = Times()
         self.row_digests: list[bytes] = []  # of the tokens of the answer, if the job asks for a receipt
 
@@ -156,6 +160,9 @@ class Sequence(Progress):
         super().__init__(job, sink)
         self.lease: Lease | None = None
         self.preempted = 0
+        self.adapters: tuple[tuple[int, float], ...] = ()  # those that are applied, without scales of 0
+        self.salt = b""  # of its prefix: what beside its tokens its cache depends on
+        self.restoring = False  # waits for pages of its prompt that are on disk (`prefix_store.py`)
         self.ngrams = NgramDraft()
         self.draft: list[int] = []  # drafted tokens that this step verifies
         self.run_tokens = 0  # tokens after the next one that a decode run of this step may generate
@@ -167,6 +174,7 @@ class Sequence(Progress):
         self.late = 0  # draws for which the scheduler does not wait for the constraint, because it was late before
         self.undrawn: Array | None = None  # a row of logits that waits for the constraint's mask
         self._unsettled: Choice | None = None  # a drawn token that waits for the constraint to take it
+        self._thinking = BudgetWatch(job.thinking, tokenizer) if job.thinking else None
         self._top_k = top_k_needed(job.params)
         longest = n_ctx + 1 if job.max_tokens is None else min(n_ctx + 1, self.n_prompt + job.max_tokens)
         self._only_eos_below = 0 if job.stop or self.constraint else longest  # with fewer ids, only EOS can end it
@@ -174,6 +182,8 @@ class Sequence(Progress):
         self._resumed_text = ""  # of the last token of the given answer
         for i, token in enumerate(job.answered):
             self.ids.append(token)
+            if self._thinking:
+                self._thinking.push(token)
             text, finish = self._text_of(token)
             if finish and i + 1 < len(job.answered):
                 raise AssayError(
@@ -204,9 +214,14 @@ class Sequence(Progress):
 
     @property
     def top_k(self) -> int:
-        """How many of the largest logits of a row suffice to draw the next token; 0 if the whole row is needed."""
+        """How many of the largest logits of a row suffice to draw the next token; 0 if the whole row is needed.
+
+        With 1 the engine may draw further tokens itself, which it cannot if some of them are not drawn.
+        """
         scored = self.job.logprobs is not None or self.job.prompt_logprobs is not None
-        return 0 if scored or self.constraint or self.draft or self.job.receipt else self._top_k
+        if scored or self.constraint or self.draft or self.job.receipt:
+            return 0
+        return max(self._top_k, 2) if self._thinking and self._top_k else self._top_k
 
     @property
     def max_further(self) -> int:
@@ -236,7 +251,11 @@ class Sequence(Progress):
         """
         job, constraint = self.job, self.constraint
         self.times.prompted = self.times.prompted or time.monotonic()
-        if isinstance(logits, TopK) and self._top_k == 1:
+        written = self._thinking.forced() if self._thinking else None
+        if written is not None:
+            scored = job.logprobs is not None and not isinstance(logits, TopK)
+            choice = scores(logits, written, job.logprobs or 0) if scored else Choice(written)
+        elif isinstance(logits, TopK) and self._top_k == 1:
             choice = Choice(argmax_of_top(logits))
         elif isinstance(logits, TopK):
             choice = Choice(sample_from_top(logits, job.params, Draws(self.seed, len(self.ids))))
@@ -248,6 +267,8 @@ class Sequence(Progress):
                 choice = scores(logits, choice.id, job.logprobs)
         token = choice.id
         self.ids.append(token)
+        if self._thinking:
+            self._thinking.push(token)
         if job.receipt and not isinstance(logits, TopK):
             self.row_digests.append(row_digest(logits))
         if constraint:
@@ -323,6 +344,7 @@ class Sequence(Progress):
         if ended:
             return "eos"
         if self._stops.found is not None:
+            self.stop_string = self._stops.found
             return "stop"
         if self.constraint and self.constraint.complete:
             return "grammar"

@@ -121,7 +121,7 @@ class StepPlanner:
         budget = self.chunk
         can_admit = True
         by_request: Counter[tuple[str, str]] = Counter()  # prompt tokens of this step
-        waiting = (s for s in self.waiting if not s.blocked)
+        waiting = (s for s in self.waiting if not s.blocked and not s.restoring)
         queue = sorted((*(s for s in self.running if s.pending > 1), *waiting), key=self._rank)
         for sequence in queue:
             if not sequence.lease:
@@ -251,7 +251,7 @@ class StepPlanner:
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Start a waiting sequence, unless the cache lacks room or this step computes a prefix it could share."""
         all_rows = sequence.job.prompt_logprobs is not None or sequence.job.keep  # cached tokens give no rows
-        lease = self._pages.open([] if all_rows else sequence.ids)
+        lease = self._pages.open([] if all_rows else sequence.ids, sequence.salt)
         spare = len(self.running)  # each running sequence may need another page soon
         fits = not self.running or self._pages.fits(lease, len(sequence.ids) + 1, self.chunk, spare)
         if not fits or self._shares_prefix_with_step(sequence, lease.length, plan):
@@ -276,7 +276,7 @@ class StepPlanner:
         end = start - start % PAGE + PAGE
         ids = sequence.ids[:end]
         for other, n in plan.items():
-            if other.computed < end <= other.computed + n:
+            if other.salt == sequence.salt and other.computed < end <= other.computed + n:
                 same = common(other.ids[:end], ids)
                 if (same == end and end < len(sequence.ids)) or (self._pages.copies and same - start >= _MIN_COPY):
                     return True

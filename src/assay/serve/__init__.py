@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI, Ollama and llama-server routes over continuous batching, and a web page.
+"""The HTTP server: OpenAI, Anthropic, Ollama and llama-server routes over continuous batching, and a web page.
 
     http    connections, bodies, replies and event streams; knows no model
     pool    the models in memory and their workers; knows no request

@@ -41,6 +41,7 @@ KINDS: dict[str, ErrorKind] = {
     "unsupported": ErrorKind(400, "invalid_request_error", "this model or server cannot do this"),
     "invalid_api_key": ErrorKind(401, "authentication_error", "the key is missing or wrong"),
     "forbidden_host": ErrorKind(403, "permission_error", "the Host header names another machine"),
+    "not_allowed": ErrorKind(403, "permission_error", "the server does not let clients manage models"),
     "not_found": ErrorKind(404, "invalid_request_error", "no such route"),
     "model_not_found": ErrorKind(404, "invalid_request_error", "the server does not have that model"),
     "method_not_allowed": ErrorKind(405, "invalid_request_error", "the route does not have this method"),
@@ -80,9 +81,19 @@ class ApiError(Exception):
             }
         }
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in the form of Anthropic's API, which has a type for each status."""
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
     def __str__(self) -> str:
         return self.message
 
+
+_ANTHROPIC = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
 
 # Codes of the runtime's exceptions. The most specific class of an exception decides.
 CODES: dict[type[BaseException], str] = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from assay.serve.api import openapi
 from assay.serve.api.routes import ROUTES
 from assay.serve.api.server_state import HttpCall, State
 from assay.serve.http.exchange import ExchangeContext, Handler, HttpReply, dumps, endpoint
@@ -24,9 +24,8 @@ _TYPES = {
 
 def create(state: State) -> ASGIApp:
     """The application of a server with this state."""
-    state.openapi = dumps(openapi.document(ROUTES, with_key=state.key is not None))
-
-    service = ExchangeContext(state, state.limits, state.threads.run, state.uploads)
+    state.openapi = cache(partial(_document, with_key=state.key is not None))
+    service = ExchangeContext(state, state.limits, state.threads.run, state.uploads, prepare=state.models.prepare)
 
     def route(path: str, method: str, handler: Handler, body: Any = None, *, uploads: bool = False) -> Route:
         return Route(path, _Endpoint(endpoint(service, handler, body, uploads=uploads)), methods=[method])
@@ -40,6 +39,12 @@ def create(state: State) -> ASGIApp:
     paths = {r.path for r in ROUTES}
     host = None if state.any_host else state.host
     return Guard(inner, paths, count, state.key, host, state.limits.connections, state.cors)
+
+
+def _document(*, with_key: bool) -> bytes:
+    from assay.serve.api import openapi  # it imports the generator of schemas, which most servers never need
+
+    return dumps(openapi.document(ROUTES, with_key=with_key))
 
 
 class _Endpoint:

@@ -14,6 +14,7 @@ class ServerLimits:
     messages: int = 1024
     tools: int = 64
     prompts: int = 64  # prompts in one completion or embedding request.
+    documents: int = 256  # of one rerank request.
     choices: int = 16  # largest n.
     stops: int = 16
     stop_length: int = 256
@@ -54,6 +55,7 @@ class ServerLimits:
     connections: int = 512  # open connections; a new one evicts the oldest idle one.
     spare: int = 512  # further connections: only /health is answered, the rest gets 503.
     buffer: int = 2048  # updates queued for a client that does not read.
+    ping_s: float = 15.0  # silence of an event stream after which a ping is sent.
     stall_s: float = 30.0  # time for a client to take a write.
     load_s: float = 120.0  # time to wait for memory to load a model.
     drain_s: float = 30.0  # time to finish requests after SIGTERM.

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
+import ssl
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
+from assay.runtime import hub
 from assay.runtime.opening import OpenOptions
+from assay.runtime.presets import Preset
 from assay.runtime.receipts import Signer
 from assay.serve import app
 from assay.serve.api.server_state import State
@@ -25,7 +30,7 @@ from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Make, ModelPool, ServedModel, open_models, states_line
+from assay.serve.pool.models import Make, ModelPool, Offer, ServedModel, open_models, states_line
 from assay.system import machine
 
 SWITCH_S = 0.0001  # interpreter switch interval: a thread that parses a long text must not delay engine steps
@@ -44,6 +49,14 @@ class Config:
     options: OpenOptions = field(default_factory=OpenOptions)
     limits: ServerLimits = field(default_factory=ServerLimits)
     receipts: Path | None = None  # the file of the key that signs a receipt for every answer
+    strict_model: bool = False  # whether a single model answers under its own name only
+    reasoning_budget: int | None = None  # tokens of reasoning of a request that sets no limit
+    tls: tuple[Path, Path] | None = None  # the files of the certificate and its key
+    offers: Sequence[Offer] = ()  # further models, opened with the first request that names them
+    presets: Sequence[Preset] = ()  # of the offers, those that clients have made
+    most: int | None = None  # models in memory at once
+    idle_s: float = math.inf  # seconds after which an unused model is unloaded
+    manage: bool = False  # whether clients without a key may pull, make and delete models
     report: Callable[[str], None] = lambda line: None  # takes lines about the memory of models with a state
     make: Make = ServedModel  # makes a model of the server: computed in this process, or by replicas
 
@@ -64,26 +77,37 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)
     memory = config.memory or machine.memory() * 3 // 4
-    models = ModelPool(entries, limits, metrics, memory)
+    models = ModelPool(
+        entries, limits, metrics, memory,
+        offers=config.offers, open_offer=lambda offer: _opened(config, models, offer), most=config.most,
+        idle_s=config.idle_s,
+    )  # fmt: skip
+    models.strict = config.strict_model
     # DNS rebinding: a web page can make a browser call a loopback server under another host name. So the Host header
     # must name this machine, unless a key protects the server or any client may call it.
     any_host = config.key is not None or not is_loopback(config.host)
     signer = Signer.of_file(config.receipts) if config.receipts is not None else None
     state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
+    state.reasoning_budget = config.reasoning_budget
+    secured = _secured(config.tls) if config.tls else {}
+    state.manage = config.manage or config.key is not None
+    state.presets = {preset.name: preset for preset in config.presets}
     sock = listen(config.host, config.port)
     host, port = sock.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secured else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     settings = uvicorn.Config(
         app.create(state), http=Protocol, ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_keep_alive=int(limits.idle_s), h11_max_incomplete_event_size=limits.headers,
-        timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=AT_ONCE,
+        timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=AT_ONCE, **secured,
     )  # fmt: skip
     settings.limits, settings.present = limits, {}  # type: ignore[attr-defined]
     allow_files(limits.connections + limits.spare + 256)
     ending: list[asyncio.Task[None]] = []
     server = Server(settings, lambda: ending.append(asyncio.ensure_future(_drain(models, limits))))
-    loading = asyncio.ensure_future(_load_first(models, server))
+    loading = asyncio.ensure_future(_load_first(models, server) if entries else asyncio.sleep(0))
+    sleeping = asyncio.ensure_future(models.unload_idle())
 
     def loaded(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not task.exception():
@@ -96,6 +120,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
         await server.serve(sockets=[sock])
     finally:
         loading.cancel()
+        sleeping.cancel()
         for task in ending:
             task.cancel()
         await models.close()
@@ -103,6 +128,43 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
         sock.close()
     if loading.done() and not loading.cancelled() and (error := loading.exception()):
         raise error
+
+
+def _secured(tls: tuple[Path, Path]) -> dict[str, Any]:
+    """The options of uvicorn for TLS. A wrong file is refused before the server listens."""
+    certificate, key = tls
+    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        if not path.is_file():
+            raise AssayError(f"{option} {path}: no such file; give a PEM file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise AssayError(
+            f"--tls-cert {certificate}: cannot be used with {key} ({error}); give the certificate's chain and its key "
+            "without a passphrase, as PEM files"
+        ) from None
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+def _opened(config: Config, pool: ModelPool, offer: Offer) -> ServedModel:
+    """Open an offered model. Names of one file share an engine if their options are the same."""
+    preset = offer.preset
+    path = hub.resolve(offer.model) if isinstance(offer.model, str) else offer.model
+    options = config.options
+    if preset:
+        options = replace(
+            options,
+            draft=preset.draft or options.draft,
+            ctx_size=options.ctx_size if preset.ctx_size is None else preset.ctx_size,
+            lora=preset.lora or options.lora,
+        )
+    for entry in list(pool.entries.values()):
+        if entry.base is entry and entry.file.path == path and entry.options == options:
+            return entry.under(offer.name, preset)
+    made = config.make(offer.name, path, options, config.limits)
+    if preset:
+        made.system, made.defaults = preset.system, preset.sampler
+    return made
 
 
 async def _load_first(models: ModelPool, server: Server) -> None:

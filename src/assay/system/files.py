@@ -40,12 +40,18 @@ class NewFile(io.FileIO):
     `write` writes everything or raises. System errors become one line about `path`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], size: int = 0) -> None:
-        """`size`: bytes that will be needed; 0 if unknown."""
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], size: int = 0, *, durable: bool = True, mode: int | None = None
+    ) -> None:
+        """`size`: bytes that will be needed; 0 if unknown. `mode`: permissions of the file, else as the process's.
+
+        A file that is not `durable` may be lost or damaged by a power failure; it appears whole all the same.
+        """
+        self.path, self._durable = Path(path), durable
         self._name: Path | None = None  # name of the unfinished file, if it has one
         with errors_about(self.path):
             self._kind, self._mode = _target(self.path)
+            self._mode = self._mode if mode is None else mode
             super().__init__(self._open(), "r+b")
             try:
                 if size:
@@ -100,7 +106,8 @@ class NewFile(io.FileIO):
     def _publish(self) -> None:
         if self._mode is not None and hasattr(os, "fchmod"):  # keep the permissions of the replaced file
             os.fchmod(self.fileno(), self._mode)
-        os.fsync(self.fileno())
+        if self._durable:
+            os.fsync(self.fileno())
         if self._name is None:
             name = _unique(self.path.parent)
             fd = self.fileno()
@@ -155,6 +162,12 @@ def recall(path: Path) -> bytes | None:
     except OSError:
         return None
     return content if digest == hashlib.sha256(content).digest() else None
+
+
+def read_own(path: Path) -> memoryview:
+    """The bytes of a file that is private to this user. Raises OSError where it is missing or another's."""
+    with open(path, "rb", opener=_open_own) as file:
+        return memoryview(file.read(_LARGEST_ENTRY))
 
 
 def _open_own(path: str, flags: int) -> int:

@@ -26,7 +26,10 @@ This module imports nothing of assay but the error, because every package may us
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -77,15 +80,31 @@ class Plugin:
 def plugins(group: str) -> list[Plugin]:
     """The installed plugins of a group, sorted by name."""
     assert group in GROUPS, group
-    found: dict[tuple[str, str], Plugin] = {}
+    return list(_installed(_path_state(), tuple(sys.meta_path))[group])
+
+
+def _path_state() -> tuple[tuple[str, int], ...]:
+    """The folders that packages are installed in, and when each was changed: an installation changes its folder."""
+    found = []
+    for folder in sys.path:
+        try:
+            found.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except OSError:
+            found.append((folder, 0))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)  # reading the metadata of all packages takes milliseconds, and every dump asks
+def _installed(path: tuple[tuple[str, int], ...], finders: tuple[object, ...]) -> dict[str, list[Plugin]]:
+    """The plugins of every group. Of two installations of a package, the first on the path counts."""
+    found: dict[str, dict[tuple[str, str], Plugin]] = {group: {} for group in GROUPS}
     for distribution in metadata.distributions():
         for entry in distribution.entry_points:
-            if entry.group != group:
-                continue
-            package = distribution.metadata["Name"] or "an unnamed package"
-            plugin = Plugin(group, entry.name, entry.value, package, distribution.version or "?")
-            found.setdefault((entry.name, package), plugin)  # of two installations, the first on the path counts
-    return [found[key] for key in sorted(found)]
+            if entry.group in found:
+                package = distribution.metadata["Name"] or "an unnamed package"
+                plugin = Plugin(entry.group, entry.name, entry.value, package, distribution.version or "?")
+                found[entry.group].setdefault((entry.name, package), plugin)
+    return {group: [of_group[key] for key in sorted(of_group)] for group, of_group in found.items()}
 
 
 def names(group: str) -> list[str]:

@@ -35,7 +35,7 @@ def written(*rounds: list[Event | Exception]) -> list[bytes]:
         if message["type"] == "http.response.body":
             bodies.append(message["body"])
 
-    asyncio.run(_answer(call, handler, None, send, "/v1/completions"))
+    asyncio.run(_answer(call, handler, None, send, "/v1/completions", 15.0))
     return bodies
 
 

@@ -33,7 +33,7 @@ def post(server: Server, path: str, body: Any = None, **kwargs: Any) -> httpx.Re
 
 def code(response: httpx.Response) -> tuple[int, str]:
     error = response.json()["error"]
-    if isinstance(error, str):  # as Ollama's clients read it
+    if isinstance(error, str) or response.json().get("type") == "error":  # as Ollama's and Anthropic's clients read it
         return response.status_code, next(name for name, kind in KINDS.items() if kind.status == response.status_code)
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == KINDS[error["code"]].type

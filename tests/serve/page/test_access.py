@@ -139,7 +139,7 @@ def test_axe_diagnose(axed: Tab) -> None:
     page.click("#tab-diagnose")
     expect(page.locator("#examine")).to_be_visible()
     check(page, "diagnose, empty", view=False)
-    page.fill("#lines", '{"assay_dump": 1, "tokens": [1, 5, 6]}\n{"name": "l_out-0", "first": [9, 9, 9]}')
+    page.fill("#lines", '{"assay_dump": 1, "tokens": [1, 5, 6]}\n{"name": "attn_norm-0", "first": [9, 9, 9]}')
     page.click("#examine")
     expect(page.locator("#map button").first).to_be_visible(timeout=300_000)
     check(page, "diagnose")

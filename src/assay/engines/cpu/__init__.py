@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from assay import _native
 from assay.engines.contract import (
+    PAGE,
     Arithmetic,
+    CacheBytes,
     Chunk,
     Emit,
     MemoryUse,
@@ -33,6 +35,7 @@ from assay.engines.contract import (
     check_batch,
     hand_over,
     pages_for,
+    with_scales,
 )
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
@@ -45,6 +48,7 @@ from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
 from assay.graph import Graph, Trait
 from assay.models import Model
+from assay.models.adapters import Adapter, adapted, joined_file
 from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
@@ -78,6 +82,7 @@ class _Tensors:
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
+        self.adapters: dict[tuple[str, str], _native.Vector] = {}
         self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that replace those of the file
         self.add(graph)
 
@@ -88,7 +93,7 @@ class _Tensors:
             if isinstance(group, Gated) and group.one_matrix:
                 self.halves(group.gate.weights[0])
         for node in graph:
-            for name in node.weights:
+            for name in node.weights if node.op != "add_adapter" else ():  # pairs are loaded by `adapter`
                 if not node.has(Trait.MATRIX):
                     self.vector(name)
                 elif name not in self.split:
@@ -157,9 +162,43 @@ class _Tensors:
             self.vectors[name] = _native.Vector(self.array(name).ravel())
         return self.vectors[name]
 
+    def adapter(self, a: str, b: str) -> _native.Vector:
+        """The two matrices of an adapter in float32: A, then the transpose of B."""
+        if (a, b) not in self.adapters:
+            values = (self.file.decode(a).ravel(), self.file.decode(b).T.ravel())
+            self.adapters[a, b] = _native.Vector(np.concatenate(values, dtype=np.float32))
+        return self.adapters[a, b]
+
     def format(self, name: str) -> str:
         kind = self.file.tensors[name].type.id
         return _native.acts_format(kind if _native.supported(kind) else _F32, self.exact)
+
+
+class _CpuBytes:
+    """The capability `cache_bytes` of the cpu engine."""
+
+    def __init__(self, engine: CpuEngine, cache: _native.Cache, states: StatePlaces) -> None:
+        self._cache, self._states, self._groups = cache, states, [0, *engine.windows]
+        self._state_bytes = 4 * slot_offsets(engine.graph)[1]
+        self.layout = f"cpu {engine.isa} {PAGE} {cache.page_bytes} {self._groups} {self._state_bytes}"
+
+    def read_page(self, page: int, window: int = 0) -> NDArray[np.uint8]:
+        group = self._groups.index(window)
+        found = np.empty(self._cache.page_bytes[group], np.uint8)
+        self._cache.read_page(page, group, found)
+        return found
+
+    def write_page(self, page: int, content: NDArray[np.uint8], window: int = 0) -> None:
+        self._cache.write_page(page, self._groups.index(window), content)
+
+    def read_state(self, slot: int) -> NDArray[np.uint8]:
+        found = np.empty(self._state_bytes, np.uint8)
+        self._cache.read_state(self._states.place[slot], found)
+        return found
+
+    def write_state(self, slot: int, content: NDArray[np.uint8], length: int) -> None:
+        self._cache.write_state(self._states.place[slot], content)
+        self._states.written(slot, length)
 
 
 class CpuEngine(PagedEngine):
@@ -183,6 +222,7 @@ class CpuEngine(PagedEngine):
         isa: str | None = None,
         state_slots: int | None = None,
         lender: CpuEngine | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         if precision not in PRECISIONS:
             raise AssayError(f"engine cpu: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
@@ -206,7 +246,9 @@ class CpuEngine(PagedEngine):
         if pack is None:
             sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
-        self._programs: dict[frozenset[str], Compiled] = {}
+        self.adapters = tuple(adapters)
+        self._graphs: dict[tuple[int, ...], Graph] = {(): self.graph}  # by the adapters that some chunk of a batch uses
+        self._programs: dict[tuple[frozenset[str], tuple[int, ...]], Compiled] = {}
         if window_pages:  # pages of all sequences together for each window; chunks then bring window tables
             masks = sum(node.has(Trait.MASKS) for node in self.graph)
             fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
@@ -225,7 +267,9 @@ class CpuEngine(PagedEngine):
             if self._tensors:
                 self._tensors.add(self.graph)
             else:
-                self._tensors = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
+                self._tensors = _Tensors(
+                    joined_file(model.file, self.adapters), self.graph, self._pool, precision == "exact", pack
+                )
         except ValueError as error:
             raise AssayError(f"{model.file.path}: {error}") from None
         except MemoryError as error:
@@ -252,14 +296,20 @@ class CpuEngine(PagedEngine):
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
         self._states.check(self, batch)
+        active: tuple[int, ...] = ()
+        if self.adapters:
+            active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
+            batch = [with_scales(chunk, active) for chunk in batch] if active else batch
         outputs: list[Output] = []
         with self._states.updated(batch) as targets:
             for names in in_turns(self.graph, keep, batch) if emit else (keep,):
-                outputs = hand_over(self._forward(batch, frozenset(names), targets), emit)
+                outputs = hand_over(self._forward(batch, frozenset(names), targets, active), emit)
         return outputs
 
-    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets) -> list[Output]:
-        compiled = self._compiled(keep)
+    def _forward(
+        self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets, active: tuple[int, ...]
+    ) -> list[Output]:
+        compiled = self._compiled(keep, active)
         domains = {e.domain for e in compiled.externals}
         cut = not self.graph.whole and "sequences" not in domains
         results = Results(compiled.externals, batch)
@@ -271,16 +321,20 @@ class CpuEngine(PagedEngine):
             self._run(compiled, step, self._states.read_and_written(step, targets), results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 
-    def _compiled(self, keep: frozenset[str]) -> Compiled:
+    def _compiled(self, keep: frozenset[str], active: tuple[int, ...] = ()) -> Compiled:
+        """The program that keeps these nodes, and applies those of the adapters that some chunk uses."""
         if self._tensors is None:
             raise AssayError("engine cpu: it has been closed; open another")
-        found = self._programs.pop(keep, None)
+        found = self._programs.pop((keep, active), None)
         if found is None:
             exact = self.arithmetic.precision == "exact"
-            found = compile_program(self.graph, self._tensors, self._pool, self._cache, keep, exact=exact)
+            if active not in self._graphs:
+                self._graphs[active] = adapted(self.graph, self.adapters, active)
+                self._tensors.add(self._graphs[active])
+            found = compile_program(self._graphs[active], self._tensors, self._pool, self._cache, keep, exact=exact)
             if len(self._programs) >= _PROGRAMS:
                 del self._programs[next(iter(self._programs))]  # the least recently used one
-        self._programs[keep] = found
+        self._programs[keep, active] = found
         return found
 
     def _run(
@@ -318,6 +372,10 @@ class CpuEngine(PagedEngine):
 
     def cut_state(self, slot: int, length: int) -> None:
         self._states.cut(slot, length)
+
+    @property
+    def cache_bytes(self) -> CacheBytes | None:
+        return _CpuBytes(self, self._cache, self._states)
 
     def close(self) -> None:
         """Free weights and programs. Nothing can be computed afterwards."""

@@ -33,6 +33,7 @@ class LoadedTensors(Protocol):
     def matrix(self, name: str) -> Weight: ...
     def halves(self, name: str) -> tuple[Weight, Weight]: ...
     def vector(self, name: str) -> Vector: ...
+    def adapter(self, a: str, b: str) -> Vector: ...
     def array(self, name: str) -> NDArray[np.float32]: ...
     def format(self, name: str) -> str: ...
 
@@ -386,7 +387,7 @@ class _Compiler:
         """A row operation of several operands, with the numbers that its kernel takes."""
         attrs, width = node.all_attrs(), self._width(node.name)
         numbers: tuple[float, ...] = ()
-        weight = self.tensors.vector(node.weights[0]) if node.weights else None
+        weight = self.tensors.vector(node.weights[0]) if len(node.weights) == 1 else None
         match node.op:
             case "l2_norm":
                 numbers = attrs["eps"], self._parts(node.inputs[0], attrs["n_head"]), attrs["floor"]
@@ -395,6 +396,9 @@ class _Compiler:
                 numbers = *factors, attrs["beta"], attrs["eps"]
             case "repeat_heads":
                 numbers = self._parts(node.inputs[0], 1), attrs["n_head"]
+            case "add_adapter":
+                weight = self.tensors.adapter(*node.weights)
+                numbers = attrs["factor"], self.graph.weights[node.weights[0]][0]
             case "head_bonus":
                 numbers = (attrs["n_head"],)
             case "mix_streams" | "add_to_streams":
@@ -464,6 +468,6 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     **dict.fromkeys(("state_before", "state_after"), _Compiler._show_state),
     **dict.fromkeys(("softplus", "exp", "add_scalar", "length", "sparse_gate"), _Compiler._unary),
     **dict.fromkeys(("l2_norm", "xielu", "repeat_heads", "head_gain", "add_gain", "lerp", "lerp_row"), _Compiler._many),
-    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams"), _Compiler._many),
+    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams", "add_adapter"), _Compiler._many),
     "join": _Compiler._join,
 }

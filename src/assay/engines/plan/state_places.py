@@ -99,6 +99,11 @@ class StatePlaces:
         if source in self.lengths:
             self.lengths[to] = self.lengths[source] if length is None else length
 
+    def written(self, slot: int, length: int) -> None:
+        """The slot now has the state after `length` tokens, which was not computed here."""
+        self.spare.extend(self._earlier.pop(slot, {}).values())
+        self.lengths[slot] = length
+
     def run_on(self, batch: Sequence[Chunk]) -> None:
         """The device decodes further tokens of these sequences; the host does not count them."""
         for chunk in batch:

@@ -12,6 +12,7 @@ Touch `functions.py` when an operation is added, and this file when a graph must
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from assay.engines.contract import (
     PAGE,
     Arithmetic,
+    CacheBytes,
     Chunk,
     Emit,
     Output,
@@ -33,6 +35,7 @@ from assay.engines.contract import (
     check_state_lengths,
     hand_over,
     pages_for,
+    with_scales,
 )
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.reference.functions import FUNCTIONS
@@ -41,6 +44,7 @@ from assay.errors import AssayError
 from assay.graph import KINDS, OPS, Graph, Node, Trait
 from assay.graph.state import POSITION
 from assay.models import Model
+from assay.models.adapters import Adapter, adapted, joined_file
 
 Array = NDArray[Any]
 
@@ -106,7 +110,6 @@ class _GivenState:
         return self._cache.load(name, shape, dtype)
 
 
-@np.errstate(all="ignore")  # weights and a stranger's values may be NaN, infinite or huge; the results say so
 def evaluate(
     node: Node,
     inputs: Sequence[Array],
@@ -119,13 +122,26 @@ def evaluate(
 
     A function for a node that keeps state of a fixed size takes the state last and returns value and new state.
     """
-    if function is not None and not node.has(Trait.STATE):
-        return np.asarray(function(*inputs, *(weights[name] for name in node.weights)))
+    with np.errstate(all="ignore"):  # weights and a stranger's values may be NaN, infinite or huge; the results say so
+        return _evaluate(node, inputs, weights, cache, function, keep)
+
+
+def _evaluate(
+    node: Node,
+    inputs: Sequence[Array],
+    weights: Weights,
+    cache: Cache | None,
+    function: Callable[..., Any] | None,
+    keep: Callable[[Node, Array], Array] | None,
+) -> Array:
+    stateful = node.has(Trait.STATE)
+    if function is not None and not stateful:
+        return np.asarray(function(*inputs, *[weights[name] for name in node.weights]))
     few = node.has(Trait.TABLE) and node.has(Trait.MATRIX)  # a few rows of a large table are read
     get = weights.rows if few else weights.__getitem__
-    operands = [*inputs, *(get(name) for name in node.weights)]
+    operands = [*inputs, *[get(name) for name in node.weights]]
     attrs, compute = node.all_attrs(), FUNCTIONS[node.op]
-    if not node.has(Trait.STATE):
+    if not stateful:
         return np.asarray(compute(*operands, **attrs))
     cache = cache or NoCache()
     if KINDS[OPS[node.op].keeps].per == POSITION:
@@ -146,10 +162,10 @@ def show_state(graph: Graph, node: Node, cache: Cache, dtype: np.dtype[Any]) -> 
     return np.asarray(FUNCTIONS[node.op](*states, **node.all_attrs()))
 
 
-def _given_state(graph: Graph, env: Mapping[str, Array]) -> dict[str, Array]:
+def _given_state(graph: Graph, showing: Sequence[Node], env: Mapping[str, Array]) -> dict[str, Array]:
     """State that `env` gives: the value of a `state_before` node, cut into the parts of the nodes that keep it."""
     found: dict[str, Array] = {}
-    for node in graph:
+    for node in showing:
         if node.op == "state_before" and node.name in env:
             at, value = 0, env[node.name].reshape(-1)
             for name in node.inputs:
@@ -159,6 +175,7 @@ def _given_state(graph: Graph, env: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
+@np.errstate(all="ignore")  # as `evaluate`
 def interpret(
     graph: Graph,
     weights: Weights,
@@ -180,15 +197,16 @@ def interpret(
     the memory of a few nodes.
     """
     needed = graph.ancestors(targets, env)
+    showing = [node for node in graph.nodes if node.has(Trait.SHOWS_STATE)]
     forced = {
-        name for node in graph if node.op == "state_after" and node.name in needed and node.name not in env
+        name for node in showing if node.op == "state_after" and node.name in needed and node.name not in env
         for name in node.inputs
     }  # fmt: skip
     if forced:
         needed = graph.ancestors({*targets, *forced}, env.keys() - forced)
-    given = _given_state(graph, env)
+    given = _given_state(graph, showing, env)
     cache = _GivenState(cache or NoCache(), given) if given else cache or NoCache()
-    last_use = {name: i for i, node in enumerate(graph) if node.name in needed for name in node.inputs}
+    last_use = {name: i for i, node in enumerate(graph.nodes) if node.name in needed for name in node.inputs}
     values = dict(env)
     found: dict[str, Array] = {}
 
@@ -198,11 +216,15 @@ def interpret(
         else:
             found[name] = values[name]
 
-    for i, node in enumerate(graph):
-        if node.name in env and node.name in targets:
-            deliver(node.name)
-        if node.name not in needed or (node.name in env and node.name not in forced):
+    keep = hooks.state if hooks else None
+    for i, node in enumerate(graph.nodes):
+        if node.name not in needed:  # targets are
             continue
+        if node.name in env:
+            if node.name in targets:
+                deliver(node.name)
+            if node.name not in forced:
+                continue
         if node.has(Trait.SHOWS_STATE):
             values[node.name] = show_state(graph, node, cache, weights.dtype)
             if node.name in targets:
@@ -211,8 +233,8 @@ def interpret(
         inputs = [values[name] for name in node.inputs]
         if hooks and hooks.operand:
             inputs = [hooks.operand(node, j, x) for j, x in enumerate(inputs)]
-        function, keep = functions.get(node.name) if functions else None, hooks.state if hooks else None
-        value = evaluate(node, inputs, weights, cache, function, keep)
+        function = functions.get(node.name) if functions else None
+        value = _evaluate(node, inputs, weights, cache, function, keep)
         if node.name not in env:
             values[node.name] = hooks.result(node, value) if hooks and hooks.result else value
             if node.name in targets:
@@ -264,6 +286,44 @@ class _PagedCache:
         return pool[self.slots]
 
 
+def _packed(arrays: Mapping[str, Array]) -> NDArray[np.uint8]:
+    """Arrays by name as bytes, without pickled objects."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return np.frombuffer(buffer.getbuffer(), np.uint8)
+
+
+def _unpacked(content: Array) -> dict[str, Array]:
+    with np.load(io.BytesIO(content.tobytes()), allow_pickle=False) as found:
+        return dict(found)
+
+
+class _ReferenceBytes:
+    """The capability `cache_bytes` of the reference engine: arrays by the name of their node."""
+
+    layout = f"reference {PAGE} npz"
+
+    def __init__(self, engine: ReferenceEngine) -> None:
+        self._engine = engine
+
+    def read_page(self, page: int, window: int = 0) -> Array:
+        return _packed({name: pool[page * PAGE : (page + 1) * PAGE] for name, pool in self._engine._pools.items()})
+
+    def write_page(self, page: int, content: Array, window: int = 0) -> None:
+        engine = self._engine
+        for name, rows in _unpacked(content).items():
+            slots = page * PAGE + np.arange(len(rows))
+            _PagedCache(engine._pools, slots, 0, engine.n_pages * PAGE).append(name, rows)
+
+    def read_state(self, slot: int) -> Array:
+        return _packed(self._engine._states.get(slot, {}))
+
+    def write_state(self, slot: int, content: Array, length: int) -> None:
+        engine = self._engine
+        engine._states[slot], engine._lengths[slot] = _unpacked(content), length
+        engine._earlier.pop(slot, None)
+
+
 class ReferenceEngine(PagedEngine):
     """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
 
@@ -283,15 +343,17 @@ class ReferenceEngine(PagedEngine):
         weights: Weights | None = None,
         hooks: Hooks | None = None,
         state_slots: int | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        self.model = model
+        self.model, self.adapters = model, tuple(adapters)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         self.graph = graph or model.graph
-        self.weights = weights or Weights(model.file, dtype, budget)
+        self.weights = weights or Weights(joined_file(model.file, self.adapters), dtype, budget)
         self.dtype = self.weights.dtype
         kind = f"f{8 * self.dtype.itemsize}"
         self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
+        self._graphs: dict[tuple[int, ...], Graph] = {(): self.graph}  # by the adapters that a chunk uses
         self._pools: dict[str, Array] = {}
         self.state_slots = count_slots(self.graph, state_slots)
         self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
@@ -354,6 +416,10 @@ class ReferenceEngine(PagedEngine):
     def _chunk(
         self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None, state: dict[str, Array]
     ) -> tuple[Output, _PagedCache]:
+        active = tuple(number for number, _ in chunk.adapters)
+        if active not in self._graphs:
+            self._graphs[active] = adapted(self.graph, self.adapters, active)
+        chunk = with_scales(chunk, active) if active else chunk
         at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
         cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE, state)
@@ -380,7 +446,7 @@ class ReferenceEngine(PagedEngine):
                     nodes[name] = value
 
         targets = keep | head | self.graph.state.by_node.keys()
-        interpret(self.graph, self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
+        interpret(self._graphs[active], self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
         return Output(logits, nodes), cache
 
     def copy_page(self, source: int, to: int) -> None:
@@ -396,6 +462,10 @@ class ReferenceEngine(PagedEngine):
     def cut_state(self, slot: int, length: int) -> None:
         self._states[slot] = self._state_at(slot, length)
         self._lengths[slot] = length
+
+    @property
+    def cache_bytes(self) -> CacheBytes | None:
+        return _ReferenceBytes(self)
 
     def _state_at(self, slot: int, length: int | None) -> dict[str, Array]:
         if length in (None, self._lengths.get(slot, 0)):

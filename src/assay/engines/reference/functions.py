@@ -107,6 +107,13 @@ def add(a: Array, b: Array) -> Array:
     return a + b.reshape(a.shape)
 
 
+def add_adapter(a: Array, x: Array, s: Array, A: Array, B: Array, *, factor: float) -> Array:
+    """y[t] = a[t] + s[t] · factor · B (A x[t]) where s[t] ≠ 0, else a[t], whose bits are kept."""
+    added = (x.reshape(len(x), -1) @ np.asarray(A).T @ np.asarray(B).T).reshape(a.shape)
+    each = s.reshape(-1, *[1] * (a.ndim - 1))
+    return np.where(each != 0, a + each * factor * added, a)
+
+
 def mul(a: Array, b: Array) -> Array:
     """y = a · b; b [T, 1] multiplies whole rows."""
     return a * (b.reshape(a.shape) if b.size == a.size else b)
@@ -503,6 +510,7 @@ def cache(x: Array, *, n_head: int) -> Array:
 
 _ALL: tuple[Callable[..., Any], ...] = (
     embed, add_row, scale, add_scalar, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight,
+    add_adapter,
     clamp, rope, pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu,
     glu_split, glu_oai,
     sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,

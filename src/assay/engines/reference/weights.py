@@ -57,21 +57,23 @@ class Weights:
         # Decoded values are exact in float32. So a model that is too large in float64 is stored in half the memory.
         self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
 
-    @np.errstate(all="ignore")  # a cast of a signalling NaN
     def __getitem__(self, name: str) -> Array | Table:
         """The whole tensor, or a table where it does not fit."""
         kept = self._kept.get(name)
-        if kept is None:
-            if name in self._variants:
-                kept = self._variants[name]().astype(self.dtype, copy=False)
-                self._kept[name] = kept
-                return kept
-            cost = int(np.prod(self.file.tensors[name].shape)) * self._store.itemsize
-            if cost > self._room and len(self.file.tensors[name].shape) > 1:
-                return Table(self.file, name, self.dtype)
-            kept = self.file.decode(name).astype(self._store, copy=False)
+        return self._decoded(name) if kept is None else kept
+
+    @np.errstate(all="ignore")  # a cast of a signalling NaN
+    def _decoded(self, name: str) -> Array | Table:
+        if name in self._variants:
+            kept = self._variants[name]().astype(self.dtype, copy=False)
             self._kept[name] = kept
-            self._room -= cost
+            return kept
+        cost = int(np.prod(self.file.tensors[name].shape)) * self._store.itemsize
+        if cost > self._room and len(self.file.tensors[name].shape) > 1:
+            return Table(self.file, name, self.dtype)
+        kept = self.file.decode(name).astype(self._store, copy=False)
+        self._kept[name] = kept
+        self._room -= cost
         return kept
 
     def rows(self, name: str) -> Array | Table:

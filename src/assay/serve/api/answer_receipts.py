@@ -6,31 +6,32 @@ from typing import Any
 
 from assay.runtime.receipts import header_of, make_receipt
 from assay.serve.api.server_state import State
-from assay.serve.pool.models import LocalWorker, ServedModel
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 
 async def signed(state: State, entry: ServedModel, reader: Reader) -> dict[str, Any]:
-    """`{"receipts": […]}`, or nothing if the server makes none. The file is hashed once, off the event loop."""
+    """`{"receipts": […]}`, or nothing if the server makes none. The file is hashed once, off the event loop.
+
+    An answer whose tokens do not all have a hash gets no receipt: a replica of an older version sends none.
+    """
     worker, signer = reader.worker, state.signer
-    if signer is None or not isinstance(worker, LocalWorker):
+    if signer is None:
         return {}
-    arithmetic = worker.arithmetic
 
     def made() -> list[dict[str, Any]]:
         found = []
         for sequence in reader.sequences:
-            job = sequence.job
-            header = header_of(
-                entry.file.sha256,
-                arithmetic,
-                job.params,
-                sequence.seed,
-                job.ids,
-                constrained=job.constraint is not None,
-            )
+            job, arithmetic = sequence.job, worker.arithmetic(sequence)
             tokens = sequence.ids[len(job.ids) :]
+            if arithmetic is None or len(tokens) != len(sequence.row_digests):
+                return []
+            constrained = job.constraint is not None or job.thinking is not None
+            header = header_of(
+                entry.file.sha256, arithmetic, job.params, sequence.seed, job.ids, constrained=constrained
+            )
             found.append(make_receipt(header, job.ids, tokens, sequence.row_digests, signer).to_dict())
         return found
 
-    return {"receipts": await state.threads.run("disk", made)}
+    receipts = await state.threads.run("disk", made)
+    return {"receipts": receipts} if receipts else {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from re import fullmatch
@@ -13,7 +14,7 @@ from typing import Any
 from assay.runtime.draws import fresh_seed, seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
 from assay.runtime.sequence import Constraint, Progress
-from assay.serve.api.schemas import Sampling
+from assay.serve.api.schemas import LIMITS, LoraScale, Sampling
 from assay.serve.api_errors import ApiError
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.models import ServedModel
@@ -57,22 +58,72 @@ class Origin:
         return f"{self.id}-{self.created:x}-{self.seed:x}" if self.shown else ""
 
 
-def sampler_params(request: Sampling, entry: ServedModel, index: int, origin: Origin) -> SamplerParams:
+Biases = tuple[tuple[int, float], ...]
+
+
+async def token_biases(request: Sampling, entry: ServedModel, threads: Threads) -> Biases:
+    """The biases of a request by token. A text stands for each of its tokens; `false` forbids them."""
+    given = request.logit_bias
+    rows = list(given.items()) if isinstance(given, dict) else given or []
+    if any(isinstance(key, str) and not fullmatch("[0-9]{1,9}", key) for key, _ in rows):
+        found = await threads.run("text", lambda: _biases(rows, entry))
+    else:
+        found = _biases(rows, entry)
+    if len(found) > LIMITS.bias:
+        message = f"logit_bias: the texts have {len(found)} tokens (at most {LIMITS.bias})"
+        raise ApiError("invalid_value", message, "logit_bias")
+    n_vocab = entry.model.hparams.n_vocab
+    for token, _ in found:
+        if token >= n_vocab:
+            raise ApiError(
+                "invalid_value", f"logit_bias: token {token} is not in the vocabulary of {n_vocab}", "logit_bias"
+            )
+    return found
+
+
+def _biases(rows: Iterable[Seq[Any]], entry: ServedModel) -> Biases:
+    found: list[tuple[int, float]] = []
+    for key, bias in rows:
+        value = -math.inf if bias is False else float(bias)
+        if isinstance(key, str) and not fullmatch("[0-9]{1,9}", key):
+            found += [(token, value) for token in entry.tokenizer.encode(key, add_special=False)]
+        else:
+            found.append((int(key), value))
+    return tuple(found)
+
+
+def sampler_params(
+    request: Sampling, entry: ServedModel, index: int, origin: Origin, biases: Biases = ()
+) -> SamplerParams:
     """The settings of choice `index`. Each of the n choices has its own seed."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
     given["seed"] = seed_of(origin.seed if request.seed is None else request.seed, index)
-    if request.logit_bias:
-        given["logit_bias"] = tuple((int(token), bias) for token, bias in request.logit_bias.items())
-        n_vocab = entry.model.hparams.n_vocab
-        for token, _ in given["logit_bias"]:
-            if token >= n_vocab:
-                raise ApiError(
-                    "invalid_value", f"logit_bias: token {token} is not in the vocabulary of {n_vocab}", "logit_bias"
-                )
+    if biases:
+        given["logit_bias"] = biases
     if request.dry_multiplier:
         given["dry_breakers"] = entry.dry_breakers
-    return SamplerParams(**{key: value for key, value in given.items() if value is not None})
+    return SamplerParams(**{**entry.defaults, **{key: value for key, value in given.items() if value is not None}})
+
+
+def adapters(request: Sampling, entry: ServedModel) -> tuple[tuple[int, float], ...] | None:
+    """The adapters of a request and their scales; None if the model has none."""
+    if request.lora is None:
+        return tuple(entry.base.lora_scales.items()) or None
+    return tuple(lora_scales(request.lora, entry).items())
+
+
+def lora_scales(asked: Seq[LoraScale], entry: ServedModel) -> dict[int, float]:
+    """The scales of a list, which must name adapters of the model, each once."""
+    found = {item.id: item.scale for item in asked}
+    if len(found) < len(asked) or any(number not in entry.base.lora_scales for number in found):
+        raise ApiError(
+            "invalid_value",
+            f"lora: expected numbers of adapters, each once (found {[item.id for item in asked]}, there are "
+            f"{len(entry.base.lora_scales)})",
+            "lora",
+        )
+    return found
 
 
 def stops(request: Sampling) -> tuple[str, ...]:

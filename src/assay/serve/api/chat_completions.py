@@ -8,11 +8,14 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from pydantic import ValidationError
+
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.answer_receipts import signed
-from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
+from assay.serve.api.reasoning import allowed_tokens, thinking_budget
+from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat, Tool
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.tools import offered_rule, required_rule
 from assay.serve.api.turns import TAUGHT, plain_tools
@@ -35,23 +38,50 @@ class Conversation:
     origin: common.Origin
 
 
-async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
-    """Start the sequences of a validated request."""
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The conversation of a request as the ids of a prompt."""
+
+    entry: ServedModel
+    ids: list[int]
+    family: Family
+    tools: list[Tool] | None  # that the model may call
+    native: bool  # the template describes the tools
+
+
+def as_chat_request(given: dict[str, Any], param: str) -> ChatRequest:
+    """The chat request that another dialect's request was translated to. An error names `param`."""
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+        raise ApiError("invalid_value", f"{param}: {found}"[:300], param) from None
+
+
+async def prompt_of(call: HttpCall, request: ChatRequest) -> ChatPrompt:
+    """Render and tokenize the conversation of a request."""
     state = call.state
     entry = state.models.find(request.model)
-    limits, origin = state.limits, common.Origin.of(call.headers)
     tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
     native = entry.template is not None and takes_tools(entry.template.tool_source)
     said = request_tokens.RenderInput(
         request.messages, tools=tools if native else None, described=None if native else tools,
-        variables=_variables(request),
+        variables=_variables(request), continued=bool(request.continue_final_message),
     )  # fmt: skip
     ids = await request_tokens.chat_ids(state, entry, said)
-    request_tokens.check(ids, entry, param="messages")
     assert entry.template is not None  # otherwise chat_ids would have failed
     family = family_of(entry.template.tool_source if tools else entry.template.source)
     if tools and not native:
         family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
+    return ChatPrompt(entry, ids, family, tools, native)
+
+
+async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
+    """Start the sequences of a validated request."""
+    state, prompt = call.state, await prompt_of(call, request)
+    entry, ids, family, tools, native = prompt.entry, prompt.ids, prompt.family, prompt.tools, prompt.native
+    limits, origin = state.limits, common.Origin.of(call.headers)
+    request_tokens.check(ids, entry, param="messages")
     thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
     make = _constraint(request, entry, family, thinking=thinking)
     free = make is None or _requires_call(request)  # without a grammar that fixes the start of the answer
@@ -63,12 +93,15 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
         limits, (request.top_logprobs or 0) if request.logprobs and not request.stream else None,
         request.n or 1, request.max_completion_tokens or request.max_tokens,
     )  # fmt: skip
-    until = common.deadline(limits, request.timeout)
-    prompt = tuple(ids)
+    allowed = allowed_tokens(request, entry, state.reasoning_budget)
+    budget = thinking_budget(allowed, entry, family, opened=thinking) if constraint is None else None
+    biases = await common.token_biases(request, entry, state.threads)
+    until, shared = common.deadline(limits, request.timeout), tuple(ids)
     jobs = [
         Job(
-            ids=prompt,
-            params=common.sampler_params(request, entry, index, origin),
+            ids=shared,
+            params=common.sampler_params(request, entry, index, origin, biases),
+            adapters=common.adapters(request, entry),
             max_tokens=min(asked, entry.n_ctx - len(ids), scored),
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -76,6 +109,7 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
             show_special=bool(tools) or family.marked,
             ignore_eos=bool(request.ignore_eos),
             deadline=until,
+            thinking=budget,
             receipt=state.signer is not None,
         )
         for index in range(request.n or 1)
@@ -171,13 +205,15 @@ class ChoiceBuilder:
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[bytes] = []  # encoded, because objects take ten times the memory
         self._finish = "stop"
+        self._cut = False  # whether the answer ended inside a call
 
     def add(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """Add an update and return the new deltas. The logprobs of the token go with the first delta."""
         pieces = [self._reply.push(update.text)]
         if update.finish:
             self._finish = update.finish
-            pieces.append(self._reply.finish())
+            pieces.append(self._reply.finish(cut=update.finish == "length"))
+            self._cut = pieces[-1].cut
         deltas = [delta for piece in pieces for delta in self._deltas(piece)]
         scored = update.choice is not None and update.choice.logprob is not None
         new = [common.token_logprob(self._entry, update.choice)] if scored and update.choice else []
@@ -209,7 +245,7 @@ class ChoiceBuilder:
 
     @property
     def finish_reason(self) -> str:
-        return "tool_calls" if self._calls else self._finish
+        return "tool_calls" if self._calls and not self._cut else self._finish
 
     def choice(self, index: int) -> dict[str, Any]:
         text, reasoning = "".join(self._content), "".join(self._reasoning)
@@ -232,7 +268,9 @@ class ChoiceBuilder:
 
 def _variables(request: ChatRequest) -> dict[str, Any]:
     """The variables of the template, beside the messages."""
-    effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+    effort: dict[str, Any] = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+    if request.reasoning_effort == "none" or request.thinking_budget_tokens == 0:
+        effort["enable_thinking"] = False
     return effort | (request.chat_template_kwargs or {})
 
 

@@ -86,7 +86,7 @@ async def _jobs(
         limits, None if request.stream else request.logprobs, n * len(given), request.max_tokens
     )
     until = common.deadline(limits, request.timeout)
-    jobs = []
+    jobs, biases = [], await common.token_biases(request, entry, threads)
     for prompt in given:
         request_tokens.check(prompt, entry, room=min(asked, 1))
         ids = tuple(prompt)
@@ -94,7 +94,8 @@ async def _jobs(
             jobs.append(
                 Job(
                     ids=ids,
-                    params=common.sampler_params(request, entry, index, origin),
+                    params=common.sampler_params(request, entry, index, origin, biases),
+                    adapters=common.adapters(request, entry),
                     max_tokens=min(asked, entry.n_ctx - len(ids), scored),
                     stop=common.stops(request),
                     logprobs=request.logprobs,

@@ -71,7 +71,7 @@ class DiagnoseResponse(Schema):
 
 
 async def diagnose(call: HttpCall, request: DiagnoseRequest) -> HttpReply | Events:
-    entry = call.state.models.find(request.model)
+    entry = call.state.models.find(request.model, exact=True)
     given = [source for source in (request.text, request.data, call.upload) if source is not None]
     if len(given) != 1:
         where = "an upload has neither text nor data" if call.upload else "give exactly one of text and data"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from assay.runtime.params import SamplerParams
 from assay.runtime.sequence import Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
-from assay.serve.api.schemas import LIMITS, Name, Sampling, Schema, TokenId
+from assay.serve.api.schemas import LIMITS, EmbeddingRequest, LoraScales, Name, Prompt, Sampling, Schema, TokenId
 from assay.serve.api.schemas import Text as AnyText
 from assay.serve.api.server_state import HttpCall
+from assay.serve.api.texts import embed_texts
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply
+from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.version import __version__
@@ -37,10 +38,24 @@ class Text(Sampling):
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=4096)] | None = Field(
+        None, description="the slot under which `/slots` saves these tokens; default 0"
+    )
 
 
 class LlamaCompletionRequest(Text):
     prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]
+
+
+class LlamaEmbeddingRequest(Schema):
+    model: Name | None = None
+    content: Prompt
+    pooling: Literal["mean", "first", "last"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class LoraAdaptersRequest(RootModel[LoraScales]):
+    """A list of numbers and scales."""
 
 
 class Extra(Schema):
@@ -103,7 +118,10 @@ async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], requ
     room = entry.n_ctx - len(ids)
     job = Job(
         ids=tuple(ids),
-        params=common.sampler_params(request, entry, 0, common.Origin.of(call.headers)),
+        params=common.sampler_params(
+            request, entry, 0, common.Origin.of(call.headers), await common.token_biases(request, entry, state.threads)
+        ),
+        adapters=common.adapters(request, entry),
         max_tokens=min(wanted, room) if wanted >= 0 else room,
         stop=common.stops(request),
         logprobs=request.n_probs or None,
@@ -130,6 +148,18 @@ async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
     return await _reply(call, entry, ids, request)
 
 
+async def embedding(call: HttpCall, request: LlamaEmbeddingRequest) -> HttpReply:
+    """The vectors of `/v1/embeddings` in llama-server's form: a list of rows for each text, here one."""
+    asked = EmbeddingRequest.model_construct(
+        model=request.model, input=request.content, pooling=request.pooling, dimensions=request.dimensions
+    )
+
+    def reply(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
+        return large_reply([{"index": row["index"], "embedding": [row["embedding"]]} for row in rows])
+
+    return await embed_texts(call, asked, reply)
+
+
 async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | int]) -> list[int]:
     """The ids of a text, of ids, or of a mixture."""
     if isinstance(prompt, str):
@@ -139,7 +169,7 @@ async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | i
 
 async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> HttpReply | Events:
     reader = await continue_text(call, entry, ids, request)
-    made = _Completion(entry, reader, request)
+    made = _Completion(entry, reader, request, call.state.slots)
     if request.stream:
         return Events(made.events(), BARE)
     events = [event async for event in made.events()]
@@ -154,17 +184,22 @@ async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Te
 class _Completion:
     """Builds one answer in llama-server's form."""
 
-    def __init__(self, entry: ServedModel, reader: Reader, request: Text) -> None:
+    def __init__(
+        self, entry: ServedModel, reader: Reader, request: Text, slots: dict[tuple[str, int], tuple[int, ...]]
+    ) -> None:
         self._entry = entry
+        self._slots, self._slot = slots, max(request.id_slot or 0, 0)
         self._reader = reader
         self._request = request
+        self._lines = False  # whether the text has a line break
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         (sequence,) = self._reader.sequences
         async for _, update in self._reader:
             tokens = [update.choice.id] if update.choice else []
+            self._lines = self._lines or "\n" in update.text
             event: dict[str, Any] = {
-                "index": 0, "content": update.text, "tokens": tokens, "stop": False, "id_slot": 0,
+                "index": 0, "content": update.text, "tokens": tokens, "stop": False, "id_slot": self._slot,
                 "tokens_predicted": sequence.generated, "tokens_evaluated": sequence.n_prompt,
             }  # fmt: skip
             if self._request.n_probs and update.choice:
@@ -178,6 +213,7 @@ class _Completion:
 
     def _end(self) -> dict[str, Any]:
         (sequence,), (end,) = self._reader.sequences, self._reader.ends
+        self._slots[self._entry.id, self._slot] = tuple(sequence.ids)
         t = sequence.times
         prompt_s = max((t.first or t.arrived) - (t.admitted or t.arrived), 1e-9)
         answer_s = max((t.last or t.arrived) - (t.first or t.arrived), 1e-9)
@@ -186,9 +222,9 @@ class _Completion:
             "stop": True,
             "model": self._entry.id,
             "stop_type": STOPS.get(end or "", "none"),
-            "stopping_word": "",
+            "stopping_word": sequence.stop_string or "",
             "truncated": False,
-            "has_new_line": False,
+            "has_new_line": self._lines,
             "tokens_cached": sequence.cached,
             "generation_settings": settings(sequence.job.params),
             "timings": {
@@ -214,6 +250,7 @@ def settings(params: SamplerParams) -> dict[str, Any]:
 
 
 async def props(call: HttpCall, _: None) -> HttpReply:
+    await call.state.models.open(None)
     entry = call.state.models.default
     vocab = entry.tokenizer.vocab
 
@@ -233,6 +270,25 @@ async def props(call: HttpCall, _: None) -> HttpReply:
             "build_info": f"assay-{__version__}",
         }
     )
+
+
+async def lora_adapters(call: HttpCall, _: None) -> HttpReply:
+    await call.state.models.open(None)
+    entry = call.state.models.default
+    found = [
+        {"id": i, "path": adapter.file.path.name, "scale": entry.base.lora_scales[i]}
+        for i, adapter in enumerate(entry.adapters)
+    ]
+    return json_reply(found)
+
+
+async def set_lora_adapters(call: HttpCall, request: LoraAdaptersRequest) -> HttpReply:
+    """Set the scales of requests that name none. Adapters that are left out are not applied."""
+    await call.state.models.open(None)
+    entry = call.state.models.default
+    asked = common.lora_scales(request.root, entry)
+    entry.base.lora_scales = {i: asked.get(i, 0.0) for i in entry.base.lora_scales}
+    return json_reply({"success": True})
 
 
 async def slots(call: HttpCall, _: None) -> HttpReply:

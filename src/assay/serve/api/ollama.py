@@ -7,21 +7,24 @@ supported. A model name may have Ollama's suffix `:latest`.
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from assay.runtime.sequence import Progress
-from assay.serve.api.chat_completions import Conversation, begin
+from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
 from assay.serve.api.llama_server import Text as PlainText
 from assay.serve.api.llama_server import continue_text, infill_ids, text_of
 from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
     EmbeddingRequest,
+    Images,
     Name,
     Penalty,
     Schema,
@@ -34,7 +37,7 @@ from assay.serve.api.server_state import HttpCall
 from assay.serve.api.texts import embed_texts
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply, large_reply
-from assay.serve.pool.models import ServedModel
+from assay.serve.pool.models import Offer, ServedModel
 from assay.version import __version__
 
 StreamFormat = Literal["", "json"] | dict[str, Any]
@@ -70,7 +73,7 @@ class OllamaMessage(Schema):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = Field(None, description="not supported")
+    images: Images | None = Field(None, description="not supported")
     tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_name: Name | None = None
 
@@ -82,6 +85,9 @@ class Asking(Schema):
     stream: bool | None = Field(None, description="default true")
     format: StreamFormat | None = Field(None, description="json, or a JSON schema")
     options: OllamaOptions | None = None
+    keep_alive: Annotated[float, Field(ge=-1e9, le=1e9)] | Annotated[str, Field(max_length=32)] | None = Field(
+        None, description="seconds, or 5m: how long the model stays loaded afterwards; -1: always; 0: not at all"
+    )
     think: bool | Annotated[str, Field(max_length=32)] | None = Field(
         None, description="sets enable_thinking of the template"
     )
@@ -97,12 +103,17 @@ class OllamaGenerateRequest(Asking):
     suffix: Text | None = Field(None, description="text after the gap, for models that fill in")
     system: Text | None = None
     raw: bool | None = Field(None, description="do not apply the template")
-    images: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = Field(None, description="not supported")
+    images: Images | None = Field(None, description="not supported")
 
 
 class OllamaShowRequest(Schema):
     model: Name | None = None
     name: Name | None = Field(None, description="the older name of `model`")
+
+
+class OllamaOldEmbedRequest(Schema):
+    model: Name
+    prompt: Text
 
 
 class OllamaEmbedRequest(Schema):
@@ -115,6 +126,7 @@ class OllamaEmbedRequest(Schema):
 
 async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply | Events:
     entry = find(call, request.model)
+    keep(entry, request.keep_alive)
     if not request.messages:
         return await _loaded(call, entry, {"message": {"role": "assistant", "content": ""}})
     messages, tools = request.messages, request.tools
@@ -136,6 +148,7 @@ async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply |
 
 async def generate(call: HttpCall, request: OllamaGenerateRequest) -> HttpReply | Events:
     entry = find(call, request.model)
+    keep(entry, request.keep_alive)
     if not request.prompt and not request.suffix:
         return await _loaded(call, entry, {"response": ""})
     if request.raw or request.suffix is not None or entry.template is None:
@@ -163,14 +176,7 @@ def _as_chat(request: Asking, entry: ServedModel, messages: list[dict[str, Any]]
         given["chat_template_kwargs"] = {"enable_thinking": request.think}
     elif request.think:
         given["reasoning_effort"] = request.think
-    try:
-        return ChatRequest.model_validate(given)
-    except ValidationError as error:
-        raise ApiError(
-            "invalid_value",
-            f"messages: {error.errors(include_url=False, include_context=False, include_input=False)[0]['msg']}"[:300],
-            "messages",
-        ) from None
+    return as_chat_request(given, "messages")
 
 
 def _sampling(options: OllamaOptions | None) -> dict[str, Any]:
@@ -265,7 +271,10 @@ def _joined_response(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _loaded(call: HttpCall, entry: ServedModel, empty: dict[str, Any]) -> HttpReply:
-    """The answer to a request without a prompt, which only loads the model."""
+    """The answer to a request without a prompt, which loads the model, or unloads it if it is kept 0 seconds."""
+    if entry.base.keep_s == 0:
+        await call.state.models.unload(entry)
+        return json_reply(_head(entry) | empty | {"done": True, "done_reason": "unload"})
     await call.stack.enter_async_context(call.state.models.use(entry))
     return json_reply(_head(entry) | empty | {"done": True, "done_reason": "load"})
 
@@ -291,22 +300,53 @@ def _counts(sequence: Progress) -> dict[str, int]:
 # --- models
 
 
-def find(call: HttpCall, name: str | None) -> ServedModel:
-    known = call.state.models
-    short = name.removesuffix(":latest") if name else name
-    return known.find(short if short in known.entries else name)
+def find(call: HttpCall, name: str | None, *, exact: bool = False) -> ServedModel:
+    return call.state.models.find(name, exact=exact)
+
+
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep(entry: ServedModel, asked: float | str | None) -> None:
+    """Set how long a model stays in memory after its last use: seconds, or a duration such as 5m or 1h30m."""
+    if asked is None:
+        return
+    seconds = asked
+    if isinstance(asked, str):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", asked)
+        if not parts or "".join(map("".join, parts)) != asked.lstrip("-"):
+            raise ApiError("invalid_value", f"keep_alive: expected seconds or 5m (found {asked!r:.40})", "keep_alive")
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts) * (-1 if asked[0] == "-" else 1)
+    assert not isinstance(seconds, str)
+    entry.base.keep_s = math.inf if seconds < 0 else seconds
 
 
 async def tags(call: HttpCall, _: None) -> HttpReply:
-    return json_reply({"models": [_card(entry) for entry in call.state.models.entries.values()]})
+    pool = call.state.models
+    digests = await _digests(call)
+    cards = [_card(entry, digests) for entry in pool.entries.values()]
+    return json_reply({"models": cards + [_offer_card(offer) for offer in pool.unopened]})
 
 
 async def ollama_ps(call: HttpCall, _: None) -> HttpReply:
-    loaded = [e for e in call.state.models.entries.values() if e.worker]
+    pool, digests = call.state.models, await _digests(call)
     return json_reply(
-        {"models": [_card(e) | {"size": e.bytes, "size_vram": 0, "context_length": e.n_ctx,
-                                "expires_at": "9999-12-31T23:59:59Z"} for e in loaded]}
+        {"models": [_card(e, digests) | {"size": e.base.bytes, "size_vram": 0, "context_length": e.n_ctx,
+                                         "expires_at": _expiry(pool.expires(e.base))}
+                    for e in pool.entries.values() if e.base.worker]}
     )  # fmt: skip
+
+
+def _expiry(at: float) -> str:
+    """A time on the clock of time.monotonic(), as a date; far away for never."""
+    left = at - time.monotonic()
+    return "9999-12-31T23:59:59Z" if left > 1e9 else (datetime.now(UTC) + timedelta(seconds=left)).isoformat()
+
+
+async def _digests(call: HttpCall) -> dict[str, str]:
+    """The digests of the files of loaded models. They are computed once, in a thread; others have none yet."""
+    loaded = [e for e in call.state.models.entries.values() if e.base.worker]
+    return await call.state.threads.run("disk", lambda: {e.id: e.file.sha256 for e in loaded})
 
 
 async def ollama_version(call: HttpCall, _: None) -> HttpReply:
@@ -314,7 +354,7 @@ async def ollama_version(call: HttpCall, _: None) -> HttpReply:
 
 
 async def show(call: HttpCall, request: OllamaShowRequest) -> HttpReply:
-    entry = find(call, request.model or request.name)
+    entry = find(call, request.model or request.name, exact=True)
     file = entry.file
     info = {key: _plain(file.metadata[key]) for key in file.metadata if file.metadata.length(key) is None}
     source = info.pop("tokenizer.chat_template", None)
@@ -342,13 +382,23 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def _card(entry: ServedModel) -> dict[str, Any]:
+def _offer_card(offer: Offer) -> dict[str, Any]:
+    """A model that was not opened yet: its name, size and date."""
+    return {
+        "name": offer.name, "model": offer.name, "modified_at": datetime.fromtimestamp(offer.created, UTC).isoformat(),
+        "size": offer.size, "digest": "",
+        "details": {"parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "",
+                    "quantization_level": ""},
+    }  # fmt: skip
+
+
+def _card(entry: ServedModel, digests: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": entry.id,
         "model": entry.id,
         "modified_at": datetime.fromtimestamp(entry.created, UTC).isoformat(),
         "size": entry.file.size,
-        "digest": "",
+        "digest": digests.get(entry.id, ""),
         "details": _details(entry),
     }
 
@@ -385,3 +435,9 @@ async def embed(call: HttpCall, request: OllamaEmbedRequest) -> HttpReply:
         )
 
     return await embed_texts(call, asked, reply)
+
+
+async def old_embeddings(call: HttpCall, request: OllamaOldEmbedRequest) -> HttpReply:
+    """One vector, as the older route answers."""
+    asked = EmbeddingRequest.model_construct(model=find(call, request.model).id, input=request.prompt)
+    return await embed_texts(call, asked, lambda rows, model, tokens: large_reply({"embedding": rows[0]["embedding"]}))

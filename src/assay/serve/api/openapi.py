@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from assay.serve.api.routes import RouteSpec
-from assay.serve.api.schemas import ErrorResponse, PlainError
+from assay.serve.api.schemas import ErrorResponse, PlainError, TypedError
 from assay.serve.api_errors import KINDS
 from assay.serve.http.upload import UPLOAD
 from assay.version import __version__
@@ -24,7 +24,7 @@ _LOADING = ("rate_limit_exceeded", "model_not_loaded", "deadline_exceeded")
 def document(routes: Sequence[RouteSpec], *, with_key: bool) -> dict[str, Any]:
     """The document at `/openapi.json`."""
     requests = {route.request for route in routes if route.request}
-    responses = {route.response for route in routes if route.response} | {ErrorResponse, PlainError}
+    responses = {route.response for route in routes if route.response} | {ErrorResponse, PlainError, TypedError}
     inputs = sorted(((model, "validation") for model in requests), key=lambda pair: pair[0].__name__)
     outputs = sorted(((model, "serialization") for model in responses), key=lambda pair: pair[0].__name__)
     where, definitions = models_json_schema([*inputs, *outputs], ref_template=_REF)  # type: ignore[list-item]
@@ -83,7 +83,8 @@ def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
         codes.append("model_not_found")
     if route.path == "/ready":
         codes.append("model_not_loaded")
-    shape = PlainError if route.path.startswith("/api/") else ErrorResponse
+    shapes = {"/api/": PlainError, "/v1/messages": TypedError}
+    shape = next((shapes[start] for start in shapes if route.path.startswith(start)), ErrorResponse)
     statuses = sorted({KINDS[code].status for code in codes})
     return {
         str(status): {

@@ -7,15 +7,16 @@ refused before it is tokenized. Large texts are tokenized one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.errors import AssayError
 from assay.serve.api.schemas import ChatMessage, Tool
 from assay.serve.api.server_state import State
-from assay.serve.api.turns import plain_messages, plain_tools, with_tools_as_text
+from assay.serve.api.turns import content_of, plain_messages, plain_tools, with_tools_as_text
 from assay.serve.api_errors import ApiError
 from assay.serve.pool.models import ServedModel
+from assay.text.reply import closing_of
 from assay.text.template import encode_rendered
 
 LARGE = 64 << 10  # characters
@@ -103,6 +104,7 @@ class RenderInput:
     described: Sequence[Tool] | None = None  # that the system message describes, for a template that knows no tools
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continued: bool = False  # the answer goes on where the last message ends, if that is the assistant's
 
 
 async def chat_ids(state: State, entry: ServedModel, chat: RenderInput) -> list[int]:
@@ -122,13 +124,20 @@ async def chat_text(state: State, entry: ServedModel, chat: RenderInput) -> str:
     template = entry.template
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
+    if entry.system and (not chat.messages or chat.messages[0].role not in ("system", "developer")):
+        said = ChatMessage.model_construct(role="system", content=entry.system)
+        chat = replace(chat, messages=[said, *chat.messages])
     _check_length(sum(map(_length, chat.messages)), entry)
 
+    begun = _begun(chat)
+
     def work() -> str:
-        return template.render(
-            _turns(chat), add_generation_prompt=chat.add_generation_prompt, tools=plain_tools(chat.tools),
-            timeout=state.limits.template_s, **chat.variables,
+        turns = _turns(chat)
+        text = template.render(
+            turns[:-1] if begun else turns, add_generation_prompt=chat.add_generation_prompt,
+            tools=plain_tools(chat.tools), timeout=state.limits.template_s, **chat.variables,
         )  # fmt: skip
+        return text + closing_of(template.source, text) + begun if begun else text
 
     try:
         return await state.threads.run("template", work)
@@ -136,6 +145,14 @@ async def chat_text(state: State, entry: ServedModel, chat: RenderInput) -> str:
         raise ApiError("invalid_value", "chat_template_kwargs: a name is not allowed", "chat_template_kwargs") from None
     except AssayError as error:
         raise ApiError("invalid_prompt", str(error), "messages") from None
+
+
+def _begun(chat: RenderInput) -> str:
+    """The text of an answer that was begun; empty for a new answer."""
+    last = chat.messages[-1]
+    if not chat.continued or last.role != "assistant" or last.tool_calls or len(chat.messages) < 2:
+        return ""
+    return content_of(last) or ""
 
 
 def _length(message: ChatMessage) -> int:

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from assay.serve.api import answers as common
-from assay.serve.api.chat_completions import Conversation, begin
-from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, Schema, Share, Text
+from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
+from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, NoMedia, Schema, Share, Text
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import NAMED, Events, HttpReply, json_reply
@@ -26,16 +26,19 @@ class ContentPart(Schema, wire="Part"):
     text: Text
 
 
+ContentParts = Annotated[list[Annotated[ContentPart, NoMedia]], Field(max_length=256, fail_fast=True)]
+
+
 class InputItem(Schema, wire="Item"):
     """A message, a function call, or the result of a call."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: Text | Annotated[list[ContentPart], Field(max_length=256, fail_fast=True)] | None = None
+    content: Text | ContentParts | None = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: Text | None = None
-    output: Text | Annotated[list[ContentPart], Field(max_length=256, fail_fast=True)] | None = None
+    output: Text | ContentParts | None = None
 
 
 class FunctionTool(Function):
@@ -105,14 +108,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     }  # fmt: skip
     if isinstance(request.tool_choice, NamedChoice):
         given["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
-    try:
-        return ChatRequest.model_validate(given)
-    except ValidationError as error:
-        raise ApiError(
-            "invalid_value",
-            f"input: {error.errors(include_url=False, include_context=False, include_input=False)[0]['msg']}"[:300],
-            "input",
-        ) from None
+    return as_chat_request(given, "input")
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.serve.api import llama_server, ollama, schemas
+from assay.serve.api import llama_server, manage, messages, ollama, router, schemas, slot_files
 from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
+from assay.serve.api.rerank import RerankRequest, RerankResponse, cohere_rerank, rerank
 from assay.serve.api.responses import ResponsesRequest, responses
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.status import Status, status
@@ -57,7 +58,7 @@ async def metrics(call: HttpCall, _: Any) -> HttpReply:
 
 
 async def document(call: HttpCall, _: Any) -> HttpReply:
-    return HttpReply(call.state.openapi)
+    return HttpReply(await call.state.threads.run("text", call.state.openapi))  # the first time it is generated
 
 
 ROUTES: tuple[RouteSpec, ...] = (
@@ -69,10 +70,18 @@ ROUTES: tuple[RouteSpec, ...] = (
               schemas.ChatRequest, schemas.ChatResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/responses", responses, "answer a conversation of items, OpenAI's newer API",
               ResponsesRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/messages", messages.messages, "answer a conversation, Anthropic's API",
+              messages.MessagesRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/messages/count_tokens", messages.count_tokens, "count the tokens of a conversation",
+              messages.CountRequest, messages.TokenCount),
     RouteSpec("POST", "/v1/completions", completions, "continue a text, or score it",
               schemas.CompletionRequest, schemas.CompletionResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/embeddings", embeddings, "embed texts",
               schemas.EmbeddingRequest, schemas.EmbeddingResponse, loads=True),
+    RouteSpec("POST", "/v1/rerank", rerank, "score documents by how well they answer a query",
+              RerankRequest, RerankResponse, loads=True),
+    RouteSpec("POST", "/v2/rerank", cohere_rerank, "the same, where Cohere's client asks",
+              RerankRequest, RerankResponse, loads=True),
     RouteSpec("POST", "/v1/trace", trace, "trace the values of nodes; logit lens",
               schemas.TraceRequest, schemas.TraceResponse, loads=True),
     RouteSpec("POST", "/v1/diagnose", diagnose, "diagnose the dump of an engine",
@@ -86,8 +95,15 @@ ROUTES: tuple[RouteSpec, ...] = (
               llama_server.LlamaCompletionRequest, streams=SSE, loads=True),
     RouteSpec("POST", "/infill", llama_server.infill, "llama-server: fill in between two texts",
               llama_server.InfillRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/embedding", llama_server.embedding, "llama-server: embed texts",
+              llama_server.LlamaEmbeddingRequest, loads=True),
     RouteSpec("GET", "/props", llama_server.props, "llama-server: properties and defaults of the first model"),
     RouteSpec("GET", "/slots", llama_server.slots, "llama-server: the running sequences", response=schemas.Slots),
+    RouteSpec("GET", "/lora-adapters", llama_server.lora_adapters, "llama-server: the adapters of the first model"),
+    RouteSpec("POST", "/lora-adapters", llama_server.set_lora_adapters, "llama-server: set the scales of adapters",
+              llama_server.LoraAdaptersRequest),
+    RouteSpec("POST", "/slots/{slot}", slot_files.slot_action,
+              "llama-server: save, restore or erase the tokens of a slot, ?action=", slot_files.SlotRequest),
     RouteSpec("POST", "/api/chat", ollama.ollama_chat, "Ollama: answer a conversation",
               ollama.OllamaChatRequest, streams=NDJSON, loads=True),
     RouteSpec("POST", "/api/generate", ollama.generate, "Ollama: answer a prompt",
@@ -98,6 +114,17 @@ ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("POST", "/api/show", ollama.show, "Ollama: describe a model", ollama.OllamaShowRequest),
     RouteSpec("GET", "/api/ps", ollama.ollama_ps, "Ollama: list the loaded models"),
     RouteSpec("GET", "/api/version", ollama.ollama_version, "Ollama: the version"),
+    RouteSpec("POST", "/api/embeddings", ollama.old_embeddings, "Ollama: embed one text, the older route",
+              ollama.OllamaOldEmbedRequest, loads=True),
+    RouteSpec("POST", "/api/pull", manage.pull, "Ollama: download a model", manage.PullRequest, streams=NDJSON),
+    RouteSpec("POST", "/api/create", manage.create, "Ollama: make a preset of a model", manage.CreateRequest,
+              streams=NDJSON),
+    RouteSpec("POST", "/api/copy", manage.copy, "Ollama: offer a model under another name", manage.CopyRequest),
+    RouteSpec("DELETE", "/api/delete", manage.delete, "Ollama: delete a model or a preset", manage.DeleteRequest),
+    RouteSpec("GET", "/models", router.router_models, "llama-server: the models, and which are loaded"),
+    RouteSpec("POST", "/models/load", router.load_model, "llama-server: load a model", router.LoadRequest,
+              streams=SSE, loads=True),
+    RouteSpec("POST", "/models/unload", router.unload_model, "llama-server: unload a model", router.UnloadRequest),
     RouteSpec("GET", "/v1/status", status, "current streams, queue depth, cache use and speed", response=Status),
     RouteSpec("GET", "/health", health, "liveness of the server; needs no key", response=schemas.Health),
     RouteSpec("GET", "/ready", ready, "whether a model is loaded; 503 until then", response=schemas.Health),

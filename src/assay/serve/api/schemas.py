@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic_core import PydanticCustomError
 
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import ServerLimits
@@ -45,14 +46,53 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
-Bias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=LIMITS.bias),
-    BeforeValidator(_few_biases),
-]
+_BiasValue = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+_BiasText = Annotated[str, Field(min_length=1, max_length=64)]
+Bias = (
+    Annotated[dict[_BiasText, _BiasValue], Field(max_length=LIMITS.bias), BeforeValidator(_few_biases)]
+    | Annotated[
+        list[Annotated[tuple[TokenId | _BiasText, _BiasValue], Field(strict=False)]],
+        Field(max_length=LIMITS.bias, fail_fast=True),
+    ]
+)
+
+
+# Parts of a message that are no text, under the names of each dialect.
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images are"),
+    **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio is"),
+    **dict.fromkeys(("file", "input_file", "document"), "files are"),
+    **dict.fromkeys(("video", "video_url"), "videos are"),
+}
+
+
+def _no_media(value: Any) -> Any:
+    """Refuse a part that is an image or another medium, by its name."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise PydanticCustomError("no_media", "{what} not supported by this model", {"what": _MEDIA[kind]})
+    return value
+
+
+def _no_images(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("no_media", "images are not supported by this model")
+    return value
+
+
+NoMedia = BeforeValidator(_no_media)
+Images = Annotated[list[Any], Field(max_length=0, fail_fast=True), BeforeValidator(_no_images)]
 
 
 # --- requests
+
+
+class LoraScale(Schema):
+    id: Annotated[int, Field(ge=0, lt=4096)]
+    scale: Annotated[float, Field(ge=-1e4, le=1e4)]
+
+
+LoraScales = Annotated[list[LoraScale], Field(max_length=64, fail_fast=True)]
 
 
 class Sampling(Schema):
@@ -64,9 +104,12 @@ class Sampling(Schema):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Bias | None = None
+    logit_bias: Bias | None = Field(
+        None, description="by token id, or by text for each of its tokens; also as pairs; false forbids a token"
+    )
     stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops, fail_fast=True)] | None = None
     n: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = None
+    lora: LoraScales | None = Field(None, description="scales of adapters by number; those left out are not applied")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="accepted and ignored")
@@ -110,7 +153,7 @@ class ToolCall(Schema):
 
 class ChatMessage(Schema, wire="Message"):
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[TextPart], Field(max_length=256, fail_fast=True)] | None = None
+    content: Text | Annotated[list[Annotated[TextPart, NoMedia]], Field(max_length=256, fail_fast=True)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
@@ -174,10 +217,18 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = Field(None, description="accepted and ignored")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template")
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="a variable of the chat template; gpt-oss has low, medium and high"
+        None,
+        description="a variable of the chat template (gpt-oss has low, medium and high); where the template has "
+        "no such variable, none, minimal, low and medium allow 0, 256, 1024 and 4096 tokens of reasoning",
     )
     reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
         None, description="none leaves reasoning in the content; default: separate, in reasoning_content"
+    )
+    thinking_budget_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="tokens of reasoning, after which the server closes it; -1: no limit"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="the last message is the assistant's and is continued; default: a new one begins"
     )
 
 
@@ -274,16 +325,28 @@ class PlainError(Schema):
     error: str
 
 
+class TypedDetail(Schema):
+    type: str
+    message: str
+
+
+class TypedError(Schema):
+    """An error in Anthropic's form."""
+
+    type: Literal["error"]
+    error: TypedDetail
+
+
 class ModelCard(Schema):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     loaded: bool
-    context_length: int
-    n_params: int
+    context_length: int | None = Field(None, description="absent until the model is first used, as the next fields are")
+    n_params: int | None = None
     size: int
-    template: bool
+    template: bool | None = None
 
 
 class ModelList(Schema):
@@ -349,6 +412,7 @@ class AssistantMessage(Schema, wire="Answer"):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from assay.runtime.presets import Preset
 from assay.runtime.receipts import Signer
 from assay.serve.http import exchange
 from assay.serve.limits import ServerLimits
@@ -28,9 +30,14 @@ class State:
     cors: tuple[str, ...] = ()  # origins of other web pages that may call
     host: str = "localhost"  # a further name that the Host header may have
     begun: float = field(default_factory=time.monotonic)
-    openapi: bytes = b""  # the document, encoded once
+    openapi: Callable[[], bytes] = bytes  # the document, encoded; made when it is first asked for
     threads: Threads = field(default_factory=Threads)
     uploads: Gate = field(default_factory=lambda: Gate("upload", 4, 8))
+    reasoning_budget: int | None = None  # tokens of reasoning of a request that sets no limit; None: no limit
+    slots: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)  # last tokens of each (model, id_slot)
+    presets: dict[str, Preset] = field(default_factory=dict)  # that clients have made
+    pulling: Gate = field(default_factory=lambda: Gate("pull", 1, 4))
+    manage: bool = False  # whether clients may pull, make and delete models
     signer: Signer | None = None  # signs a receipt for every answer
     examining: Gate = field(default_factory=lambda: Gate("diagnosis", 1, 4))  # one dump is diagnosed at a time
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from assay.engines.contract import PAGE
@@ -48,6 +50,15 @@ class ModelStatus(Schema):
     streams: list[StreamStatus]
 
 
+class FolderStatus(Schema, wire="CacheFolder"):
+    entries: int
+    bytes: int
+    limit: int
+    written: int
+    failed: int
+    damaged: int
+
+
 class Status(Schema):
     version: str
     uptime_s: float
@@ -55,6 +66,7 @@ class Status(Schema):
     parallel: int
     queue: int
     models: list[ModelStatus]
+    cache_dir: FolderStatus | None = None
 
 
 async def status(call: HttpCall, _: None) -> HttpReply:
@@ -68,8 +80,16 @@ async def status(call: HttpCall, _: None) -> HttpReply:
             "parallel": state.limits.running,
             "queue": state.limits.waiting,
             "models": [_model(entry) for entry in state.models.entries.values()],
+            "cache_dir": _folder(state.models.entries.values()),
         }
     )
+
+
+def _folder(entries: Iterable[ServedModel]) -> dict[str, int] | None:
+    """What --cache-dir holds; all models share one folder."""
+    stores = [entry.worker.store for entry in entries if entry.worker]
+    folder = next((store.folder for store in stores if store), None)
+    return asdict(folder.use) | {"limit": folder.limit} if folder else None
 
 
 def _model(entry: ServedModel) -> dict[str, Any]:

@@ -28,12 +28,18 @@ from assay.serve.pool.update_queue import Reader
 
 
 async def models(call: HttpCall, _: None) -> HttpReply:
-    cards = [_card(entry) for entry in call.state.models.entries.values()]
+    pool = call.state.models
+    cards = [_card(entry) for entry in pool.entries.values()]
+    cards += [
+        {"id": offer.name, "object": "model", "created": offer.created, "owned_by": "assay", "loaded": False,
+         "size": offer.size}
+        for offer in pool.unopened
+    ]  # fmt: skip
     return json_reply({"object": "list", "data": cards})
 
 
 async def model(call: HttpCall, _: None) -> HttpReply:
-    return json_reply(_card(call.state.models.find(call.path["model"])))
+    return json_reply(_card(call.state.models.find(call.path["model"], exact=True)))
 
 
 def _card(entry: ServedModel) -> dict[str, Any]:
@@ -42,7 +48,7 @@ def _card(entry: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": entry.created,
         "owned_by": "assay",
-        "loaded": entry.worker is not None,
+        "loaded": entry.base.worker is not None,
         "context_length": entry.n_ctx,
         "n_params": entry.n_params,
         "size": entry.file.size,

@@ -44,7 +44,7 @@ STATISTICS: dict[str, Callable[[Array], Any]] = {
 
 async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     state = call.state
-    entry = state.models.find(request.model)
+    entry = state.models.find(request.model, exact=True)
     ids = await _ids(call, request, entry)
     graph = entry.model.graph
     names = _choose(graph, request.nodes if request.nodes is not None else () if request.lens else DEFAULT)

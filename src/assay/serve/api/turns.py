@@ -33,7 +33,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     turns = []
     for message in messages:
         found = message.model_dump(exclude_none=True)
-        found["content"] = _content(message)
+        found["content"] = content_of(message)
         for item in found.get("tool_calls", ()):
             size = _size(item["function"]["arguments"])
             if size <= left:
@@ -43,7 +43,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return turns
 
 
-def _content(message: ChatMessage) -> str | None:
+def content_of(message: ChatMessage) -> str | None:
     content = message.content
     if content is None:
         return None if message.tool_calls else ""
@@ -73,13 +73,13 @@ def with_tools_as_text(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -
     lesson = _LESSON.format(tools=listed)
     found = [_written(message) for message in messages]
     if found and found[0].role in ("system", "developer"):
-        lesson = f"{_content(found.pop(0))}\n\n{lesson}"
+        lesson = f"{content_of(found.pop(0))}\n\n{lesson}"
     return [_plain("system", lesson), *found]
 
 
 def _written(message: ChatMessage) -> ChatMessage:
     """A message with its calls or result written in its text."""
-    content = _content(message) or ""
+    content = content_of(message) or ""
     if message.role == "tool":
         return _plain("user", f"<tool_response>\n{content}\n</tool_response>")
     if not message.tool_calls:

@@ -36,7 +36,9 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._made = self.loop.time()
-        transport.set_write_buffer_limits(high=0)  # bytes that the kernel does not take at once count as unread
+        # Bytes that the kernel does not take at once count as unread. With TLS, asyncio takes an empty buffer for full
+        # if the limit is 0.
+        transport.set_write_buffer_limits(high=1 if transport.get_extra_info("sslcontext") else 0)
         self._make_room()
         self._watch()
 

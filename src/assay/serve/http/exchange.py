@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -46,14 +47,15 @@ Event = dict[str, Any] | bytes  # bytes are already encoded JSON
 
 @dataclass(frozen=True)
 class StreamFormat:
-    """The encoding of an event stream: its media type, one event, and its end marker."""
+    """The encoding of an event stream: its media type, one event, its end marker, and what keeps a connection alive."""
 
     type: str
     event: Callable[[Any], bytes]
     end: bytes = b""
+    ping: bytes = b": ping\n\n"  # a comment, which readers of event streams skip; empty if the format has none
 
 
-# The formats of OpenAI's completions, OpenAI's responses, llama-server and Ollama.
+# The formats of OpenAI's completions, OpenAI's responses, Anthropic's messages, llama-server and Ollama.
 def _data_event(event: Any) -> bytes:
     return b"data: " + dumps(event) + b"\n\n"
 
@@ -70,11 +72,20 @@ def _progress_event(event: Any) -> bytes:
     return f"event: {name}\n".encode() + _data_event({key: value for key, value in event.items() if key != "event"})
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_quote = json.encoder.encode_basestring
+
+
+def dumps(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else _encode(value).encode()
+
+
 DATA = StreamFormat("text/event-stream; charset=utf-8", _data_event, b"data: [DONE]\n\n")
 NAMED = StreamFormat(DATA.type, _named_event)
+MESSAGES = replace(NAMED, ping=_named_event({"type": "ping"}))
 BARE = StreamFormat(DATA.type, DATA.event)
 PROGRESS = StreamFormat(DATA.type, _progress_event)
-LINES = StreamFormat("application/x-ndjson", lambda event: dumps(event) + b"\n")
+LINES = StreamFormat("application/x-ndjson", lambda event: dumps(event) + b"\n", ping=b"")
 
 
 @dataclass(frozen=True)
@@ -111,19 +122,12 @@ class HttpCall(Generic[State]):
     stack: AsyncExitStack
     owner: tuple[str, str] = ("", "")  # the client's address and the request's id, for fair scheduling
     path: Mapping[str, str] = field(default_factory=dict)  # values of the {names} in the route
+    query: Mapping[str, str] = field(default_factory=dict)  # parameters after the ?, the last of each name
     pause: Pause = field(default_factory=Pause)
     upload: Path | None = None  # the uploaded file, in a folder that is removed after the reply
 
 
 Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events]]
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_quote = json.encoder.encode_basestring
-
-
-def dumps(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else _encode(value).encode()
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
@@ -184,7 +188,9 @@ def error_reply(error: ApiError, path: str) -> HttpReply:
 
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    return {"error": error.message} if path.startswith("/api/") else error.body()
+    if path.startswith("/api/"):
+        return {"error": error.message}
+    return error.anthropic_body() if path.startswith("/v1/messages") else error.body()
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,7 @@ class ExchangeContext:
     run: Callable[[str, Callable[[], Any]], Awaitable[Any]]  # (kind of work, work)
     uploads: AbstractAsyncContextManager[None]  # a place for one upload
     intake: Intake = field(default_factory=Intake)
+    prepare: Callable[[Any, Mapping[str, str]], Awaitable[None]] | None = None  # before a handler: body, path values
 
 
 def endpoint(
@@ -208,18 +215,21 @@ def endpoint(
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
         CLIENT.set(owner[0])
         async with AsyncExitStack() as stack:
-            call = HttpCall(service.state, headers, stack, owner, scope.get("path_params", {}))
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["query_string"] else {}
+            call = HttpCall(service.state, headers, stack, owner, scope.get("path_params", {}), query)
             try:
                 body = None
                 if uploads and model is not None and media_type(headers) == UPLOAD:
                     body, call = await _uploaded(service, call, receive, model)
                 elif model is not None:
                     body = await _request(service, call, receive, model)
+                if service.prepare:
+                    await service.prepare(body, call.path)
             except ApiError as error:
                 # Do not wait for the rest of the body.
                 await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
                 return
-            await _watched(call, handler, body, receive, send, scope["path"])
+            await _watched(call, handler, body, receive, send, scope["path"], service.limits.ping_s)
 
     return app
 
@@ -252,9 +262,11 @@ async def _uploaded(
     return request, replace(call, upload=path)
 
 
-async def _watched(call: HttpCall[Any], handler: Handler, body: Any, receive: Receive, send: Send, path: str) -> None:
+async def _watched(
+    call: HttpCall[Any], handler: Handler, body: Any, receive: Receive, send: Send, path: str, ping_s: float
+) -> None:
     """Answer, and stop when the client disconnects."""
-    work = asyncio.create_task(_answer(call, handler, body, send, path))
+    work = asyncio.create_task(_answer(call, handler, body, send, path, ping_s))
     watch = asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,14 +283,14 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, path: str) -> None:
+async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, path: str, ping_s: float) -> None:
     async with call.stack:
         try:
             reply = await handler(call, body)
         except Exception as error:
             reply = error_reply(as_api_error(error), path)
         if isinstance(reply, Events):
-            await _stream(reply, send, path, call.pause)
+            await _stream(reply, send, path, call.pause, ping_s)
         else:
             await write(reply, send)
 
@@ -295,21 +307,31 @@ async def write(reply: HttpReply, send: Send, *, close: bool = False) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _stream(reply: Events, send: Send, path: str, pause: Pause) -> None:
+async def _stream(reply: Events, send: Send, path: str, pause: Pause, ping_s: float) -> None:
     """Send an event stream.
 
     The status is sent with the first event, so an earlier error is still a regular response. Events that are available
-    together are sent in one write. The connection drops a client that does not read.
+    together are sent in one write. After `ping_s` without a write a ping is sent, because proxies and clients drop
+    a connection that is silent for long. The connection drops a client that does not read.
     """
-    started, form, held = False, reply.form, bytearray()
+    started, form, held, loop = False, reply.form, bytearray(), asyncio.get_running_loop()
+    written, turn = loop.time(), asyncio.Lock()
 
     async def put(data: bytes, more: bool = True) -> None:
-        nonlocal started
-        if not started:
-            headers = [(b"content-type", form.type.encode()), (b"cache-control", b"no-store")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            started = True
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        nonlocal started, written
+        async with turn:
+            if not started:
+                started = True
+                headers = [(b"content-type", form.type.encode()), (b"cache-control", b"no-store")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            written = loop.time()
+
+    async def ping() -> None:
+        while True:
+            await asyncio.sleep(written + ping_s - loop.time())
+            if loop.time() >= written + ping_s:
+                await put(form.ping)
 
     async def flush() -> None:
         if held:
@@ -317,7 +339,13 @@ async def _stream(reply: Events, send: Send, path: str, pause: Pause) -> None:
             held.clear()
             await put(data)
 
+    async def stop_pinging() -> None:
+        async with turn:  # not in the middle of a write
+            if pinging:
+                pinging.cancel()
+
     pause.flush = flush
+    pinging = asyncio.create_task(ping()) if form.ping else None
     try:
         number = 0
         async for event in reply.events:
@@ -328,10 +356,15 @@ async def _stream(reply: Events, send: Send, path: str, pause: Pause) -> None:
                 held += form.event(event)
             if len(held) >= PIECE:
                 await flush()
+        await stop_pinging()
         await put(bytes(held) + form.end, more=False)
     except Exception as error:
+        await stop_pinging()
         fault = as_api_error(error)
         if not started and not held:
             await write(error_reply(fault, path), send)
         else:
             await put(bytes(held) + form.event(error_body(fault, path)) + form.end, more=False)
+    finally:
+        if pinging:
+            pinging.cancel()

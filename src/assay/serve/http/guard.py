@@ -7,7 +7,8 @@ import binascii
 import hmac
 import ipaddress
 import socket
-from collections.abc import Callable, Collection
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from re import fullmatch
 
 from starlette.exceptions import HTTPException
@@ -57,13 +58,16 @@ class Guard:
         if scope["type"] != "http":
             return
         started = False
+        name = _request_id(scope)
 
         async def guarded(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 policy = [h for h in _HEADERS if not shared or h[0] != b"cross-origin-resource-policy"]
-                message["headers"] = [*message["headers"], *policy, *shared]
+                message["headers"] = [*message["headers"], *policy, *shared, (b"x-request-id", name)]
+                if scope["path"].startswith("/v1/messages"):
+                    message["headers"].append((b"request-id", name))
                 route = scope["path"] if scope["path"] in self._paths else "other"
                 self._count(route, message["status"])
             await send(message)
@@ -111,10 +115,10 @@ class Guard:
         headers = dict(scope["headers"])
         if self._host is not None and not _local(headers.get(b"host", b"").decode("latin-1"), self._host):
             raise ApiError("forbidden_host", "the Host header must name this machine; use --api-key to allow others")
-        if self._key is not None and not _has_key(headers.get(b"authorization", b""), self._key):
+        if self._key is not None and not _has_key(headers, self._key):
             raise ApiError(
                 "invalid_api_key",
-                "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
+                "the key is missing or wrong; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
                 headers={"WWW-Authenticate": 'Basic realm="assay", charset="UTF-8"'},
             )
 
@@ -126,6 +130,12 @@ class Guard:
             allow = (error.headers or {}).get("Allow", "")
             return ApiError("method_not_allowed", f"{where}: the route takes {allow}", headers={"Allow": allow})
         return ApiError("not_found", f"{where}: no such route")
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The name of a request, which its response repeats: the client's own if it is plain, else a new one."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    return given if fullmatch(rb"[\w.:-]{1,128}", given) else uuid.uuid4().hex.encode()
 
 
 def _local(header: str, own: str) -> bool:
@@ -152,12 +162,15 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _has_key(header: bytes, key: str) -> bool:
-    """Check the key: Bearer, or Basic with the key as password, so that a browser can prompt for it.
+def _has_key(headers: Mapping[bytes, bytes], key: str) -> bool:
+    """Check the key: Bearer, X-Api-Key as Anthropic's clients send it, or Basic with the key as password, so that a
+    browser can prompt for it.
 
     The comparison takes the same time for every wrong key of one length.
     """
-    scheme, _, value = header.partition(b" ")
+    if b"x-api-key" in headers and hmac.compare_digest(headers[b"x-api-key"].strip(), key.encode()):
+        return True
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
     given = value.strip()
     if scheme.lower() == b"basic":
         try:

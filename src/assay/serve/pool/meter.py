@@ -70,6 +70,7 @@ class Metrics:
         self.http = Counter("assay_http_responses", "Responses by route and status", ("route", "status"),
                             registry=registry)  # fmt: skip
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
+        self.restored_tokens = counter("restored_tokens", "Prompt tokens read back from --cache-dir")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache")
         self.tokens = counter("generated_tokens", "Tokens generated")
         self.finished = counter("sequences", "Finished sequences by finish reason", "reason")
@@ -121,6 +122,7 @@ class PrometheusMeter(Meter):
         self._preemptions = of(m.preemptions)
         self._tokens, self._between, self._first = of(m.tokens), m.between_tokens.labels(model), of(m.first_token)
         self._prompt, self._cached = of(m.prompt_tokens), of(m.cached_tokens)
+        self._restored = of(m.restored_tokens)
         self._drafted, self._accepted = of(m.drafted), of(m.accepted)
         self._finished = {r: m.finished.labels(model, r) for r in {REASONS.get(end, end) for end in ENDS}}
 
@@ -142,6 +144,9 @@ class PrometheusMeter(Meter):
 
     def preempted(self) -> None:
         self._preemptions.inc()
+
+    def restored(self, n_tokens: int) -> None:
+        self._restored.inc(n_tokens)
 
     def tokens(self, sequence: Progress, n: int, now: float) -> None:
         """Tokens that arrive together share the time since the previous token equally."""

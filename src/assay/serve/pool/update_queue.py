@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from assay.engines.contract import Arithmetic
+from assay.runtime.prefix_store import PrefixStore
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.api_errors import ApiError
 
@@ -22,6 +24,11 @@ class Backend(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it can compute now."""
+        ...
+
+    @property
+    def store(self) -> PrefixStore | None:
+        """Its prefixes on disk, if --cache-dir is given."""
         ...
 
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
@@ -42,6 +49,10 @@ class Backend(Protocol):
 
     def streams(self) -> list[Progress]:
         """The running sequences."""
+        ...
+
+    def arithmetic(self, sequence: Progress) -> Arithmetic | None:
+        """What identifies the bits of a sequence's logits; None if it is not known."""
         ...
 
     def rows(self) -> list[dict[str, Any]]:

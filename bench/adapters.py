@@ -1,0 +1,100 @@
+"""Sixteen requests with four LoRA adapters in one batch, over one after the other; the cost of adapters not used.
+
+    python bench/adapters.py MODEL --tokens 64
+
+Adapters of rank 16 with random values for every linear layer are written to a temporary folder. Bits are compared: each
+answer must be the same alone and in the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from assay.gguf import open_file
+from assay.gguf.types import Typed, ValueType, by_name
+from assay.gguf.writer import Tensor, write
+from assay.models import Model, load
+from assay.runtime.opening import Opened, OpenOptions, open_model
+from assay.runtime.params import GREEDY
+from assay.runtime.scheduler import Scheduler
+from assay.runtime.sequence import Job, Sequence
+
+RANK, ADAPTERS, REQUESTS = 16, 4, 16
+
+
+def make(path: Path, model: Model, seed: int) -> Path:
+    rng, tensors = np.random.default_rng(seed), []
+    tables = {name for node in model.graph if node.op == "embed" for name in node.weights}
+    for node in model.graph:
+        if node.op == "linear" and node.weights[0] not in tables:
+            rows, columns = model.file.tensors[node.weights[0]].shape
+            for part, shape in (("a", (RANK, columns)), ("b", (rows, RANK))):
+                value = (rng.standard_normal(shape) / columns).astype(np.float32)
+                tensors.append(Tensor(f"{node.weights[0]}.lora_{part}", shape, by_name("F32"), value))
+    text = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": model.hparams.arch}
+    keys = {key: Typed(ValueType.STRING, value) for key, value in text.items()}
+    write(path, keys | {"adapter.lora.alpha": Typed(ValueType.FLOAT32, float(RANK))}, tensors)
+    return path
+
+
+def run(scheduler: Scheduler, jobs: list[Job]) -> tuple[float, list[Sequence]]:
+    """Seconds after the prompts, and the sequences."""
+    made = [scheduler.make(job, lambda update: None) for job in jobs]
+    scheduler.add(made)
+    while any(not sequence.generated for sequence in made):
+        scheduler.step()
+    began = time.perf_counter()
+    while scheduler.busy:
+        scheduler.step()
+    return time.perf_counter() - began, made
+
+
+def scheduler_of(opened: Opened) -> Scheduler:
+    return Scheduler(opened.engine(), opened.tokenizer, n_ctx=opened.n_ctx)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=64)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = load(open_file(args.model))
+        files = [str(make(Path(folder) / f"{i}.gguf", model, i)) for i in range(ADAPTERS)]
+        options = OpenOptions(engine="cpu", lookahead=False)
+        with_files = open_model(args.model, OpenOptions(engine="cpu", lookahead=False, lora=tuple(files)))
+
+        def job(i: int, *, adapted: bool = True, hashed: bool = False) -> Job:
+            ids = tuple(range(10 + i, 26 + i))
+            chosen = ((i % ADAPTERS, 1.0),) if adapted else ()
+            return Job(ids, GREEDY, args.tokens, ignore_eos=True, receipt=hashed, adapters=chosen)
+
+        batched, one = scheduler_of(with_files), scheduler_of(with_files)
+        run(batched, [job(100 + i) for i in range(ADAPTERS)])  # compiles the programs
+        together, _ = run(batched, [job(i) for i in range(REQUESTS)])
+        in_turn = sum(run(one, [job(i)])[0] for i in range(REQUESTS))
+        _, in_batch = run(batched, [job(i, hashed=True) for i in range(REQUESTS)])
+        alone = [run(one, [job(i, hashed=True)])[1][0] for i in range(0, REQUESTS, 3)]
+        same = all(a.row_digests == b.row_digests for a, b in zip(in_batch[::3], alone, strict=True))
+        print(
+            f"{REQUESTS} requests, {ADAPTERS} adapters of rank {RANK}, {args.tokens} tokens: in turn {in_turn:.2f} s, "
+            f"in one batch {together:.2f} s: {in_turn / together:.2f} times, bits {'equal' if same else 'DIFFER'}"
+        )
+        plain = scheduler_of(open_model(args.model, options))
+        times: dict[str, list[float]] = {"none loaded": [], "loaded, not used": []}
+        for i in range(5):
+            for name, scheduler in (("none loaded", plain), ("loaded, not used", batched)):
+                times[name].append(run(scheduler, [job(40 + i, adapted=False)])[0])
+        a, b = (min(found) for found in times.values())
+        print(f"one request without an adapter: none loaded {a:.3f} s, loaded and not used {b:.3f} s ({a / b:.3f})")
+        return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""`assay mcp`: the instrument as tools of an agent, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from assay.cli.mcp_tools import INSTRUCTIONS, TOOLS
+from assay.cli.number_types import whole
+from assay.errors import AssayError
+from assay.system.extras import install
+from assay.version import __version__
+
+HELP = "give an agent the instrument as tools (MCP)"
+EXAMPLE = """\
+assay mcp                                  # over stdin and stdout, as an agent starts it
+assay mcp --port 8090                      # over HTTP, at http://127.0.0.1:8090/mcp
+claude mcp add assay -- assay mcp"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=whole(1, 65535), metavar="N",
+        help="serve over HTTP on this port of this machine (default: stdin and stdout)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    server = made()
+    if args.port is None:
+        server.run("stdio")
+    else:
+        print(f"serving tools at http://127.0.0.1:{args.port}/mcp; Ctrl-C ends", file=sys.stderr, flush=True)
+        server.run("streamable-http", host="127.0.0.1", port=args.port)
+    return 0
+
+
+def made() -> Any:
+    """The server with all tools."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise AssayError(f"mcp: needs the mcp package, version 2 or later; `{install('mcp')}` brings it") from None
+
+    def told(tool: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+        """The tool with its errors as the protocol has them."""
+
+        @functools.wraps(tool)
+        async def wrapped(*given: Any, **named: Any) -> str:
+            try:
+                return await tool(*given, **named)
+            except AssayError as error:
+                raise ToolError(str(error)) from None
+
+        return wrapped
+
+    server = MCPServer("assay", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
+    for tool in TOOLS:
+        server.add_tool(told(tool), structured_output=False)
+    return server

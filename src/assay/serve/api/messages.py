@@ -1,0 +1,332 @@
+"""`/v1/messages`: Anthropic's chat API, with blocks for input and output, translated to a chat request.
+
+`/v1/messages/count_tokens` renders the same conversation and counts its tokens. `cache_control` is ignored, because the
+prefix cache shares every prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from assay.engines.contract import PAGE
+from assay.runtime.sequence import Progress
+from assay.serve.api.chat_completions import Conversation, as_chat_request, begin, prompt_of
+from assay.serve.api.schemas import LIMITS, ChatRequest, Name, NoMedia, Schema, Share, Stop, Text
+from assay.serve.api.server_state import HttpCall
+from assay.serve.api_errors import ApiError
+from assay.serve.http.exchange import MESSAGES, Events, HttpReply, json_reply
+
+# A block that some agents put before the system prompt. It changes with every request, so it would end the shared
+# prefix there, and it is not meant for the model.
+BILLING = "x-anthropic-billing-header:"
+SIGNATURE = "assay"  # of a thinking block: clients send it back, and nothing checks it
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class TextBlock(Schema):
+    type: Literal["text"]
+    text: Text
+
+
+TextBlocks = Annotated[list[Annotated[TextBlock, NoMedia]], Field(max_length=256, fail_fast=True)]
+
+
+class MessageBlock(Schema, wire="Block"):
+    """A text, a call (`tool_use`), the result of a call, or reasoning."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: Text | None = None
+    id: Name | None = None
+    name: Name | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Name | None = None
+    content: Text | TextBlocks | None = None
+    thinking: Text | None = None
+
+
+class TurnMessage(Schema, wire="Turn"):
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Annotated[MessageBlock, NoMedia]], Field(max_length=1024, fail_fast=True)]
+
+
+class InputTool(Schema):
+    type: Annotated[str, Field(max_length=64)] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(Schema):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+
+
+class Thinking(Schema):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
+class OutputFormat(Schema):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class OutputConfig(Schema):
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(Schema, wire="CountTokensRequest"):
+    model: Name | None = Field(None, description="one of /v1/models; default: the first")
+    messages: Annotated[list[TurnMessage], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)]
+    system: Text | TextBlocks | None = None
+    tools: Annotated[list[InputTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    stop_sequences: Annotated[list[Stop], Field(max_length=LIMITS.stops, fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
+
+
+class TokenCount(Schema):
+    input_tokens: int
+
+
+async def messages(call: HttpCall, request: MessagesRequest) -> HttpReply | Events:
+    begun = await begin(call, await call.state.threads.run("text", lambda: as_chat(request)))
+    made = _Message(begun)
+    if request.stream:
+        return Events(made.events(), MESSAGES)
+    async for _ in made.events():
+        pass
+    return json_reply(made.body())
+
+
+async def count_tokens(call: HttpCall, request: CountRequest) -> HttpReply:
+    prompt = await prompt_of(call, await call.state.threads.run("text", lambda: as_chat(request)))
+    return json_reply({"input_tokens": len(prompt.ids)})
+
+
+# --- the request in the form of /v1/chat/completions
+
+
+def as_chat(request: CountRequest) -> ChatRequest:
+    given: dict[str, Any] = {
+        "model": request.model,
+        "messages": _conversation(request),
+        "tools": [_tool(i, tool) for i, tool in enumerate(request.tools or ())] or None,
+        "tool_choice": _choice(request.tool_choice),
+        "continue_final_message": request.messages[-1].role == "assistant",
+    }
+    if request.thinking:
+        given["chat_template_kwargs"] = {"enable_thinking": request.thinking.type != "disabled"}
+        given["thinking_budget_tokens"] = request.thinking.budget_tokens
+    if request.output_config:
+        given["reasoning_effort"] = request.output_config.effort
+        if wanted := request.output_config.format:
+            given["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+    if isinstance(request, MessagesRequest):
+        given |= {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
+        given["stop"] = request.stop_sequences
+    return as_chat_request(given, "messages")
+
+
+def _conversation(request: CountRequest) -> list[dict[str, Any]]:
+    system = [request.system] if isinstance(request.system, str) else [block.text for block in request.system or ()]
+    told = "\n\n".join(text for text in system if text and not text.startswith(BILLING))
+    found: list[dict[str, Any]] = [{"role": "system", "content": told}] if told else []
+    names: dict[str, str] = {}  # of the functions, by the id of their call
+    for turn in request.messages:
+        if isinstance(turn.content, str):
+            found.append({"role": turn.role, "content": turn.content})
+        else:
+            found += _turns(turn.role, turn.content, names)
+    return found
+
+
+def _turns(role: str, blocks: list[MessageBlock], names: dict[str, str]) -> list[dict[str, Any]]:
+    """The messages of one turn: the results of calls, then its texts with its reasoning and calls."""
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for block in blocks:
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            name, key = block.name or "", block.id or ""
+            names[key] = name
+            function = {"name": name, "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
+            calls.append({"id": key, "type": "function", "function": function})
+        elif block.type == "tool_result":
+            key = block.tool_use_id or ""
+            result = {"role": "tool", "tool_call_id": key, "content": _text(block.content)}
+            results.append(result | ({"name": names[key]} if key in names else {}))
+    said: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    return [*results, said] if texts or calls or thoughts or not results else results
+
+
+def _text(content: str | list[TextBlock] | None) -> str:
+    return "\n".join(block.text for block in content) if isinstance(content, list) else content or ""
+
+
+def _tool(index: int, tool: InputTool) -> dict[str, Any]:
+    if tool.input_schema is None:
+        kind = tool.type or "none"
+        raise ApiError(
+            "unsupported",
+            f"tools.{index}: the server runs no tools (found type {kind!r:.64}); give a tool with an input_schema",
+            f"tools.{index}",
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> Any:
+    if choice is None or choice.type in ("auto", "none"):
+        return choice.type if choice else None
+    return "required" if choice.type == "any" else {"type": "function", "function": {"name": choice.name or ""}}
+
+
+# --- the answer
+
+
+class _Message:
+    """Builds a message: its blocks, and the events about them."""
+
+    def __init__(self, begun: Conversation) -> None:
+        self._begun = begun
+        self._blocks: list[dict[str, Any]] = []
+        self._open = False  # whether the last block may grow
+        self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        (answer,) = self._begun.answers
+        started = False
+        async for _, update in self._begun.reader:
+            if not started:  # the counts of the prompt are known with the first token
+                started = True
+                yield {"type": "message_start", "message": self.body()}
+                yield {"type": "ping"}
+            for delta, _logprobs in answer.add(update):
+                for event in self._events_of(delta):
+                    yield event
+        for event in self._close():
+            yield event
+        self._ended = self._end(answer.finish_reason)
+        yield {"type": "message_delta", "delta": self._ended, "usage": usage(self._sequence)}
+        yield {"type": "message_stop"}
+
+    @property
+    def _sequence(self) -> Progress:
+        return self._begun.reader.sequences[0]
+
+    def _events_of(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+        events = []
+        for name, (kind, field, change) in _GROWING.items():
+            if text := delta.get(name):
+                if not self._open or self._blocks[-1]["type"] != kind:
+                    events += self._close() + self._begin({"type": kind, field: ""} | _EXTRA.get(kind, {}))
+                self._blocks[-1][field] += text
+                events.append(self._about("content_block_delta", delta={"type": change, field: text}))
+        for call in delta.get("tool_calls") or ():
+            events += self._close() + self._called(call)
+        return events
+
+    def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        self._blocks.append(block)
+        self._open = True
+        return [self._about("content_block_start", content_block=dict(block))]
+
+    def _close(self) -> list[dict[str, Any]]:
+        """Finish the current block."""
+        if not self._open:
+            return []
+        self._open = False
+        events = [self._about("content_block_stop")]
+        if self._blocks[-1]["type"] == "thinking":
+            self._blocks[-1]["signature"] = SIGNATURE
+            events.insert(
+                0, self._about("content_block_delta", delta={"type": "signature_delta", "signature": SIGNATURE})
+            )
+        return events
+
+    def _called(self, call: dict[str, Any]) -> list[dict[str, Any]]:
+        function = call["function"]
+        block = {"type": "tool_use", "id": f"toolu_{call['id'].removeprefix('call_')}", "name": function["name"]}
+        events = self._begin(block | {"input": {}})
+        self._blocks[-1] = block | {"input": _object(function["arguments"])}
+        change = {"type": "input_json_delta", "partial_json": function["arguments"]}
+        return [*events, self._about("content_block_delta", delta=change), *self._close()]
+
+    def _about(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event about the last block."""
+        return {"type": kind, "index": len(self._blocks) - 1, **fields}
+
+    def _end(self, reason: str) -> dict[str, Any]:
+        if self._begun.reader.ends[0] == "stop":
+            stops = self._sequence.job.stop
+            word = self._sequence.stop_string or (stops[0] if len(stops) == 1 else None)
+            return {"stop_reason": "stop_sequence", "stop_sequence": word}
+        return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._begun.origin.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._begun.entry.id,
+            "content": self._blocks,
+            **self._ended,
+            "usage": usage(self._sequence),
+        }
+
+
+# Deltas of a choice that make a block grow: the block's type, its field, and the type of the event's delta.
+_GROWING = {
+    "reasoning_content": ("thinking", "thinking", "thinking_delta"),
+    "content": ("text", "text", "text_delta"),
+}
+_EXTRA: dict[str, dict[str, Any]] = {"thinking": {"signature": ""}}
+
+
+def _object(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def usage(sequence: Progress) -> dict[str, Any]:
+    """Tokens in Anthropic's words. The three counts of the input add up to the prompt.
+
+    Read: found in the prefix cache. Created: computed for this request and kept there, which whole pages are. The rest
+    was computed and is not kept.
+    """
+    n, read = sequence.n_prompt, sequence.cached
+    created = max(n - n % PAGE - read, 0)
+    return {
+        "input_tokens": n - read - created,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": read,
+        "output_tokens": sequence.generated,
+    }

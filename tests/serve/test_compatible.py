@@ -1,0 +1,172 @@
+"""Details that clients depend on: names of models, schemas, calls that were cut off, biases, headers, TLS, pings."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.errors import AssayError
+from assay.serve.server import _secured
+from tests.serve.conftest import Server, Start
+
+ASK = [{"role": "user", "content": "hello the world"}]
+CITY = {"type": "object", "properties": {"city": {"enum": ["oslo", "rome"]}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+
+
+def chat(server: Server, **given: Any) -> dict[str, Any]:
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 4} | given
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def test_one_model_answers_for_every_name(server: Server, start: Start, tiny: Path) -> None:
+    found = chat(server, model="gpt-4o")
+    assert found["model"] == "tiny"
+    assert httpx.get(f"{server.url}/v1/models/gpt-4o").status_code == 404
+    for other in (start([("tiny", tiny)], config={"strict_model": True}), start([("a", tiny), ("b", tiny)])):
+        refused = httpx.post(f"{other.url}/v1/chat/completions", json={"model": "gpt-4o", "messages": ASK})
+        assert refused.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_objects_have_no_other_keys(server: Server, seed: int) -> None:
+    hot = {"temperature": 2, "seed": seed, "max_tokens": 100}
+    (call,) = chat(server, tools=TOOLS, tool_choice="required", **hot)["choices"][0]["message"]["tool_calls"]
+    assert set(json.loads(call["function"]["arguments"])) == {"city"}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    assert set(json.loads(chat(server, response_format=form, **hot)["choices"][0]["message"]["content"])) == {"city"}
+
+
+def test_a_call_that_was_cut_off_is_no_content(server: Server) -> None:
+    for n in (4, 12, 24):
+        (choice,) = chat(server, tools=TOOLS, tool_choice="required", max_tokens=n)["choices"]
+        assert choice["finish_reason"] == "length"
+        assert not choice["message"]["content"] and "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:,"}}]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]}]}]}),
+        ("/api/chat", {"model": "tiny", "messages": [{"role": "user", "images": ["aGk="]}]}),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "images": ["aGk="]}),
+    ],
+)  # fmt: skip
+def test_images_are_refused_by_name(server: Server, path: str, body: dict[str, Any]) -> None:
+    refused = httpx.post(server.url + path, json=body)
+    assert refused.status_code == 400 and "images are not supported by this model" in refused.text
+
+
+def test_a_bias_by_text(server: Server) -> None:
+    def ids(bias: Any) -> list[int]:
+        body = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body | {"logit_bias": bias}, timeout=60)
+        assert reply.status_code == 200, reply.text
+        found: list[int] = reply.json()["choices"][0]["logprobs"]["ids"]
+        return found
+
+    (token,) = httpx.post(f"{server.url}/tokenize", json={"content": "a"}).json()["tokens"]
+    assert ids({"a": 100}) == ids([["a", 100]]) == ids([[token, 100]]) == [token] * 4
+    first = ids({})[0]
+    assert first not in ids([[first, False]])
+    wrong = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "logit_bias": [["a", "b"]]})
+    many = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "logit_bias": {
+        f"{i:064d}": 1 for i in range(1024)}})  # fmt: skip
+    assert (wrong.status_code, many.status_code) == (400, 400) and "at most 1024" in many.text
+
+
+def test_line_breaks_and_the_stop_string_are_reported(server: Server) -> None:
+    body = {"prompt": "hello", "n_predict": 3, "ignore_eos": True}
+    # Byte 10 is token 13: SentencePiece's bytes follow the three control tokens.
+    lines, none = (
+        httpx.post(f"{server.url}/completion", json=body | {"logit_bias": {str(token): 100}}, timeout=60).json()
+        for token in (13, 270)
+    )
+    assert (lines["content"], lines["has_new_line"], none["has_new_line"]) == ("\n\n\n", True, False)
+    stop = {"logit_bias": {"270": 100}, "stop": ["never", none["content"][1:2]]}
+    assert (
+        httpx.post(f"{server.url}/completion", json=body | stop, timeout=60).json()["stopping_word"] == stop["stop"][1]
+    )
+
+
+def test_a_response_names_its_request(server: Server) -> None:
+    given = httpx.get(f"{server.url}/health", headers={"X-Request-Id": "client-7"})
+    assert given.headers["x-request-id"] == "client-7"
+    own = [httpx.get(f"{server.url}/{path}", headers={"X-Request-Id": "a b"}) for path in ("health", "none")]
+    assert len({reply.headers["x-request-id"] for reply in own} | {"a b"}) == 3
+
+
+def test_a_silent_stream_is_kept_alive(start: Start, tiny: Path) -> None:
+    server = start([("tiny", tiny)], limits={"ping_s": 0.0005})
+    body = {"messages": ASK, "max_tokens": 64, "temperature": 0, "stream": True, "ignore_eos": True}
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).text
+    assert ": ping\n\n" in text and text.endswith("data: [DONE]\n\n")
+    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+    said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert said == chat(server, max_tokens=64, ignore_eos=True)["choices"][0]["message"]["content"]
+    named = {"messages": ASK, "max_tokens": 64, "stream": True}
+    assert "event: ping\n" in httpx.post(f"{server.url}/v1/messages", json=named, timeout=60).text
+    lines = httpx.post(f"{server.url}/api/chat", json={"model": "tiny", "messages": ASK}, timeout=60).text
+    assert all(json.loads(line) for line in lines.splitlines())
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that is its own authority, and its key."""
+    pytest.importorskip("cryptography", reason="cryptography is not installed")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "assay test")])
+    import ipaddress
+
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls(start: Start, tiny: Path, certificate: tuple[Path, Path]) -> None:
+    server = start([("tiny", tiny)], config={"tls": [str(path) for path in certificate]})
+    assert server.url.startswith("https://")
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    body = {"messages": ASK, "max_tokens": 4, "stream": True}
+    with httpx.Client(base_url=server.url, verify=trusted, timeout=60) as client:
+        assert client.post("/v1/chat/completions", json=body).text.endswith("data: [DONE]\n\n")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(server.url.replace("https", "http") + "/health")
+
+
+def test_wrong_files_for_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(AssayError, match="no such file"):
+        _secured((tmp_path / "missing.pem", certificate[1]))
+    with pytest.raises(AssayError, match="cannot be used with"):
+        _secured((certificate[0], tmp_path / "empty.pem"))
