@@ -63,11 +63,18 @@ def _list(rng: random.Random, items: bytes) -> Made:
     return path, b'{"model": "soak", "%s": [%s]}' % (name.encode(), items)
 
 
+# Routes that take a body, each of which gets every kind of `_everywhere`.
+EVERYWHERE = (
+    *ROUTES.values(), "/v1/responses", "/apply-template", "/completion", "/infill", "/api/chat", "/api/generate",
+    "/api/embed", "/api/show", "/v1/diagnose", "/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank",
+    "/embedding", "/lora-adapters", "/slots/{slot}", "/api/embeddings", "/api/pull", "/api/create", "/api/copy",
+    "/api/delete", "/models/load", "/models/unload",
+)  # fmt: skip
+
+
 def _everywhere(make: Callable[[str], Made]) -> Callable[[random.Random], Made]:
     """The same on one of all routes that take a body."""
-    paths = (*ROUTES.values(), "/v1/responses", "/apply-template", "/completion", "/infill", "/api/chat",
-             "/api/generate", "/api/embed", "/api/show", "/v1/diagnose")  # fmt: skip
-    return lambda rng: make(rng.choice(paths))
+    return lambda rng: make(rng.choice(EVERYWHERE))
 
 
 # What is sent, by name. Sizes are those that the limits just allow or just refuse.
@@ -144,6 +151,14 @@ KINDS: dict[str, Callable[[random.Random], Made]] = {
         tools=[{"type": "function", "name": f"f{i}"} for i in range(64)],
         max_output_tokens=4,
     ),
+    "a conversation of blocks": lambda rng: _json(
+        rng.choice(("/v1/messages", "/v1/messages/count_tokens")),
+        messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 12}] * 500,
+        tools=[{"name": f"f{i}", "input_schema": {"type": "object"}} for i in range(64)],
+        max_tokens=4,
+    ),
+    "documents to rank": lambda rng: _json("/v1/rerank", query="hello", documents=["hello world " * 40] * 64),
+    "documents without end": lambda rng: _json("/v1/rerank", query="a" * 60_000, documents=["a"] * 60_000),
     "an Ollama conversation": lambda rng: _json(
         "/api/chat", model="soak", messages=SAY * 1000, options={"num_predict": 4}
     ),

@@ -174,10 +174,12 @@ def test_processes_end_with_their_answers_and_are_replaced(opened: Opened) -> No
     killed = generator.generate(prompt, LIVELY, max_tokens=40, constraint=make)
     events = iter(killed)
     next(events)
-    for pid in children(root):
+    ended = children(root)
+    for pid in ended:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(AssayError, match="grammar: takes too long"):
         list(events)
+    wait_until(lambda: not set(ended) & set(children(root)), 20)
     again = opened.grammars.gbnf(WORDS)
     assert generator.generate(prompt, LIVELY, max_tokens=40, constraint=again).run().ids == work.result.ids
     os.kill(root, signal.SIGKILL)

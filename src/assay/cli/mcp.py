@@ -6,8 +6,10 @@ import argparse
 import functools
 import sys
 from collections.abc import Awaitable, Callable
+from inspect import getdoc
 from typing import Any
 
+from assay.cli.common import emit
 from assay.cli.mcp_tools import INSTRUCTIONS, TOOLS
 from assay.cli.number_types import whole
 from assay.errors import AssayError
@@ -18,6 +20,7 @@ HELP = "give an agent the instrument as tools (MCP)"
 EXAMPLE = """\
 assay mcp                                  # over stdin and stdout, as an agent starts it
 assay mcp --port 8090                      # over HTTP, at http://127.0.0.1:8090/mcp
+assay mcp --json                           # what the tools are
 claude mcp add assay -- assay mcp"""
 
 
@@ -26,9 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=whole(1, 65535), metavar="N",
         help="serve over HTTP on this port of this machine (default: stdin and stdout)",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the tools as one JSON object and end")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.json:
+        emit(args, {"tools": [{"name": tool.__name__, "description": getdoc(tool)} for tool in TOOLS]}, "")
+        return 0
     server = made()
     if args.port is None:
         server.run("stdio")

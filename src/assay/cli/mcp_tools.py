@@ -62,10 +62,12 @@ async def next_evidence(
         return FIRST
     async with _evidence(dump, log) as path:
         found = json.loads(await _verb("diagnose", _word("model", model), path, *_given(prompt, tokens), "--json"))
-    asked = _found(found, "next_observation")
-    return (
-        asked or f"nothing more is needed: the verdict is {found.get('verdict', 'clear')}; call diagnose for the cause"
-    )
+    if asked := _found(found, "next_observation"):
+        return asked
+    verdict = found.get("verdict", "clear")
+    if verdict == "healthy":
+        return HEALTHY
+    return f"nothing more is needed: the verdict is {verdict}; call diagnose for the cause"
 
 
 async def diff(a: str, b: str, model: str = "", prompt: str = "", tokens: list[int] | None = None) -> str:

@@ -126,7 +126,7 @@ class OllamaEmbedRequest(Schema):
 
 async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply | Events:
     entry = find(call, request.model)
-    keep(entry, request.keep_alive)
+    keep(call, entry, request.keep_alive)
     if not request.messages:
         return await _loaded(call, entry, {"message": {"role": "assistant", "content": ""}})
     messages, tools = request.messages, request.tools
@@ -148,7 +148,7 @@ async def ollama_chat(call: HttpCall, request: OllamaChatRequest) -> HttpReply |
 
 async def generate(call: HttpCall, request: OllamaGenerateRequest) -> HttpReply | Events:
     entry = find(call, request.model)
-    keep(entry, request.keep_alive)
+    keep(call, entry, request.keep_alive)
     if not request.prompt and not request.suffix:
         return await _loaded(call, entry, {"response": ""})
     if request.raw or request.suffix is not None or entry.template is None:
@@ -307,8 +307,10 @@ def find(call: HttpCall, name: str | None, *, exact: bool = False) -> ServedMode
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def keep(entry: ServedModel, asked: float | str | None) -> None:
-    """Set how long a model stays in memory after its last use: seconds, or a duration such as 5m or 1h30m."""
+def keep(call: HttpCall, entry: ServedModel, asked: float | str | None) -> None:
+    """Set how long a model stays in memory after its last use: seconds, or a duration such as 5m or 1h30m.
+
+    A model that the server was started with stays, unless clients may manage models."""
     if asked is None:
         return
     seconds = asked
@@ -318,7 +320,8 @@ def keep(entry: ServedModel, asked: float | str | None) -> None:
             raise ApiError("invalid_value", f"keep_alive: expected seconds or 5m (found {asked!r:.40})", "keep_alive")
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts) * (-1 if asked[0] == "-" else 1)
     assert not isinstance(seconds, str)
-    entry.base.keep_s = math.inf if seconds < 0 else seconds
+    if call.state.manage or not call.state.models.is_resident(entry):
+        entry.base.keep_s = math.inf if seconds < 0 else seconds
 
 
 async def tags(call: HttpCall, _: None) -> HttpReply:

@@ -47,7 +47,7 @@ def _status(entry: ServedModel) -> str:
 
 
 async def load_model(call: HttpCall, request: LoadRequest) -> HttpReply | Events:
-    entry = find(call, request.model)
+    entry = find(call, request.model, exact=True)
     if request.stream:
         return Events(_load_events(call, entry), BARE)
     async with call.state.models.use(entry):
@@ -80,7 +80,9 @@ async def _load_events(call: HttpCall, entry: ServedModel) -> AsyncIterator[dict
 
 
 async def unload_model(call: HttpCall, request: UnloadRequest) -> HttpReply:
-    entry = find(call, request.model)
+    entry = find(call, request.model, exact=True)
+    if call.state.models.is_resident(entry) and not call.state.manage:
+        raise ApiError("not_allowed", f"{entry.id}: the server was started with it; it needs a key or --allow-manage")
     if not await call.state.models.unload(entry):
         raise ApiError("rate_limit_exceeded", f"the model {entry.id} is in use; try again later", "model")
     return json_reply({"success": True})

@@ -545,6 +545,14 @@ class Slots(RootModel[list[dict[str, Any]]]):
     """One row per possible sequence."""
 
 
+class LoraAdapters(RootModel[list[dict[str, Any]]]):
+    """The number, file and scale of each adapter."""
+
+
+class EmbeddedRows(RootModel[list[dict[str, Any]]]):
+    """The number of each text and its vectors."""
+
+
 class Health(Schema):
     status: Literal["ok", "loading", "shutting_down"]
 

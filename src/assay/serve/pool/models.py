@@ -207,6 +207,7 @@ class ModelPool:
         self._one = asyncio.Lock()  # held while a model is loaded or evicted
         self._changed = asyncio.Condition()
         self.closing: ApiError | None = None
+        self._unloaded = False  # whether a model was loaded and then unloaded
         self.strict = False  # whether a single model answers under its own name only
         for entry in entries:
             self._check_size(entry)
@@ -299,8 +300,13 @@ class ModelPool:
 
     @property
     def ready(self) -> bool:
+        """Whether requests are answered, if need be by loading a model that was unloaded."""
         loaded = any(entry.worker and entry.worker.ready for entry in self.entries.values())
-        return self.closing is None and (loaded or bool(self.offers))
+        return self.closing is None and (loaded or self._unloaded or bool(self.offers))
+
+    def is_resident(self, entry: ServedModel) -> bool:
+        """Whether the server was started with this model. Clients cannot unload it: others would wait for it."""
+        return entry.base.id not in self.offers
 
     @asynccontextmanager
     async def use(self, entry: ServedModel) -> AsyncIterator[Backend]:
@@ -415,6 +421,7 @@ class ModelPool:
         if self._draining is entry:
             self._draining = None
         if worker:
+            self._unloaded = True
             entry.loading = True  # its memory is still in use
             try:
                 await worker.end(ApiError("internal_error", "the model was unloaded"))
