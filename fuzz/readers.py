@@ -31,6 +31,7 @@ from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.dialects import DIALECTS
 from fuzz import mutate
 from fuzz.frame_readers import make_frame, read_frame
 
@@ -394,7 +395,8 @@ def _reply_reader(seeds: Seeds) -> Callable[[Any], None]:
 
     def read(value: Any) -> None:
         body = json.dumps(value).encode()
-        client._read("here", body)  # what `_post` does with the bytes of an answer
+        for dialect in DIALECTS:  # what `_post` does with the bytes of an answer
+            client._read("here", body, dialect)
         for generated in (None, 1):
             client._reply(json.loads(body), generated)
 

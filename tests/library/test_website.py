@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,6 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         said = page.evaluate("document.getElementById('answer').textContent")
         browser.close()
     server.shutdown()
-    command = ["assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
+    command = [sys.executable, "-m", "assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said == json.loads(done.stdout)["text"]

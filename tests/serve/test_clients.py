@@ -309,7 +309,7 @@ def test_only_the_named_origins_may_read(tiny: Path) -> None:
     from tests.serve.conftest import SCRIPT
 
     script = SCRIPT.replace("port=0", "port=0, cors=('https://app.example',)").replace('key=given["key"]', 'key="k"')
-    given = {"models": [("tiny", str(tiny))], "key": None, "memory": None, "options": {}, "limits": {}}
+    given = {"models": [("tiny", str(tiny))], "key": None, "memory": None, "options": {}, "limits": {}, "config": {}}
     process = subprocess.Popen([sys.executable, "-c", script, json.dumps(given)], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     url = process.stdout.readline().strip()

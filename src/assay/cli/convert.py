@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
-    from assay.convert.adapter import convert_adapter, is_adapter
     from assay.convert.conversion import convert
+    from assay.convert.peft_adapter import convert_adapter, is_adapter
     from assay.errors import AssayError
 
     out, folder = Path(args.output), Path(args.folder)

@@ -79,12 +79,17 @@ class Tokenizer:
     def add_eos(self) -> bool:
         return self.vocab.add_eos and self.eos is not None
 
+    @property
+    def is_word_piece(self) -> bool:
+        """Whether it is BERT's: one SEP parts two texts, where others have two."""
+        return self.vocab.model == "bert"
+
     @cached_property
     def frame(self) -> tuple[list[int], list[int]]:
         """The ids that `add_special` puts before and after a text."""
         first = [self.bos] if self.add_bos and self.bos is not None else []
         last = [self.eos] if self.add_eos and self.eos is not None else []
-        if self.vocab.model == "bert":  # regardless of the flags
+        if self.is_word_piece:  # regardless of the flags
             roles = self.vocab.special
             first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
         return first, last
@@ -99,7 +104,7 @@ class Tokenizer:
         pre = self.vocab.pre
         if pre is not None:
             return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
-        if self.vocab.model == "bert":
+        if self.is_word_piece:
             return WordPiece(self.vocab)
         if self.vocab.model == "t5":
             return Unigram(self._file, self.vocab)

@@ -206,8 +206,8 @@ def pair_ids(entry: ServedModel, query: str, text: str) -> list[int]:
     first = tokenizer.encode(query, parse_special=False)
     second = tokenizer.encode(text, add_special=False, parse_special=False)
     end = first[-1:] if first and tokenizer.is_special(first[-1]) else []
-    twice = entry.file.get_str("tokenizer.ggml.model", "") != "bert"
-    return [*first, *(end if twice else []), *second, *end]
+    between = [] if tokenizer.is_word_piece else end
+    return [*first, *between, *second, *end]
 
 
 def _sigmoid(x: float) -> float:
