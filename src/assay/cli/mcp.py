@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from inspect import getdoc
@@ -26,8 +27,8 @@ claude mcp add assay -- assay mcp"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--port", type=whole(1, 65535), metavar="N",
-        help="serve over HTTP on this port of this machine (default: stdin and stdout)",
+        "--port", type=whole(0, 65535), metavar="N",
+        help="serve over HTTP on this port of this machine, 0: any (default: stdin and stdout)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the tools as one JSON object and end")
 
@@ -40,9 +41,15 @@ def run(args: argparse.Namespace) -> int:
     if args.port is None:
         server.run("stdio")
     else:
-        print(f"serving tools at http://127.0.0.1:{args.port}/mcp; Ctrl-C ends", file=sys.stderr, flush=True)
-        server.run("streamable-http", host="127.0.0.1", port=args.port)
+        port = args.port or _free_port()
+        print(f"serving tools at http://127.0.0.1:{port}/mcp; Ctrl-C ends", file=sys.stderr, flush=True)
+        server.run("streamable-http", host="127.0.0.1", port=port)
     return 0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
 
 
 def made() -> Any:
