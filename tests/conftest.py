@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this run of the suite, which all workers share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
+
+
+@pytest.fixture
+def hide_architecture() -> Iterator[Callable[[str], object]]:
+    """Takes an architecture out of the table. Afterwards the table is whole again, in its order."""
+    from assay.models.catalogue import ARCHITECTURES
+
+    before = dict(ARCHITECTURES)
+    yield ARCHITECTURES.pop
+    ARCHITECTURES.clear()
+    ARCHITECTURES.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from assay.cli import verbs
-from assay.models.catalogue import ARCHITECTURES
 from tests.cli.conftest import Assay
 
 
@@ -101,8 +101,10 @@ def test_search_lists_names_with_sizes_and_what_is_here(here: Assay, stores: Pat
     assert not file.exists()
 
 
-def test_an_architecture_without_a_builder_is_said(here: Assay, stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(ARCHITECTURES, "gpt-oss")
+def test_an_architecture_without_a_builder_is_said(
+    here: Assay, stores: Path, hide_architecture: Callable[[str], object]
+) -> None:
+    hide_architecture("gpt-oss")
     assert {m["supported"] for m in json.loads(here("search", "gpt-oss", "--json").stdout)["models"]} == {False}
     assert "architecture gpt-oss: not supported" in here("search", "gpt-oss").stdout
     assert "its architecture is not supported yet" in here("show", "gpt-oss").stdout
