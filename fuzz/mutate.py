@@ -17,6 +17,8 @@ WORDS = (
 )  # fmt: skip
 FLOATS = (0.0, -0.0, 1.5, -1.0, 1e-45, 1e38, 1e308, float("inf"), float("-inf"), float("nan"))
 
+MOST_LEAVES = 20_000  # of a JSON value, after its lists were repeated
+
 
 def number(rng: random.Random) -> int:
     value = rng.choice(NUMBERS) + rng.choice((-1, 0, 0, 0, 1))
@@ -90,6 +92,11 @@ def leaf(rng: random.Random) -> Any:
     return 10 ** rng.choice((9, 20, 400))
 
 
+def _leaves(source: Any) -> int:
+    inner = source.values() if isinstance(source, dict) else source if isinstance(source, list) else None
+    return 1 if inner is None else 1 + sum(map(_leaves, inner))
+
+
 def value(rng: random.Random, source: Any, share: float = 0.15) -> Any:
     """A JSON value with some of its parts replaced, dropped or added."""
     if rng.random() < share / 3:
@@ -101,7 +108,8 @@ def value(rng: random.Random, source: Any, share: float = 0.15) -> Any:
         return out
     if isinstance(source, list):
         items = [value(rng, item, share) for item in source if rng.random() > share / 4]
-        return items * rng.choice((1, 1, 1, 1, 1, 2, 40)) if len(items) < 50 else items
+        times = rng.choice((1, 1, 1, 1, 1, 2, 40))  # nested lists are repeated at every level, so their size is bounded
+        return items * times if _leaves(items) * times <= MOST_LEAVES else items
     if isinstance(source, str) and rng.random() < share:
         return text(rng, source)
     return leaf(rng) if rng.random() < share else source
