@@ -2,6 +2,7 @@
 
     python bench/webgpu.py model.gguf                     decode 32 tokens, a prompt of 64
     python bench/webgpu.py model.gguf --tier 1            with another arithmetic tier
+    python bench/webgpu.py model.gguf --kernels           also the time of each kernel of a decode step
 
 Figures are tokens a second. `forward` is a call for every token, logits on the host. Random weights
 (bench/make_model.py) suffice, because speed does not depend on the values.
@@ -17,6 +18,8 @@ import numpy as np
 
 from assay import engines
 from assay.engines.contract import Chunk, PagedEngine, pages_for
+from assay.engines.wgpu import WgpuEngine
+from assay.engines.wgpu.recording import workgroups
 from assay.gguf import open_file
 from assay.models import Model, load
 
@@ -41,12 +44,33 @@ def run(engine: PagedEngine, model: Model, tokens: int, prompt: int) -> tuple[fl
     return prompt / (read - began), tokens / (ended - read), found
 
 
+def kernels(engine: WgpuEngine, keys: int, times: int = 100) -> None:
+    """The microseconds of each kind of dispatch of a decode step: each alone, `times` in a pass."""
+    recording = next(r for (shape, _), r in engine._recordings.items() if shape.rows == 1)
+    sizes = {"T": 1, "R": 1, "B": -(-keys // 256), "P": 1}
+    total: dict[str, list[float]] = {}
+    for (pipeline, group, groups), dispatch in zip(recording._commands, recording.plan.dispatches, strict=True):
+        command = pipeline, group, workgroups(groups, sizes)
+        spent = []
+        for count in (1, times + 1):
+            began = time.perf_counter()
+            engine._gpu.submit([command] * count)
+            engine._gpu.read(engine._buffers["chosen"], 1)
+            spent.append(time.perf_counter() - began)
+        kind = f"{dispatch.kernel.name} {command[2]} {' '.join(sorted(dispatch.kernel.words))}"
+        total.setdefault(kind, []).append((spent[1] - spent[0]) / times * 1e6)
+    for kind, found in sorted(total.items(), key=lambda item: -sum(item[1])):
+        print(f"{sum(found):9.0f} us  {len(found):4} x {sum(found) / len(found):7.1f}  {kind}")
+    print(f"{sum(map(sum, total.values())):9.0f} us  in all, {sum(map(len, total.values()))} dispatches", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=32, help="decoded; default 32")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt; default 64")
     parser.add_argument("--tier", type=int, choices=(0, 1, 2), help="of the arithmetic; default: the adapter's best")
+    parser.add_argument("--kernels", action="store_true", help="the time of each kernel of a decode step")
     args = parser.parse_args()
     model = load(open_file(args.model))
     bits = {}
@@ -57,6 +81,8 @@ def main() -> None:
         prompt, decode, bits[name] = run(engine, model, args.tokens, args.prompt)
         print(f"{args.model.name}, {name}: made in {loaded:.1f} s, prompt {prompt:,.0f}, decode {decode:,.1f} tok/s")
         print(getattr(engine, "verdict", ""), flush=True)
+        if args.kernels and isinstance(engine, WgpuEngine):
+            kernels(engine, args.prompt + args.tokens)
         engine.close()
     same = [a == b for a, b in zip(bits["cpu"], bits["wgpu"], strict=True)]
     print(f"logits equal to the cpu's: {sum(same)} of {len(same)} steps")

@@ -181,7 +181,7 @@ def test_tiles_keep_what_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_kernels_name_their_numbers_and_buffers() -> None:
-    kernel = Kernel("matvec", tile_words())
+    kernel = Kernel("matvec", tile_words() | {"alone"})
     assert kernel.numbers[:3] == ("units", "blocks", "x_stride")
     assert list(kernel.bindings) == ["w", "x", "bias", "residual", "idx", "out"]
     assert [name for name, writes in kernel.bindings.items() if writes] == ["out"]

@@ -29,6 +29,7 @@ GATES = ("glu", "glu_split")
 KEY_BLOCK = 256  # keys of a block of attention
 MAX_TAPS = 16  # of a convolution
 MAX_HEAD = 256  # widest head that the attention kernels take
+_NO_TURN = {"n_rot": 0, "offset": 0, "neox": 0, "table": 0}  # numbers of kernels that do not turn their rows
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class _Compiler:
     sizes: dict[str, int] = field(default_factory=dict)
     results: list[tuple[External, View | KeptScores | str]] = field(default_factory=list)
     tables: list[RopeTable] = field(default_factory=list)
-    turns: dict[str, dict[str, int]] = field(default_factory=dict)  # keys that are turned when they are written
+    turns: dict[str, dict[str, int]] = field(default_factory=dict)  # keys and queries that their readers turn
     writes: list[tuple[str, CachePool]] = field(default_factory=list)  # rows that wait to be written to the cache
 
     def compile(self) -> None:
@@ -333,7 +334,7 @@ class _Compiler:
             "units": units_of(columns), "out_at": out.at, "out_stride": out.stride,
             "has_bias": int(bias != NOTHING), "has_residual": int(residual is not None),
             **(residual or out).numbers("residual"), "experts": experts, "shared_rows": int(shared),
-            **(idx or out).numbers("idx"), **form.book_words,
+            **(idx or out).numbers("idx"), "up_tiles": 0, "acts_stride": 0, "width": 0, **form.book_words,
         }  # fmt: skip
         if form.floats:
             kernel, source = "matvec_floats", x
@@ -347,8 +348,8 @@ class _Compiler:
             if begin < end:
                 here = {"first": begin - piece.first, "column": ROWS * (begin - first), "expert_tiles": piece.tiles}
                 self._emit(
-                    kernel, (end - begin, rows, 1), {**numbers, **here}, form.words, w=piece.buffer, x=source.buffer,
-                    bias=bias, residual=residual.buffer if residual else NOTHING, idx=idx.buffer if idx else NOTHING,
+                    kernel, (end - begin, rows, 1), {**numbers, **here}, form.words | {"alone"}, w=piece.buffer,
+                    x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING, idx=idx.buffer if idx else NOTHING,
                     out=out.buffer,
                 )  # fmt: skip
 
@@ -357,6 +358,8 @@ class _Compiler:
         domain = self.domains[glu.name]
         x = self._get(gate.inputs[0], domain)
         part = self.weights.part(gate.weights[0])
+        if self._gated_at_once(group, x, part):
+            return
         if group.one_matrix:
             both = self._memory(gate.name, domain, ROWS * part.tiles)
             self._multiply([part], x, domain, both)
@@ -378,6 +381,36 @@ class _Compiler:
                     self._set(node, view)
         a, b = (_Operand(view, view.width) for view in views)
         self._elementwise(glu, a, b)
+
+    def _gated_at_once(self, group: Gated, x: View, gate: WeightPart) -> bool:
+        """Gate, up, activation and int8 blocks in one dispatch, where a tile of each lies in one slice."""
+        domain = self.domains[group.glu.name]
+        half = gate.tiles // 2 if group.one_matrix else gate.tiles
+        up = gate if group.one_matrix else self.weights.part(group.up.weights[0])
+        here = next((s for s in gate.slices if s.first <= gate.first < s.first + s.tiles), None)
+        if (
+            gate.form.floats or not here or {group.gate.name, group.up.name} & self.keep or up.stack != gate.stack
+            or row_width(self.graph, group.glu.name) != ROWS * half or gate.first + 2 * half > here.first + here.tiles
+            or not (group.one_matrix or up.first == gate.first + half) or (group.glu.name, domain) not in self.wanted
+            or group.glu.all_attrs().get("act", "") not in _ACTS
+        ):  # fmt: skip
+            return False
+        source, out = self._blocks(x, domain), self._new(group.glu)
+        acts = self._blocks_beside(group.glu, out)
+        assert acts
+        unused = dict.fromkeys(("column", "has_bias", "has_residual", "residual_at", "residual_stride", "experts",
+                                "expert_tiles", "shared_rows", "idx_at", "idx_stride"), 0)  # fmt: skip
+        numbers = {
+            **unused, "units": units_of(gate.columns), "blocks": gate.columns // 32, "x_stride": source.stride // 4,
+            "first": gate.first - here.first, **out.numbers("out"), "up_tiles": half, "acts_stride": acts.stride,
+            "width": out.width, **gate.form.book_words,
+        }  # fmt: skip
+        self._emit(
+            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated"},
+            _EXPRESSIONS[group.glu.op].format(act=_ACTS[group.glu.all_attrs()["act"]]), w=here.buffer, x=source.buffer,
+            out=out.buffer, acts=acts.buffer,
+        )  # fmt: skip
+        return True
 
     # -- row operations ------------------------------------------------------------------------------------
 
@@ -538,8 +571,9 @@ class _Compiler:
             "table": self.tables.index(table),
         }  # fmt: skip
         readers = self.graph.users.get(node.name, ())
-        if node.name not in self.keep and len(readers) == 1 and self._is_key_cache(readers[0]):
-            self.values[node.name, domain] = x  # turned when it is written to the cache
+        alone = node.name not in self.keep and len(readers) == 1
+        if alone and (self._is_key_cache(readers[0]) or self._is_query(node.name, readers[0])):
+            self.values[node.name, domain] = x  # turned when it is written to the cache, or read by attention
             self.turns[node.name] = turn
             return
         out = self._new(node)
@@ -552,6 +586,9 @@ class _Compiler:
 
     def _is_key_cache(self, name: str) -> bool:
         return self.graph[name].op == "cache" and name in self.domains and self.pools[name].keys
+
+    def _is_query(self, name: str, reader: str) -> bool:
+        return self.graph[reader].op == "kq" and self.graph[reader].inputs[0] == name and reader in self.domains
 
     # -- attention -----------------------------------------------------------------------------------------
 
@@ -587,10 +624,9 @@ class _Compiler:
         words = cache_words(pool.dim, kind)
         x, v = (self._get(part[0], "tokens") if part else View(NOTHING, 0, 0) for part in (key, value))
         turn = self.turns.get(key[0]) if key else None
-        none = dict.fromkeys(("n_rot", "offset", "neox", "table"), 0)
         numbers = {
             "heads": pool.heads, "dim": pool.dim, "words": words, **x.numbers("x"), **v.numbers("v"),
-            "only_values": int(key is None), **(turn or none),
+            "only_values": int(key is None), **(turn or _NO_TURN),
         }  # fmt: skip
         jobs = pool.heads * (pool.dim // 32 if kind == "q8_0" else words)
         variant = {kind, "turned" if turn else "still"} | ({"floats"} if kind != "q8_0" else set())
@@ -611,7 +647,7 @@ class _Compiler:
                 f"node {kqv.name}: the wgpu engine has no attention with slopes, with keys that are values, or with "
                 f"heads wider than {MAX_HEAD} (found {max(k.dim, v.dim)}); use --engine cpu"
             )
-        q, out = self._get(kq.inputs[0], domain), self._new(kqv)
+        q, out, turn = self._get(kq.inputs[0], domain), self._new(kqv), self.turns.get(kq.inputs[0])
         acts = self._blocks_beside(kqv, out, v.dim) if not v.dim % 32 else None
         heads, rows, by_output = int(self.graph.shapes[kq.name][0]), self._rows(domain), int(domain == "outputs")
         most = -(-self.shape.keys // KEY_BLOCK)
@@ -626,9 +662,10 @@ class _Compiler:
             "heads": heads, "kv_heads": k.heads, "dim": k.dim, "v_dim": v.dim, "k_words": cache_words(k.dim, kind),
             "v_words": cache_words(v.dim, kind), "scale": bits(mask.scale), "cap": bits(mask.cap),
             "window": mask.window, "causal": int(mask.causal), "chunk": mask.chunk, "by_output": by_output,
-            **q.numbers("q"), "most_blocks": most, "most_keys": self.shape.keys,
+            **q.numbers("q"), "most_blocks": most, "most_keys": self.shape.keys, **(turn or _NO_TURN),
         }  # fmt: skip
-        words = {kind, "traced" if traced else "untraced"} | ({"capped"} if mask.cap else set())
+        words = {kind, "traced" if traced else "untraced", "turned" if turn else "still"}
+        words |= {"capped"} if mask.cap else set()
         self._emit(
             "attention", ("B", heads, rows), numbers, words, step="step", q=q.buffer,
             keys=f"pool {k.index}", values=f"pool {v.index}",

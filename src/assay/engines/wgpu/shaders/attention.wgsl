@@ -1,8 +1,9 @@
 // Attention of a query row (a token's head) over a block of 256 keys: (m, l, acc) of arithmetic.md. First an invocation
 // has a key, then a column of values over a page of 32 keys.
+// With `turned`, queries are turned by RoPE when they are read.
 struct Par { zero : u32, heads : u32, kv_heads : u32, dim : u32, v_dim : u32, k_words : u32, v_words : u32, scale : u32,
              cap : u32, window : u32, causal : u32, chunk : u32, by_output : u32, q_at : u32, q_stride : u32,
-             most_blocks : u32, most_keys : u32 }
+             most_blocks : u32, most_keys : u32, n_rot : u32, offset : u32, neox : u32, table : u32 }
 @group(0) @binding(0) var<storage, read> par : Par;
 @group(0) @binding(1) var<storage, read> step : array<u32>;
 @group(0) @binding(2) var<storage, read> q : array<u32>;
@@ -16,10 +17,17 @@ struct Par { zero : u32, heads : u32, kv_heads : u32, dim : u32, v_dim : u32, k_
 //#include arithmetic
 //#include functions
 //#include step
+//#if turned
+fn unturned(at : u32) -> u32 { return q[at]; }
+//#include turned
+//#end
 const UNSEEN = 0xffffffffu;  // a NaN that no function gives
 var<workgroup> e : array<u32, 256>;
 var<workgroup> top : array<u32, 256>;
 var<workgroup> some : array<u32, 16>;
+var<workgroup> query : array<u32, 256>;
+var<workgroup> wild_queries : atomic<u32>;
+var<workgroup> faint_weights : atomic<u32>;  // below 2^-76, where a product with a half can be subnormal
 var<workgroup> parts_of_pages : array<u32, 2048>;  // 8 pages of up to 256 columns
 fn larger(a : u32, b : u32) -> u32 {  // of two orders; -inf beside a NaN counts as a NaN
   let most = max(a, b);
@@ -59,6 +67,35 @@ fn value_at(base : u32, d : u32) -> u32 {
   return mul(code(values[base + block + 1u + (d % 32u) / 4u], d), values[base + block]);
 //#end
 }
+// Halves and codes of q8_0 are multiples of 2^-24, so products with tame queries and weights stay in the normal range.
+//#if f16
+const COARSE = true;
+//#end
+//#if q8_0
+const COARSE = true;
+//#end
+//#if f32
+const COARSE = false;
+//#end
+//#if bf16
+const COARSE = false;
+//#end
+fn quick_score(base : u32) -> u32 {
+  var x = 0.0;
+  for (var d = 0u; d < par.dim; d++) { x = quick_fma(bitcast<f32>(query[d]), bitcast<f32>(key_value(base, d)), x); }
+  return bitcast<u32>(x);
+}
+fn quick_page(t : u32, kv : u32, first : u32, d : u32) -> u32 {
+  var sum = 0.0;
+  for (var j = 0u; j < 32u; j++) {
+    let weight = e[first % 256u + j];
+    let s = slot_of(t, first + j);
+    let v = value_at((s * par.kv_heads + kv) * par.v_words, d);
+    let unseen = weight == UNSEEN;
+    sum = quick_fma(bitcast<f32>(select(weight, 0u, unseen)), bitcast<f32>(select(v, 0u, unseen)), sum);
+  }
+  return bitcast<u32>(sum);
+}
 fn seen(t : u32, key : u32) -> bool {
   if (key >= key_count(t)) { return false; }
   let p = bitcast<i32>(position(t));
@@ -79,6 +116,17 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (par.by_output == 1u) { t = output_token(row); }
   let key = group.x * 256u + l;
   let kv = h / (par.heads / par.kv_heads);
+  if (l < par.dim) {
+//#if turned
+    let own = turned(par.q_at + row * par.q_stride, h * par.dim + l, l, t);
+//#end
+//#if still
+    let own = q[par.q_at + row * par.q_stride + h * par.dim + l];
+//#end
+    query[l] = own;
+    if (wild(own)) { atomicOr(&wild_queries, 1u); }
+  }
+  workgroupBarrier();
   var x = UNSEEN;
 //#if untraced
   let wanted = seen(t, key);
@@ -89,9 +137,12 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (wanted) {
     let s = slot_of(t, key);
     let base = ((s / 32u) * par.kv_heads + kv) * par.k_words * 32u + s % 32u;
-    let q0 = par.q_at + row * par.q_stride + h * par.dim;
-    x = 0u;
-    for (var d = 0u; d < par.dim; d++) { x = fused(q[q0 + d], key_value(base, d), x); }
+    x = NAN;
+    if (QUICK && COARSE && atomicLoad(&wild_queries) == 0u) { x = quick_score(base); }
+    if (magnitude(x) >= INFINITY) {
+      x = 0u;
+      for (var d = 0u; d < par.dim; d++) { x = fused(query[d], key_value(base, d), x); }
+    }
 //#if traced
     let at = ((row * par.heads + h) * par.most_keys + key) * 3u;
     scores[at] = x;
@@ -123,6 +174,8 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (best == 1u) { m = 0xff7fffffu; }  // the lowest finite float
   if (x != UNSEEN) { x = exp_of(minus(x, m)); }
   e[l] = x;
+  let lost = ((x >> 23u) & 255u) - 51u > 100u && magnitude(x) != 0u;
+  if (x != UNSEEN && lost) { atomicOr(&faint_weights, 1u); }
   workgroupBarrier();
   if (l < 32u) {
     var c = 0u;
@@ -135,12 +188,16 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   for (var i = l; i < pages * par.v_dim; i += 256u) {
     let page = i / par.v_dim;
     let d = i % par.v_dim;
-    var sum = 0u;
-    for (var j = 0u; j < 32u; j++) {
-      let weight = e[page * 32u + j];
-      if (weight != UNSEEN) {
-        let s = slot_of(t, group.x * 256u + page * 32u + j);
-        sum = fused(weight, value_at((s * par.kv_heads + kv) * par.v_words, d), sum);
+    let first = group.x * 256u + page * 32u;
+    var sum = NAN;
+    if (QUICK && COARSE && atomicLoad(&faint_weights) == 0u) { sum = quick_page(t, kv, first, d); }
+    if (magnitude(sum) >= INFINITY) {
+      sum = 0u;
+      for (var j = 0u; j < 32u; j++) {
+        let weight = e[page * 32u + j];
+        if (weight != UNSEEN) {
+          sum = fused(weight, value_at((slot_of(t, first + j) * par.kv_heads + kv) * par.v_words, d), sum);
+        }
       }
     }
     parts_of_pages[i] = sum;

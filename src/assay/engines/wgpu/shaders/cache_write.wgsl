@@ -12,6 +12,7 @@ struct Par { zero : u32, heads : u32, dim : u32, words : u32, x_at : u32, x_stri
 //#include arithmetic
 //#include step
 //#if turned
+fn unturned(at : u32) -> u32 { return x[at]; }
 //#include turned
 //#end
 fn value(t : u32, head : u32, d : u32, is_key : bool) -> u32 {

@@ -8,5 +8,7 @@ fn booked(v : u32) -> u32 {
   return book(v & 15u) | (book((v >> 8u) & 15u) << 8u) | (book((v >> 16u) & 15u) << 16u) | (book((v >> 24u) & 15u) << 24u);
 }
 fn named(v : vec4<u32>) -> vec4<u32> { return vec4<u32>(booked(v.x), booked(v.y), booked(v.z), booked(v.w)); }
-fn low(base : u32, b : u32) -> vec4<u32> { return named(w[base + 32u * b]); }
-fn high(base : u32, b : u32) -> vec4<u32> { return named(w[base + 32u * b] >> vec4<u32>(4u)); }
+struct Codes { chunk : vec4<u32> }
+fn codes(base : u32, b : u32) -> Codes { return Codes(w[base + 32u * b]); }
+fn low(c : Codes) -> vec4<u32> { return named(c.chunk); }
+fn high(c : Codes) -> vec4<u32> { return named(c.chunk >> vec4<u32>(4u)); }

@@ -184,14 +184,11 @@ fn less(a : u32, b : u32) -> bool {  // a < b: false with a NaN, and +0 is not a
 }
 
 fn from_half(h : u32) -> u32 {  // a float16 as float32, exactly
-  let e = (h >> 10u) & 31u;
-  let m = h & 1023u;
-  let s = (h & 0x8000u) << 16u;
-  if (e == 31u) { return select(s | INFINITY, NAN, m != 0u); }
-  if (e != 0u) { return s | ((e + 112u) << 23u) | (m << 13u); }
-  if (m == 0u) { return s; }
-  let n = countLeadingZeros(m) - 21u;
-  return s | ((113u - n) << 23u) | (((m << n) & 1023u) << 13u);
+  let a = h & 0x7fffu;
+  let normal = (a << 13u) + 0x38000000u;
+  let subnormal = bitcast<u32>(f32(a) * 0x1p-24);  // both are exact
+  let found = select(normal, select(subnormal, INFINITY, a == 0x7c00u), a < 1024u || a == 0x7c00u);
+  return select(found | ((h & 0x8000u) << 16u), NAN, a > 0x7c00u);
 }
 fn to_half(x : u32) -> u32 {  // nearest even; beyond 65504, infinities too, 65504 of the sign; a NaN stays one
   let s = (x >> 16u) & 0x8000u;
@@ -208,3 +205,6 @@ fn to_half(x : u32) -> u32 {  // nearest even; beyond 65504, infinities too, 655
   r += u32(rest > tie || (rest == tie && (r & 1u) == 1u));
   return s | select(u32(e - 1) * 1024u + r, r, e <= 0);
 }
+// A factor is wild unless it is 0 or between 2^-30 and 2^30. Products of two tame factors, one of them rounded once by a
+// product with an integer below 2^24, are multiples of 2^-106, so no sum of them is subnormal or infinite.
+fn wild(x : u32) -> bool { return ((x >> 23u) & 255u) - 97u > 59u && magnitude(x) != 0u; }

@@ -24,6 +24,12 @@ fn tree(l : u32) -> u32 {  // of 64 chains; all invocations call it
   workgroupBarrier();
   return sum;
 }
+fn centred(v : u32, mean : u32) -> u32 {
+//#if layer
+  return add(v, negated(mean));
+//#end
+  return v;
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_index) l : u32) {
   let base = par.x_at + group.y * par.x_stride + group.x * par.n;
@@ -38,13 +44,20 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   mean = div(tree(l), par.count);
 //#end
   if (l < 64u) {
-    var s = 0u;
+    var quick = 0.0;
+    var out = !QUICK;
     for (var i = l; i < n; i += 64u) {
-      var v = x[base + i];
-//#if layer
-      v = add(v, negated(mean));
-//#end
-      s = fused(v, v, s);
+      let v = centred(x[base + i], mean);
+      out = out || wild(v);
+      quick = quick_fma(bitcast<f32>(v), bitcast<f32>(v), quick);
+    }
+    var s = bitcast<u32>(quick);
+    if (out) {
+      s = 0u;
+      for (var i = l; i < n; i += 64u) {
+        let v = centred(x[base + i], mean);
+        s = fused(v, v, s);
+      }
     }
     chains[l] = s;
   }
@@ -62,11 +75,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   for (var first = 0u; first < n; first += 256u) {
     let i = first + l;
     if (i < n) {
-      var v = x[base + i];
-//#if layer
-      v = add(v, negated(mean));
-//#end
-      v = mul(v, f);
+      var v = mul(centred(x[base + i], mean), f);
 //#if weighted
       v = mul(v, w[group.x * par.w_stride + i]);
 //#end

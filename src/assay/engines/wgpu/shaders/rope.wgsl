@@ -7,6 +7,7 @@ struct Par { zero : u32, width : u32, dim : u32, n_rot : u32, offset : u32, neox
 @group(0) @binding(3) var<storage, read_write> out : array<u32>;
 //#include arithmetic
 //#include step
+fn unturned(at : u32) -> u32 { return x[at]; }
 //#include turned
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) g : vec3<u32>) {

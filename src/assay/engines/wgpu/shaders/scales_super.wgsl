@@ -12,9 +12,9 @@ fn unit_half(v : vec4<u32>, shift : u32) -> u32 {
 }
 fn scale(base : u32, b : u32, half : u32) -> u32 {
   let v = w[base + 32u * CODE_CHUNKS];
-  return fused(unit_half(v, 0u), bitcast<u32>(f32(six_bits(v, b, 0u))), 0u);
+  return exact_mul(unit_half(v, 0u), bitcast<u32>(f32(six_bits(v, b, 0u))));
 }
 fn minimum(base : u32, b : u32, half : u32) -> u32 {
   let v = w[base + 32u * CODE_CHUNKS];
-  return fused(negated(unit_half(v, 16u)), bitcast<u32>(f32(six_bits(v, b, 4u))), 0u);
+  return exact_mul(negated(unit_half(v, 16u)), bitcast<u32>(f32(six_bits(v, b, 4u))));
 }

@@ -25,3 +25,8 @@ fn fused(x : u32, y : u32, z : u32) -> u32 {
   }
   return int_fma(x, y, z);
 }
+// The same without tests, for operands that are not `wild` (integers.wgsl).
+const QUICK = true;
+fn quick_mul(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x * y)); }
+fn quick_fma(x : f32, y : f32, z : f32) -> f32 { return bitcast<f32>(hide(fma(x, y, z))); }
+fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats

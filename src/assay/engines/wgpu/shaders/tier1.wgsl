@@ -41,15 +41,22 @@ fn odd_sum(a : f32, b : f32) -> f32 {  // a + b rounded to odd
   let up = ((bitcast<u32>(s.y) ^ bits) >> 31u) == 0u;
   return bitcast<f32>(select(bits - 1u, bits + 1u, up));
 }
+// The same without tests, for operands that are not `wild` (integers.wgsl).
+const QUICK = true;
+fn quick_mul(x : f32, y : f32) -> f32 { return kept(x * y); }
+fn quick_fma(x : f32, y : f32, z : f32) -> f32 {
+  let u = two_product(x, y);
+  let t = two_sum(z, u.y);
+  let v = two_sum(u.x, t.x);
+  return kept(v.x + odd_sum(t.y, v.y));
+}
+fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats
 fn fused(x : u32, y : u32, z : u32) -> u32 {
   let p = exponent(x);
   let q = exponent(y);
   let r = exponent(z);
   if (p >= 25u && q >= 25u && p < 255u && q < 255u && p + q >= 176u && p + q <= 374u && r >= 26u && r <= 250u) {
-    let u = two_product(bitcast<f32>(x), bitcast<f32>(y));
-    let t = two_sum(bitcast<f32>(z), u.y);
-    let v = two_sum(u.x, t.x);
-    return hide(v.x + odd_sum(t.y, v.y));
+    return bitcast<u32>(quick_fma(bitcast<f32>(x), bitcast<f32>(y), bitcast<f32>(z)));
   }
   if (r == 0u && magnitude(z) == 0u && p >= 1u && q >= 1u && p < 255u && q < 255u && p + q >= 130u && p + q <= 378u) {
     return hide(bitcast<f32>(x) * bitcast<f32>(y));  // the first link of a chain

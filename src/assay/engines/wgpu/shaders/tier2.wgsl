@@ -2,3 +2,8 @@
 fn add(x : u32, y : u32) -> u32 { return int_add(x, y); }
 fn mul(x : u32, y : u32) -> u32 { return int_mul(x, y); }
 fn fused(x : u32, y : u32, z : u32) -> u32 { return int_fma(x, y, z); }
+// Nothing is quick here: these are never called.
+const QUICK = false;
+fn quick_mul(x : f32, y : f32) -> f32 { return x * y; }
+fn quick_fma(x : f32, y : f32, z : f32) -> f32 { return x * y + z; }
+fn exact_mul(x : u32, y : u32) -> u32 { return int_mul(x, y); }
