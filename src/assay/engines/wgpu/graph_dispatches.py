@@ -349,8 +349,8 @@ class _Compiler:
                 here = {"first": begin - piece.first, "column": ROWS * (begin - first), "expert_tiles": piece.tiles}
                 self._emit(
                     kernel, (end - begin, rows, 1), {**numbers, **here}, form.words | {"alone"}, w=piece.buffer,
-                    x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING, idx=idx.buffer if idx else NOTHING,
-                    out=out.buffer,
+                    x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING,
+                    idx=idx.buffer if idx else NOTHING, out=out.buffer,
                 )  # fmt: skip
 
     def _gated(self, group: Gated) -> None:
