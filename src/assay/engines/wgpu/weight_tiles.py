@@ -10,6 +10,8 @@ without a format of their own are expanded to a byte a weight. Touch this module
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,7 @@ from assay import _native
 from assay.gguf import GGUFFile
 
 ROWS, UNIT, CHUNK = 32, 256, 16  # rows of a tile, columns of a unit, bytes of a chunk
+_AT_ONCE = 16  # tiles that a thread packs at a time
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that they are integers
 
@@ -110,7 +113,17 @@ def pack(file: GGUFFile, name: str, form: TileFormat) -> NDArray[np.uint8]:
     else:
         raw = file.raw(name)
     each = raw.reshape(count, rows, -1)
-    return np.stack([_pack(np.ascontiguousarray(each[i]), info.type.id, columns, form) for i in range(count)])
+    tiles, units = tiles_of(rows), units_of(columns)
+    out = np.empty((count, tiles, units * form.chunks * CHUNK * ROWS), np.uint8)
+
+    def part(i: int, first: int) -> None:
+        some = np.ascontiguousarray(each[i, first * ROWS : (first + _AT_ONCE) * ROWS])
+        out[i, first : first + _AT_ONCE] = _pack(some, info.type.id, columns, form)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # NumPy releases the lock
+        for done in [pool.submit(part, i, first) for i in range(count) for first in range(0, tiles, _AT_ONCE)]:
+            done.result()
+    return out
 
 
 def _pack(raw: NDArray[np.uint8], kind: int, columns: int, form: TileFormat) -> NDArray[np.uint8]:
@@ -119,10 +132,10 @@ def _pack(raw: NDArray[np.uint8], kind: int, columns: int, form: TileFormat) -> 
         parts = [_padded(raw, units * UNIT * (4 if form.weights == "f32" else 2)).reshape(rows, units, -1)]
     else:
         parts = _blocks(raw, kind, columns, units, form)
-    items = np.concatenate(parts, axis=2).reshape(rows, units, form.chunks, CHUNK)
-    items = np.concatenate([items, np.zeros((-rows % ROWS, *items.shape[1:]), np.uint8)])
-    tiles = items.reshape(-1, ROWS, units, form.chunks, CHUNK).transpose(0, 2, 3, 1, 4)
-    return np.ascontiguousarray(tiles).reshape(len(tiles), -1)
+    items: NDArray[np.uint8] = np.zeros((tiles_of(rows) * ROWS, units, form.chunks * CHUNK), np.uint8)
+    np.concatenate(parts, axis=2, out=items[:rows])
+    chunks = items.view(f"V{CHUNK}").reshape(-1, ROWS, units, form.chunks)
+    return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1)).view(np.uint8).reshape(len(chunks), -1)
 
 
 def _blocks(raw: NDArray[np.uint8], kind: int, columns: int, units: int, form: TileFormat) -> list[NDArray[np.uint8]]:
@@ -131,11 +144,13 @@ def _blocks(raw: NDArray[np.uint8], kind: int, columns: int, units: int, form: T
     q, d, m = _native.unpack(raw, kind, columns)
     codes = _padded(q.view(np.uint8), units * UNIT).reshape(rows, units, 8, 2, 16)
     if form.codes != "bytes":
-        index: NDArray[np.uint8] = np.zeros(256, np.uint8)
-        values = form.book or (range(-8, 8) if form.codes == "centred" else range(16))
-        index[np.array(values, np.int8).view(np.uint8)] = np.arange(16)
-        named = index[codes]
-        codes = named[:, :, :, 0] | np.left_shift(named[:, :, :, 1], np.uint8(4))
+        if form.codes == "centred":
+            codes = (codes + np.uint8(8)) & np.uint8(15)
+        elif form.book:
+            index: NDArray[np.uint8] = np.zeros(256, np.uint8)
+            index[np.array(form.book, np.int8).view(np.uint8)] = np.arange(16)
+            codes = index[codes]
+        codes = codes[:, :, :, 0] | np.left_shift(codes[:, :, :, 1], np.uint8(4))
     if form.scales == "super":  # scales and minima as they are in the file
         scales = raw.reshape(rows, units, -1)[:, :, :CHUNK]
     else:
@@ -150,4 +165,4 @@ def _blocks(raw: NDArray[np.uint8], kind: int, columns: int, units: int, form: T
 
 
 def _padded(array: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+    return np.pad(array, ((0, 0), (0, width - array.shape[1]))) if width > array.shape[1] else array
