@@ -45,15 +45,23 @@ DEVICE float row_part(const uint4* w, const float* x) {
 // dot(x, x) as `sum_of_squares`, of a row in units of kPadded floats.
 DEVICE float padded_squares(const float* x, int n) {
     float s = 0.0f, t = 0.0f;
+    int left = n / 256;
+    x += 2 * lane();
+    const auto units = [&](auto some) {  // unrolled: issue all loads, then accumulate
 #pragma unroll 1
-    for (int i = 2 * lane(); i < n; x += kPadded, i += 256) {
-        float2 v[4];
+        for (; left >= some.value; left -= some.value, x += some.value * kPadded)
 #pragma unroll
-        for (int k = 0; k < 4; k++) v[k] = i + 64 * k + 1 < n ? *reinterpret_cast<const float2*>(x + 2 * lane() + 64 * k) : float2{0.0f, 0.0f};
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (i + 64 * k + 1 < n) s = fma(v[k].x, v[k].x, s), t = fma(v[k].y, v[k].y, t);
-            else if (i + 64 * k < n) s = fma(x[2 * lane() + 64 * k], x[2 * lane() + 64 * k], s);
+            for (int k = 0; k < 4 * some.value; k++) {
+                const float2 v = *reinterpret_cast<const float2*>(x + k / 4 * kPadded + k % 4 * 64);
+                s = fma(v.x, v.x, s), t = fma(v.y, v.y, t);
+            }
+    };
+    units(Constant<4>{});
+    units(Constant<1>{});
+#pragma unroll 1
+    for (int i = 2 * lane(); i < n % 256; i += 64, x += 64) {
+        s = fma(x[0], x[0], s);
+        if (i + 1 < n % 256) t = fma(x[1], x[1], t);
     }
 #pragma unroll
     for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h), t = t + shuffle_down(t, h);
@@ -147,28 +155,30 @@ static_assert(kChoiceBytes == 2 * sizeof(Chosen));
 
 DEVICE Chosen& chosen_of(const WalkExperts& e, uint8_t* own) { return reinterpret_cast<Chosen*>(own)[e.which]; }
 
-// Quotient of a softmax: as near to all others as to the compiler's division, which is slower.
+// y / sum, correctly rounded: without the compiler's range checks where they are not needed.
 DEVICE float share_of(float y, float sum) { return y > 0x1p-60f && sum > 0x1p-60f && sum < 0x1p+60f ? divide_near(y, sum) : y / sum; }
 
 // A warp chooses the experts: largest first, ties by index, NaN last, as argsort. A lane has N of them, in registers.
 // Their probabilities become weights in `weigh`, once gate and up are requested: only down needs them.
 template <int N>
 OUTLINED void choose(const WalkExperts& e, Chosen& to) {
-    const int n = e.n_experts, used = e.used;
+    // The step is in global memory: what it says is read before the logits arrive.
+    const int n = e.n_experts, used = e.used, routing = e.routing, by_logits = e.by_logits;
+    const float *const from = e.logits + lane(), *const choice_bias = e.choice_bias;
     const auto is = [&](int k) { return lane() + 32 * k < n; };
     float logits[N], probs[N], bias[N];
 #pragma unroll
-    for (int k = 0; k < N; k++) bias[k] = e.choice_bias && is(k) ? e.choice_bias[lane() + 32 * k] : -0.0f;
+    for (int k = 0; k < N; k++) bias[k] = choice_bias && is(k) ? choice_bias[lane() + 32 * k] : -0.0f;
     Patience patience;
     for (bool all = false; !all; patience.lose()) {  // all polls together: one after the other adds a latency each
         all = true;
 #pragma unroll
-        for (int k = 0; k < N; k++) logits[k] = is(k) ? load_fresh(e.logits + lane() + 32 * k) : 0.0f;
+        for (int k = 0; k < N; k++) logits[k] = is(k) ? load_fresh(from + 32 * k) : 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++) all = all && bits(logits[k]) != kNotYet;
     }
     sync_warp();
-    if (e.routing == BY_SOFTMAX) {  // softmax_row
+    if (routing == BY_SOFTMAX) {  // softmax_row
         float m = minus_infinity(), sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++) m = is(k) && m < logits[k] ? logits[k] : m;
@@ -188,12 +198,12 @@ OUTLINED void choose(const WalkExperts& e, Chosen& to) {
         for (int k = 0; k < N; k++) probs[k] = share_of(probs[k], sum);
     } else {
 #pragma unroll
-        for (int k = 0; k < N; k++) probs[k] = e.routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[k])) : logits[k];
+        for (int k = 0; k < N; k++) probs[k] = routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[k])) : logits[k];
     }
     uint32_t keys[N];  // 0: none
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        const float chosen_by = e.by_logits ? logits[k] : probs[k], v = e.choice_bias ? chosen_by + bias[k] : chosen_by;
+        const float chosen_by = by_logits ? logits[k] : probs[k], v = choice_bias ? chosen_by + bias[k] : chosen_by;
         keys[k] = !is(k) ? 0u : v != v ? 1u : ordered(v == 0.0f ? 0.0f : v);
     }
 #pragma unroll 1
@@ -242,30 +252,39 @@ struct Subgroups {
     DEVICE int rows_of(int group) const { return group >> halved; }
 };
 
+// The producer warp: of gate and up, choose the experts first. All that does not depend on them is looked up before.
 template <class A, class B, bool TWO>
-DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, const Chosen& chosen) {
+DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, Chosen& chosen) {
     const WalkExperts& e = step.experts;
     const Share my(step);
     const Subgroups of(e);
-    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane();
+    const bool down = e.down;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), used = e.used, n_experts = e.n_experts;
+    const int64_t expert_bytes = e.expert_bytes, group_bytes = e.parts[0].w.group_bytes;
+    const uint8_t *const first = e.parts[0].w.data + rest * kCutBytes, *const second = e.parts[e.n_parts - 1].w.data + rest * kCutBytes;
     const int tile = A::number == B::number || e.parts[0].w.format == A::number ? A::tile_bytes : B::tile_bytes;
     const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile, all = (my.groups * of.count * my.tiles) << cut;
     // The piece of this lane, one of kAtOnce that are requested together. Divisions would delay the requests.
     int piece = (lane() & (kAtOnce - 1)) >> cut, part = 0, expert = of.first_expert(my.begin), at = my.begin - expert * of.per_expert;
     // Of down, `at` counts groups of the step.
+    if (!down) {
+        if (n_experts <= 128) choose<4>(e, chosen);
+        else if (n_experts <= 256) choose<8>(e, chosen);
+        else choose<kMostExperts / 32>(e, chosen);
+    }
 #pragma unroll 1
     for (int n = 0; n < all; n += kAtOnce, piece += kAtOnce >> cut) {
 #pragma unroll 1
         for (; piece >= my.tiles; piece -= my.tiles)
             if (++part == of.count) {
                 part = 0;
-                if (++at == of.per_expert && !e.down) at = 0, expert++;
+                if (++at == of.per_expert && !down) at = 0, expert++;
             }
-        const int left = all - n < kAtOnce ? all - n : kAtOnce, which = e.down ? of.chosen_from(at) + part : expert < e.used ? expert : 0;
-        const Matrix& w = e.parts[e.down ? 0 : part].w;
-        const int group = e.down ? of.rows_of(at) : at;
-        fetch(w.data + chosen.id[which] * e.expert_bytes + group * w.group_bytes + int64_t(piece) * tile + rest * kCutBytes, bytes, left);
+        const int left = all - n < kAtOnce ? all - n : kAtOnce, which = down ? of.chosen_from(at) + part : expert < used ? expert : 0;
+        const int group = down ? of.rows_of(at) : at;
+        fetch((down || !part ? first : second) + chosen.id[which] * expert_bytes + group * group_bytes + int64_t(piece) * tile, bytes, left);
     }
+    if (!down) weigh(e, chosen);
 }
 
 // Rows of `count` chosen experts from the first on, quantised: the input of down.
@@ -523,13 +542,7 @@ struct AllSteps {
     template <bool TWO>
     static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
         if (step.kind != EXPERT_ROWS) return;
-        const WalkExperts& e = step.experts;
-        Chosen& chosen = chosen_of(e, own);
-        if (!e.down && e.n_experts <= 128) choose<4>(e, chosen);
-        else if (!e.down && e.n_experts <= 256) choose<8>(e, chosen);
-        else if (!e.down) choose<kMostExperts / 32>(e, chosen);
-        fetch_experts<A, B>(step, fetch, chosen);
-        if (!e.down) weigh(e, chosen);
+        fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
         switch (step.kind) {
