@@ -39,6 +39,7 @@ from assay.graph import Node
 
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
+
 def expert_product(steps: StepList, node: Node) -> None:
     """A matrix for each chosen expert, or for each head: heads lie side by side in a row, and matrix h takes head h."""
     c = steps.context
