@@ -31,7 +31,7 @@ import numpy as np
 
 from assay.engines.contract import PAGE, Chunk, pages_for
 from assay.engines.cuda import CudaEngine, structs
-from assay.engines.cuda.abi.enumerations import StepKind
+from assay.engines.cuda.abi.enumerations import FORMAT_ROWS, StepKind
 from assay.engines.cuda.device import Launch
 from assay.gguf import open_file
 from assay.models import load
@@ -151,6 +151,7 @@ def walk_steps(engine: CudaEngine, batch: list[Chunk], most: int = 64) -> None:
     device.sync()
     steps = (structs.WalkStep * walk.args.n_steps).from_buffer(data)
     each: dict[str, list[float]] = defaultdict(list)
+    layouts = {row.format: row.name for row in FORMAT_ROWS}
     last = 0.0
     for n in range(min(most, len(steps)) + 1):
         args = structs.WalkArgs.from_buffer_copy(walk.args)
@@ -173,12 +174,15 @@ def walk_steps(engine: CudaEngine, batch: list[Chunk], most: int = 64) -> None:
             step = steps[n - 1]
             kind, product = StepKind(step.kind), step.args.product
             sized = kind in (StepKind.PRODUCT, StepKind.EXPERT_ROWS)
-            name = f"{kind.name} {product.groups} groups of {product.columns} columns" if sized else kind.name
+            name = kind.name
+            if sized:
+                layout = layouts[product.parts[0].w.format]
+                name += f" {product.groups} groups of {product.columns} columns, {layout}"
             each[name].append(now - last)
         last = now
     print(f"the first {min(most, len(steps))} steps of {walk.kernel}, of {len(steps)}:")
     for name, times in each.items():
-        print(f"  {name:44} {len(times):3} of {statistics.median(times):6.2f} us", flush=True)
+        print(f"  {name:50} {len(times):3} of {statistics.median(times):6.2f} us", flush=True)
 
 
 def matrices(launch: Launch) -> list[Any]:

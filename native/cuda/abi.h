@@ -25,7 +25,8 @@ constexpr int kWalkUnitBytes = 2560;  // bytes of 256 quantised columns of WALK_
 constexpr int kWalkCodeBytes = 2048;  // bytes of them that are codes
 constexpr int kWalkHead = 256;  // widest attention head of a walk
 constexpr int kChosen = 32;  // most experts of a token in a walk
-constexpr int kChoiceBytes = 4608;  // shared memory of the choice of up to 512 experts: two lists, then probabilities and keys
+constexpr int kChoiceBytes = 512;  // shared memory of the choices of two layers
+constexpr int kMostExperts = 512;  // most experts of a layer in a walk
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
 // Activation of a gate (arithmetic.h).
@@ -391,6 +392,8 @@ struct WalkExperts : ProductArgs {
     int32_t down, which;  // down: weighted sum of the experts; which: of two places of choices in shared memory
     int32_t gated;  // ExpertGate
     float alpha, limit;  // of OAI_GATE
+    int32_t halved, padding;  // halved: down has two groups for each group of rows, each of half of the experts
+    float* partial;  // of halved: the sums of the first half
 };
 
 // One step of a walk (walk.h).
@@ -669,9 +672,9 @@ constexpr int walk_floats_bytes(int stride, int rows) {
     return 16 + 4 * stride + 32 * rows * ((stride / 256 + 7) / 8);
 }
 
-// walk_all.cu: x as it was read, x normed, and `rows` rows of weights
+// walk_all.cu: x, and `rows` rows of weights
 constexpr int walk_float_rows_bytes(int units, int rows, int chunks) {
-    return 16 + units * (1024 + 1040 + rows * 16 * (chunks + 1));
+    return 16 + units * (1040 + rows * 16 * (chunks + 1));
 }
 
 // walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats
@@ -690,7 +693,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
     STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 304) STRUCT(TensorAttentionArgs, 312) \
     STRUCT(WalkAttention, 328) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
-    STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 600) STRUCT(WalkStep, 656) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
+    STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 616) STRUCT(WalkStep, 672) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
     STRUCT(ShortArgs, 344) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
     STRUCT(ScoreArgs, 104) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
@@ -750,6 +753,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(WalkExperts, softmax_chosen, 564) FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) \
     FIELD(WalkExperts, scale, 576) FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) \
     FIELD(WalkExperts, gated, 588) FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) \
+    FIELD(WalkExperts, halved, 600) FIELD(WalkExperts, padding, 604) FIELD(WalkExperts, partial, 608) \
     FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) FIELD(WalkStep, of_block, 12) \
     FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) FIELD(WalkStep, in_copies, 24) \
     FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) FIELD(WalkStep, out_bytes, 36) \

@@ -22,7 +22,7 @@ template <int FORMAT>
 DEVICE float row_part(const uint4* w, const float* x) {
     constexpr int per = FORMAT == F32 ? 4 : 8;
     float even = 0.0f, odd = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (int c = 0; c < 256 / per; c++) {
         const uint4 v = w[c];
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -42,45 +42,91 @@ DEVICE float row_part(const uint4* w, const float* x) {
     return even + odd;
 }
 
+// dot(x, x) as `sum_of_squares`, of a row in units of kPadded floats.
+DEVICE float padded_squares(const float* x, int n) {
+    float s = 0.0f, t = 0.0f;
+    int left = n / 256;
+    x += 2 * lane();
+    const auto units = [&](auto some) {  // unrolled: issue all loads, then accumulate
+#pragma unroll 1
+        for (; left >= some.value; left -= some.value, x += some.value * kPadded)
+#pragma unroll
+            for (int k = 0; k < 4 * some.value; k++) {
+                const float2 v = *reinterpret_cast<const float2*>(x + k / 4 * kPadded + k % 4 * 64);
+                s = fma(v.x, v.x, s), t = fma(v.y, v.y, t);
+            }
+    };
+    units(Constant<4>{});
+    units(Constant<1>{});
+#pragma unroll 1
+    for (int i = 2 * lane(); i < n % 256; i += 64, x += 64) {
+        s = fma(x[0], x[0], s);
+        if (i + 1 < n % 256) t = fma(x[1], x[1], t);
+    }
+#pragma unroll
+    for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h), t = t + shuffle_down(t, h);
+    return s + t;
+}
+
 OUTLINED void float_rows_step(const WalkStep& step, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Matrix& w = p.parts[0].w;
     const int first = block_of(step), blocks = grid_x(), units = w.units, columns = p.columns, warp = thread() / 32;
     if (first >= w.rows) return;
-    const int chunks = w.format == F32 ? 64 : 32, mine = (w.rows - first + blocks - 1) / blocks;
-    float* const row = reinterpret_cast<float*>(work) + 4;
-    float* const x = row + units * 256;
+    const int chunks = w.format == F32 ? 64 : 32, chunk_shift = w.format == F32 ? 6 : 5, mine = (w.rows - first + blocks - 1) / blocks;
+    float* const factor = reinterpret_cast<float*>(work);
+    float* const x = factor + 4;
     uint4* const weights = reinterpret_cast<uint4*>(x + units * kPadded);  // [row][unit][chunks and one]
     NEEDS_SHARED(walk_float_rows_bytes(units, mine, chunks));
 #pragma unroll 1
-    for (int i = thread(); i < mine * units * chunks; i += team()) {
-        const int c = i & (chunks - 1), item = i / chunks, local = item / units, unit = item - local * units;
-        const int r = first + local * blocks, at = unit * w.group + (r & (w.group - 1));
-        copy_async(weights + item * (chunks + 1) + c, w.tile(r / w.group, at / 32) + c * 512 + at % 32 * 16);
+    for (int local = 0; local < mine; local++) {
+        const int r = first + local * blocks, group = w.group;
+        const uint8_t* const of = w.tile(r / group, 0);
+        uint4* const to = weights + local * units * (chunks + 1);
+#pragma unroll 1
+        for (int i = thread(); i < units << chunk_shift; i += team()) {
+            const int c = i & (chunks - 1), unit = i >> chunk_shift, at = unit * group + (r & (group - 1));
+            copy_async(to + unit * (chunks + 1) + c, of + int64_t(at / 32) * w.tile_bytes + c * 512 + at % 32 * 16);
+        }
     }
     copy_group();
-    const bool fresh = step.fresh & AWAIT_X;
+    const bool fresh = step.fresh & AWAIT_X, whole = columns % 8 == 0;
     const float* const source = reinterpret_cast<const float*>(copy_of(step, p.x));
-    if (columns % 8 == 0) {
+    float gain[8] = {};  // of this thread's first eight columns, requested before x arrives
+    if (p.norm && whole && 8 * int(thread()) < columns) load_eight(p.norm + 8 * thread(), gain);
+    const auto place = [&](int i) { return x + i + (i >> 8) * (kPadded - 256); };
+    if (whole) {
 #pragma unroll 1
-        for (int i = thread(); i < columns / 8; i += team()) {
+        for (int i = 8 * thread(); i < columns; i += 8 * team()) {
             Eight v;
-            v.ask(source + 8 * i);
-            v.await(source + 8 * i, fresh);
-            reinterpret_cast<uint4*>(row)[2 * i] = v.a, reinterpret_cast<uint4*>(row)[2 * i + 1] = v.b;
+            v.ask(source + i);
+            v.await(source + i, fresh);
+            uint4* const to = reinterpret_cast<uint4*>(place(i));
+            to[0] = v.a, to[1] = v.b;
         }
     } else {
-        for (int i = thread(); i < columns; i += team()) row[i] = await(source + i, fresh);
+        for (int i = thread(); i < columns; i += team()) *place(i) = await(source + i, fresh);
     }
+    for (int i = columns + thread(); i < units * 256; i += team()) *place(i) = 0.0f;
     sync_team();
     if (p.norm) {
-        if (warp == 0) leave_factor(sum_of_squares(row, columns), Divisor{float(columns)}, p.eps, row - 4);
+        if (warp == 0) leave_factor(padded_squares(x, columns), Divisor{float(columns)}, p.eps, factor);
         sync_team();
-    }
-    const float f = p.norm ? row[-4] : 1.0f;
+        const float f = *factor;
+        if (whole) {
 #pragma unroll 1
-    for (int i = thread(); i < units * 256; i += team())
-        x[i + (i >> 8) * (kPadded - 256)] = i >= columns ? 0.0f : p.norm ? (row[i] * f) * p.norm[i] : row[i];
+            for (int i = 8 * thread(); i < columns; i += 8 * team()) {
+                float y[8];
+                load_eight(place(i), y);
+                if (i != 8 * int(thread())) load_eight(p.norm + i, gain);
+                float4* const to = reinterpret_cast<float4*>(place(i));
+                to[0] = {(y[0] * f) * gain[0], (y[1] * f) * gain[1], (y[2] * f) * gain[2], (y[3] * f) * gain[3]};
+                to[1] = {(y[4] * f) * gain[4], (y[5] * f) * gain[5], (y[6] * f) * gain[6], (y[7] * f) * gain[7]};
+            }
+        } else {
+            for (int i = thread(); i < columns; i += team()) *place(i) = (*place(i) * f) * p.norm[i];
+        }
+    }
     copies_done<0>();
     sync_team();
 #pragma unroll 1
@@ -105,74 +151,79 @@ struct Chosen {
     int32_t id[kChosen];
     float weight[kChosen];
 };
-constexpr int kMostExperts = (kChoiceBytes - 2 * int(sizeof(Chosen))) / 8;
+static_assert(kChoiceBytes == 2 * sizeof(Chosen));
 
 DEVICE Chosen& chosen_of(const WalkExperts& e, uint8_t* own) { return reinterpret_cast<Chosen*>(own)[e.which]; }
 
-// The `used` largest keys, ties by index: their indices, and the probabilities there. A lane has N keys in registers.
+// y / sum, correctly rounded: without the compiler's range checks where they are not needed.
+DEVICE float share_of(float y, float sum) { return y > 0x1p-60f && sum > 0x1p-60f && sum < 0x1p+60f ? divide_near(y, sum) : y / sum; }
+
+// A warp chooses the experts: largest first, ties by index, NaN last, as argsort. A lane has N of them, in registers.
+// Their probabilities become weights in `weigh`, once gate and up are requested: only down needs them.
 template <int N>
-DEVICE void take_largest(const uint32_t* keys, const float* probs, int n, int used, Chosen& to) {
-    uint32_t mine[N];
+OUTLINED void choose(const WalkExperts& e, Chosen& to) {
+    // The step is in global memory: what it says is read before the logits arrive.
+    const int n = e.n_experts, used = e.used, routing = e.routing, by_logits = e.by_logits;
+    const float *const from = e.logits + lane(), *const choice_bias = e.choice_bias;
+    const auto is = [&](int k) { return lane() + 32 * k < n; };
+    float logits[N], probs[N], bias[N];
 #pragma unroll
-    for (int k = 0; k < N; k++) mine[k] = lane() + 32 * k < n ? keys[lane() + 32 * k] : 0;  // 0: no key
+    for (int k = 0; k < N; k++) bias[k] = choice_bias && is(k) ? choice_bias[lane() + 32 * k] : -0.0f;
+    Patience patience;
+    for (bool all = false; !all; patience.lose()) {  // all polls together: one after the other adds a latency each
+        all = true;
+#pragma unroll
+        for (int k = 0; k < N; k++) logits[k] = is(k) ? load_fresh(from + 32 * k) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < N; k++) all = all && bits(logits[k]) != kNotYet;
+    }
+    sync_warp();
+    if (routing == BY_SOFTMAX) {  // softmax_row
+        float m = minus_infinity(), sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < N; k++) m = is(k) && m < logits[k] ? logits[k] : m;
+#pragma unroll
+        for (int h = 16; h; h /= 2) {
+            const float other = shuffle_xor(m, h);
+            m = m < other ? other : m;
+        }
+#pragma unroll
+        for (int k = 0; k < N; k++) probs[k] = exponential(logits[k] - m);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum = is(k) ? sum + probs[k] : sum;
+#pragma unroll
+        for (int h = 16; h; h /= 2) sum = sum + shuffle_down(sum, h);
+        sum = shuffle(sum, 0);
+#pragma unroll
+        for (int k = 0; k < N; k++) probs[k] = share_of(probs[k], sum);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; k++) probs[k] = routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[k])) : logits[k];
+    }
+    uint32_t keys[N];  // 0: none
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        const float chosen_by = by_logits ? logits[k] : probs[k], v = choice_bias ? chosen_by + bias[k] : chosen_by;
+        keys[k] = !is(k) ? 0u : v != v ? 1u : ordered(v == 0.0f ? 0.0f : v);
+    }
 #pragma unroll 1
     for (int j = 0; j < used; j++) {
         uint32_t best = 0;
         int at = 0;
+        float weight = 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++)
-            if (mine[k] > best) best = mine[k], at = k;
+            if (keys[k] > best) best = keys[k], at = k, weight = probs[k];
         const uint32_t top = reduce_max(best);
-        const int id = int(reduce_min(best == top ? uint32_t(lane() + 32 * at) : ~0u));
+        const int mine = lane() + 32 * at, id = int(reduce_min(best == top ? uint32_t(mine) : ~0u));
+        if (id == mine) to.id[j] = id, to.weight[j] = weight;
 #pragma unroll
-        for (int k = 0; k < N; k++)
-            if (id == lane() + 32 * k) mine[k] = 0;
-        if (lane() == 0) to.id[j] = id, to.weight[j] = probs[id];
+        for (int k = 0; k < N; k++) keys[k] = id == mine && k == at ? 0 : keys[k];
     }
-}
-
-// A warp chooses the experts: largest first, ties by index, NaN last, as argsort. Their probabilities become weights
-// in `weigh`, once gate and up are requested: only down needs them.
-OUTLINED void choose(const WalkExperts& e, uint8_t* own) {
-    Chosen& to = chosen_of(e, own);
-    float* const probs = reinterpret_cast<float*>(own + 2 * sizeof(Chosen));
-    uint32_t* const keys = reinterpret_cast<uint32_t*>(probs + kMostExperts);
-    float* const logits = reinterpret_cast<float*>(keys);  // replaced by keys, each by its own lane
-    const int n = e.n_experts, used = e.used;
-#pragma unroll 1
-    for (int begin = lane(); begin < n; begin += 4 * 32) {  // four polls together: one after the other adds a latency each
-        float v[4];
-        Patience patience;
-        for (bool all = false; !all; patience.lose()) {
-            all = true;
-#pragma unroll
-            for (int k = 0; k < 4; k++) v[k] = begin + 32 * k < n ? load_fresh(e.logits + begin + 32 * k) : 0.0f;
-#pragma unroll
-            for (int k = 0; k < 4; k++) all = all && bits(v[k]) != kNotYet;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (begin + 32 * k < n) logits[begin + 32 * k] = v[k];
-    }
-    sync_warp();
-    if (e.routing == BY_SOFTMAX) softmax_row(logits, probs, n);
-    else
-#pragma unroll 1
-        for (int i = lane(); i < n; i += 32) probs[i] = e.routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[i])) : logits[i];
-#pragma unroll 1
-    for (int i = lane(); i < n; i += 32) {
-        float v = e.by_logits ? logits[i] : probs[i];
-        if (e.choice_bias) v = v + e.choice_bias[i];
-        keys[i] = v != v ? 1u : ordered(v == 0.0f ? 0.0f : v);
-    }
-    sync_warp();
-    if (n <= 128) take_largest<4>(keys, probs, n, used, to);
-    else take_largest<kMostExperts / 32>(keys, probs, n, used, to);
     sync_warp();
 }
 
-OUTLINED void weigh(const WalkExperts& e, uint8_t* own) {
-    Chosen& to = chosen_of(e, own);
+OUTLINED void weigh(const WalkExperts& e, Chosen& to) {
     const int used = e.used;
     if (e.softmax_chosen) softmax_row(to.weight, to.weight, used), sync_warp();
     float w = lane() < used ? to.weight[lane()] : 0.0f;
@@ -187,44 +238,61 @@ OUTLINED void weigh(const WalkExperts& e, uint8_t* own) {
     sync_warp();
 }
 
-// A group of a step is `of_group` groups of rows, one after the other in the ring: those of gate and up of one expert,
-// or those of all chosen experts.
+// A group of a step is `count` groups of rows, one after the other in the ring: those of gate and up of one expert, or
+// those of all chosen experts. If `halved`, down has two groups for each: those of the first half of the experts, and
+// those of the second half. The block that has the first publishes its sum, and the other goes on with it.
 struct Subgroups {
-    int count, per_expert;
+    int count, per_expert, halved;
     bool down;
-    DEVICE Subgroups(const WalkExperts& e) : count(e.down ? e.used : e.n_parts), per_expert(e.parts[0].w.all_rows >> e.shift), down(e.down) {}
+    DEVICE Subgroups(const WalkExperts& e)
+        : count(e.down ? e.used >> e.halved : e.n_parts), per_expert(e.parts[0].w.all_rows >> e.shift), halved(e.halved), down(e.down) {}
     DEVICE int first_expert(int group) const { return down ? 0 : group / per_expert; }
+    // Of down: the first of the chosen experts that a group has, and its rows.
+    DEVICE int chosen_from(int group) const { return (group & halved) * count; }
+    DEVICE int rows_of(int group) const { return group >> halved; }
 };
 
+// The producer warp: of gate and up, choose the experts first. All that does not depend on them is looked up before.
 template <class A, class B, bool TWO>
-DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, const Chosen& chosen) {
+DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, Chosen& chosen) {
     const WalkExperts& e = step.experts;
     const Share my(step);
     const Subgroups of(e);
-    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane();
+    const bool down = e.down;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), used = e.used, n_experts = e.n_experts;
+    const int64_t expert_bytes = e.expert_bytes, group_bytes = e.parts[0].w.group_bytes;
+    const uint8_t *const first = e.parts[0].w.data + rest * kCutBytes, *const second = e.parts[e.n_parts - 1].w.data + rest * kCutBytes;
     const int tile = A::number == B::number || e.parts[0].w.format == A::number ? A::tile_bytes : B::tile_bytes;
     const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile, all = (my.groups * of.count * my.tiles) << cut;
     // The piece of this lane, one of kAtOnce that are requested together. Divisions would delay the requests.
     int piece = (lane() & (kAtOnce - 1)) >> cut, part = 0, expert = of.first_expert(my.begin), at = my.begin - expert * of.per_expert;
+    // Of down, `at` counts groups of the step.
+    if (!down) {
+        if (n_experts <= 128) choose<4>(e, chosen);
+        else if (n_experts <= 256) choose<8>(e, chosen);
+        else choose<kMostExperts / 32>(e, chosen);
+    }
 #pragma unroll 1
     for (int n = 0; n < all; n += kAtOnce, piece += kAtOnce >> cut) {
 #pragma unroll 1
         for (; piece >= my.tiles; piece -= my.tiles)
             if (++part == of.count) {
                 part = 0;
-                if (++at == of.per_expert && !e.down) at = 0, expert++;
+                if (++at == of.per_expert && !down) at = 0, expert++;
             }
-        const int left = all - n < kAtOnce ? all - n : kAtOnce, which = e.down ? part : expert < e.used ? expert : 0;
-        const Matrix& w = e.parts[e.down ? 0 : part].w;
-        fetch(w.data + chosen.id[which] * e.expert_bytes + at * w.group_bytes + int64_t(piece) * tile + rest * kCutBytes, bytes, left);
+        const int left = all - n < kAtOnce ? all - n : kAtOnce, which = down ? of.chosen_from(at) + part : expert < used ? expert : 0;
+        const int group = down ? of.rows_of(at) : at;
+        fetch((down || !part ? first : second) + chosen.id[which] * expert_bytes + group * group_bytes + int64_t(piece) * tile, bytes, left);
     }
+    if (!down) weigh(e, chosen);
 }
 
-// Rows of all chosen experts, quantised: the input of down.
-DEVICE void take_rows(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n) {
+// Rows of `count` chosen experts from the first on, quantised: the input of down.
+DEVICE void take_rows(const WalkStep& step, int first_row, int count, int units, int8_t* q, float2* ds, uint32_t* n) {
     const WalkExperts& e = step.experts;
     const bool fresh = step.fresh & AWAIT_X;
-    const int all = e.used * units, warps = team() / 32, columns = e.columns;
+    const int all = count * units, warps = team() / 32, columns = e.columns;
+    const float* const x = e.x + first_row * columns;
 #pragma unroll 1
     for (int first = thread() / 32; first < all; first += 2 * warps) {
         Eight v[2];
@@ -232,7 +300,7 @@ DEVICE void take_rows(const WalkStep& step, int units, int8_t* q, float2* ds, ui
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int unit = first + k * warps, row = unit / units, at = 256 * (unit - row * units) + 8 * lane();
-            from[k] = unit < all && at < columns ? e.x + row * columns + at : nullptr;
+            from[k] = unit < all && at < columns ? x + row * columns + at : nullptr;
             v[k].a = v[k].b = {};
             if (from[k]) v[k].ask(from[k]);
         }
@@ -256,7 +324,9 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     if (!my.groups) return 0;
     const Subgroups of(e);
     const Matrix& w = e.parts[0].w;
-    const int units = w.units, x_units = e.down ? e.used * units : units, shift = e.shift, rows = 1 << shift;
+    // Of down, a block with one group needs the rows of its half of the experts.
+    const int x_first = my.groups == 1 ? of.chosen_from(my.begin) : 0, x_rows = my.groups == 1 ? of.count : e.used;
+    const int units = w.units, x_units = e.down ? x_rows * units : units, shift = e.shift, rows = 1 << shift;
     const int warp = thread() / 32, warps = team() / 32, wide = units | 1, subs = my.groups * of.count, tiles = subs * my.tiles;
     float* const row = reinterpret_cast<float*>(work) + 4;
     int8_t* const q = reinterpret_cast<int8_t*>(row);
@@ -267,26 +337,26 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     NEEDS_SHARED(walk_experts_bytes(x_units, units, subs << shift, e.down));
     const int cut = step.fresh & SPLIT_TILE ? 1 : 0, first_expert = of.first_expert(my.begin);
     const bool is_first = A::number == B::number || w.format == A::number;
-    int sub = 0, part_of_x = 0, tile = warp;  // of this warp's next tile
+    int sub = 0, part_of_x = 0, item_at = my.begin, tile = warp;  // of this warp's next tile
     const auto find = [&] {
 #pragma unroll 1
         for (; tile >= my.tiles; tile -= my.tiles) {
             sub++;
-            if (++part_of_x == of.count) part_of_x = 0;
+            if (++part_of_x == of.count) part_of_x = 0, item_at++;
         }
     };
     find();
     // The residual of this thread's first row is requested before x arrives.
-    const int own_row = (my.begin << shift) + int(thread());
+    const int own_row = (of.rows_of(my.begin + (int(thread()) >> shift)) << shift) + (int(thread()) & (rows - 1));
     const bool ask = e.down && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
     const float asked = ask ? load_fresh(e.parts[0].residual + own_row) : 0.0f;
     ring.skip(warp << cut);
-    if (e.down) take_rows(step, units, q, ds, n);
+    if (e.down) take_rows(step, x_first, x_rows, units, q, ds, n);
     else take_codes(step, units, q, ds, n, sums);
 #pragma unroll 1
     for (int at = warp; at < tiles; at += warps, tile += warps, find()) {
         const int item = tile * 32 + lane(), whole = item >> shift;
-        const int unit = (whole < units ? whole : units - 1) + (e.down ? part_of_x * units : 0);
+        const int unit = (whole < units ? whole : units - 1) + (e.down ? (of.chosen_from(item_at) - x_first + part_of_x) * units : 0);
         const uint8_t *const piece = ring.take(), *rest = piece;
         if (cut) {
             Ring then = ring;
@@ -317,41 +387,55 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
             const int at_row = (group << shift) + r;
             if (at_row >= w.rows) continue;
             const int64_t biased = int64_t(chosen.id[expert]) * w.rows + at_row;
+            const int act = e.parts[0].act;
             float y = total_of((local * of.count << shift) + r), up = 0.0f;
             if (e.parts[0].bias) y = y + e.parts[0].bias[biased];
             if (e.gated != NO_GATE) {
                 up = total_of(((local * of.count + 1) << shift) + r);
                 if (e.parts[1].bias) up = up + e.parts[1].bias[biased];
             }
-            y = e.gated == OAI_GATE ? glu_oai(y, up, e.alpha, e.limit) : e.gated == ACT_GATE ? gate(e.parts[0].act, y) * up : gate(e.parts[0].act, y);
+            const float size = as_float(bits(y) & 0x7fffffffu);
+            if (e.gated == OAI_GATE) y = glu_oai(y, up, e.alpha, e.limit);
+            else if (e.gated == ACT_GATE && act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = e.gated == ACT_GATE ? gate(act, y) * up : gate(act, y);
             store_fresh(e.parts[0].out + expert * w.rows + at_row, y);
         }
         return tiles << cut;
     }
 #pragma unroll 1
     for (int i = thread(); i < subs << shift; i += team()) {
-        int local = 0, j = i >> shift;
+        int group = my.begin, j = i >> shift;
 #pragma unroll 1
-        for (; j >= of.count; j -= of.count) local++;
-        const int at_row = ((my.begin + local) << shift) + (i & (rows - 1));
+        for (; j >= of.count; j -= of.count) group++;
+        j += of.chosen_from(group);
+        const int at_row = (of.rows_of(group) << shift) + (i & (rows - 1));
         float y = total_of(i);
         if (e.parts[0].bias && at_row < w.rows) y = y + e.parts[0].bias[int64_t(chosen.id[j]) * w.rows + at_row];
         totals[i] = y * chosen.weight[j];
     }
     sync_team();
+    // First halves before second halves, which wait for those of other blocks.
 #pragma unroll 1
-    for (int i = thread(); i < my.groups << shift; i += team()) {
-        const int local = i >> shift, r = i & (rows - 1), at_row = ((my.begin + local) << shift) + r;
-        if (at_row >= w.rows) continue;
-        const float* const of_row = totals + (local * of.count << shift) + r;
-        float y = of_row[0];
+    for (int half = 0; half <= of.halved; half++) {
 #pragma unroll 1
-        for (int j = 1; j < of.count; j++) y = y + of_row[j << shift];
-        if (e.parts[0].residual) {
-            const bool there = i == int(thread()) && (bits(asked) != kNotYet || !(step.fresh & AWAIT_RESIDUAL));
-            y = y + (there ? asked : await(e.parts[0].residual + at_row, step.fresh & AWAIT_RESIDUAL));
+        for (int i = thread(); i < my.groups << shift; i += team()) {
+            const int local = i >> shift, r = i & (rows - 1), group = my.begin + local, at_row = (of.rows_of(group) << shift) + r;
+            if (at_row >= w.rows || (group & of.halved) != half) continue;
+            const float* const of_row = totals + (local * of.count << shift) + r;
+            float y = half ? await(e.partial + at_row, true) + of_row[0] : of_row[0];
+#pragma unroll 4
+            for (int j = 1; j < of.count; j++) y = y + of_row[j << shift];
+            if (half < of.halved) {
+                store_fresh(e.partial + at_row, y);
+                continue;
+            }
+            if (e.parts[0].residual) {
+                const bool there = i == int(thread()) && (bits(asked) != kNotYet || !(step.fresh & AWAIT_RESIDUAL));
+                y = y + (there ? asked : await(e.parts[0].residual + at_row, step.fresh & AWAIT_RESIDUAL));
+            }
+            for (int copy = 0; copy < step.out_copies; copy++) store_fresh(e.parts[0].out + copy * (step.out_bytes / 4) + at_row, y);
         }
-        for (int copy = 0; copy < step.out_copies; copy++) store_fresh(e.parts[0].out + copy * (step.out_bytes / 4) + at_row, y);
+        sync_warp();
     }
     return tiles << cut;
 }
@@ -458,9 +542,7 @@ struct AllSteps {
     template <bool TWO>
     static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
         if (step.kind != EXPERT_ROWS) return;
-        if (!step.experts.down) choose(step.experts, own);
         fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
-        if (!step.experts.down) weigh(step.experts, own);
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
         switch (step.kind) {

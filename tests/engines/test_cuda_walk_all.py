@@ -12,7 +12,7 @@ import pytest
 
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, schedule_products
+from assay.engines.cuda import CudaEngine, schedule_experts, schedule_products
 from assay.engines.cuda.device import Device, Launch
 from assay.engines.cuda.shim import Shim
 from assay.gguf import open_file
@@ -92,6 +92,21 @@ def test_a_token_of_a_model_with_experts_is_one_kernel(tmp_path: Path, name: str
     if isinstance(gpu, Shim) and "many" in name:
         gpu.multiprocessors = 6  # the router's rows of two would leave the ring too little memory
     assert is_one_kernel(same(make(tmp_path, name.split(",")[0], type_of, sizes), gpu=gpu), formats)
+
+
+@pytest.mark.parametrize("processors", [3, 40])
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen3moe, Q4_K_M", "gpt-oss"])
+def test_two_blocks_share_the_experts_of_a_row(
+    tmp_path: Path, name: str, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down in two halves: one has a part of the sum, which the other waits for, in the same block or in another."""
+    monkeypatch.setattr(schedule_experts, "HANDING_ON", -1000)
+    formats, type_of, sizes = EXPERTS[name]
+    gpu = device()
+    if isinstance(gpu, Shim):
+        gpu.multiprocessors = processors
+    model = make(tmp_path, name.split(",")[0], type_of, {**sizes, "n_expert_used": 4})
+    assert is_one_kernel(same(model, 2, gpu), formats)
 
 
 RECURRENT = {

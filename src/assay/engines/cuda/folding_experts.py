@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from assay.engines.cuda.abi.enumerations import ACTS, CHOICE_BYTES, CHOSEN
+from assay.engines.cuda.abi.enumerations import ACTS, CHOSEN, MOST_EXPERTS
 from assay.engines.cuda.context import CompileContext, FoldedExperts
 from assay.engines.cuda.steps import ExpertChoice
 from assay.engines.plan.fuse import Single
 from assay.graph import Node
-
-_MOST = (CHOICE_BYTES - 16 * CHOSEN) // 8  # experts of a layer that a warp chooses from
 
 
 class _Misfit(Exception):
@@ -128,7 +126,7 @@ class _Match:
         shapes = {tensors.file.tensors[node.weights[0]].shape for node in parts}
         count, rows, _ = tensors.file.tensors[parts[0].weights[0]].shape
         same = len(shapes) == 1 and len({form.name for form in formats[:-1]}) == 1
-        if not same or any(form.floats for form in formats) or rows % 8 or count > _MOST:
+        if not same or any(form.floats for form in formats) or rows % 8 or count > MOST_EXPERTS:
             raise _Misfit
         if gating.op != "glu_oai" and str(gating.attr("act")) not in ACTS:
             raise _Misfit

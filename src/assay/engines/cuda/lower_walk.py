@@ -189,7 +189,7 @@ def _experts(r: Resolver, w: WalkExperts) -> Any:
         by_logits=int(choice.by_logits), used=choice.used, softmax_chosen=int(choice.softmax_chosen),
         normalise=int(choice.least is not None), least=choice.least or 0.0, scale=choice.scale, down=int(w.down),
         which=w.which, gated=_GATES[w.gating.op], alpha=float(attrs.get("alpha", 0.0)),
-        limit=float(attrs.get("limit", 0.0)),
+        limit=float(attrs.get("limit", 0.0)), halved=w.halves - 1, partial=r.at(w.partial),
     )  # fmt: skip
     flags = _awaited(r, [w.x], [p.residual for p in w.parts])
     step = _walk_step(r, StepKind.EXPERT_ROWS, flags, w.x, w.parts[0].out, structs.StepUnion(experts=args))

@@ -8,6 +8,8 @@ Pairs are multiplied one by one or, where many pairs have the same matrix, sorte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from assay.engines.cuda.abi.enumerations import ACTS
 from assay.engines.cuda.abi.shared_memory import walk_experts_bytes
 from assay.engines.cuda.context import FoldedExperts
@@ -34,6 +36,8 @@ from assay.engines.cuda.steps import (
 )
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Node
+
+HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
 
 def expert_product(steps: StepList, node: Node) -> None:
@@ -83,13 +87,23 @@ def _add_experts(
     down: bool,
     which: int,
 ) -> None:
+    matrix, processors = parts[0].matrix, steps.context.limits.processors
     work = WalkExperts(parts, x, norm, logits, folded.choice, folded.gating, down, which)
-    matrix = parts[0].matrix
-    rows = -(-work.groups // steps.context.limits.processors) * work.of_group * matrix.group
-    x_units = matrix.units * (folded.choice.used if down else 1)
-    shared = walk_experts_bytes(x_units, matrix.units, rows, int(down))
+    if down and folded.choice.used % 2 == 0:
+        halved = replace(work, partial=Value(4 * matrix.rows))
+        work = min(work, halved, key=lambda w: _most_tiles(w, processors) + HANDING_ON * w.halves)
+    at_once = -(-work.groups // processors)
+    experts = folded.choice.used if at_once > 1 else work.of_group  # of down: whose rows a block of threads reads
+    shared = walk_experts_bytes(
+        matrix.units * (experts if down else 1), matrix.units, at_once * work.of_group * matrix.group, int(down)
+    )
     needs = WalkNeeds(frozenset({matrix.format.name}), shared, tier=Tier.ALL)
-    steps.add(parts[0].name, work, [x, logits, *part_reads(parts)], [parts[0].out], needs)
+    steps.add(parts[0].name, work, [x, logits, work.partial, *part_reads(parts)], [parts[0].out, work.partial], needs)
+
+
+def _most_tiles(work: WalkExperts, processors: int) -> int:
+    """Tiles of the block of threads that has most of them."""
+    return -(-work.groups // processors) * work.of_group * work.parts[0].matrix.tiles
 
 
 def _sorted_product(

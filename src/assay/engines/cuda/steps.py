@@ -503,16 +503,22 @@ class WalkExperts:
     gating: Node  # the activation of gate and up
     down: bool
     which: int  # the place of the choice in shared memory: layers take two in turn
+    partial: Value | None = None  # down: sums of the first half of the experts, which the blocks of the other half read
+
+    @property
+    def halves(self) -> int:
+        """Of down: blocks of threads that share the experts of a group of rows."""
+        return 2 if self.partial else 1
 
     @property
     def groups(self) -> int:
         """Groups of rows that blocks of threads share out."""
-        return self.parts[0].matrix.groups * (1 if self.down else self.choice.used)
+        return self.parts[0].matrix.groups * (self.halves if self.down else self.choice.used)
 
     @property
     def of_group(self) -> int:
         """Matrices of which a block of threads computes the same group of rows."""
-        return self.choice.used if self.down else len(self.parts)
+        return self.choice.used // self.halves if self.down else len(self.parts)
 
 
 @dataclass(frozen=True)

@@ -302,6 +302,8 @@ WalkExperts = _define(
     ("int32_t", "down which", "down: weighted sum of the experts; which: of two places of choices in shared memory"),
     ("int32_t", "gated", "ExpertGate"),
     ("float", "alpha limit", "of OAI_GATE"),
+    ("int32_t", "halved padding", "halved: down has two groups for each group of rows, each of half of the experts"),
+    ("float*", "partial", "of halved: the sums of the first half"),
     base="ProductArgs",
 )
 StepUnion = _define(

@@ -30,7 +30,8 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "WALK_CODE_BYTES": (2048, "bytes of them that are codes"),
     "WALK_HEAD": (256, "widest attention head of a walk"),
     "CHOSEN": (32, "most experts of a token in a walk"),
-    "CHOICE_BYTES": (4608, "shared memory of the choice of up to 512 experts: two lists, then probabilities and keys"),
+    "CHOICE_BYTES": (512, "shared memory of the choices of two layers"),
+    "MOST_EXPERTS": (512, "most experts of a layer in a walk"),
     "CUT_BYTES": (4096, "first piece of a tile that is fetched as two pieces: its chunks of low bits"),
 }
 
@@ -51,7 +52,7 @@ WALK_WARPS, WALK_ROWS, WALK_UNIT_BYTES, WALK_CODE_BYTES, WALK_HEAD, CUT_BYTES = 
     for name in ("WALK_WARPS", "WALK_ROWS", "WALK_UNIT_BYTES", "WALK_CODE_BYTES", "WALK_HEAD", "CUT_BYTES")
 )
 
-CHOSEN, CHOICE_BYTES = (CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES"))
+CHOSEN, CHOICE_BYTES, MOST_EXPERTS = (CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES", "MOST_EXPERTS"))
 
 
 class Act(IntEnum):

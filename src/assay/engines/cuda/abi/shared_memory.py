@@ -159,8 +159,8 @@ walk_floats_bytes = _bytes(
     "walk_products.h: the same for float weights",
 )  # fmt: skip
 walk_float_rows_bytes = _bytes(
-    "walk_float_rows_bytes", "units rows chunks", "16 + units * (1024 + 1040 + rows * 16 * (chunks + 1))",
-    "walk_all.cu: x as it was read, x normed, and `rows` rows of weights",
+    "walk_float_rows_bytes", "units rows chunks", "16 + units * (1040 + rows * 16 * (chunks + 1))",
+    "walk_all.cu: x, and `rows` rows of weights",
 )  # fmt: skip
 walk_experts_bytes = _bytes(
     "walk_experts_bytes", "x_units units rows codes",
