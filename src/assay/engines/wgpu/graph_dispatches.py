@@ -541,7 +541,7 @@ class _Compiler:
         }  # fmt: skip
         w, bias = (*vectors, NOTHING, NOTHING)[:2]
         self._emit(
-            "norm", (parts, self._rows(self.domains[node.name]), 1), numbers,
+            "norm", (parts, self._rows(self.domains[node.name]), -(-n // 256)), numbers,
             words | ({"quantised"} if acts else set()),
             x=x.buffer, w=w, bias=bias, out=out.buffer, acts=acts.buffer if acts else NOTHING,
         )  # fmt: skip

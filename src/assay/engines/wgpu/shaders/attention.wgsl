@@ -80,19 +80,25 @@ const COARSE = false;
 //#if bf16
 const COARSE = false;
 //#end
-fn quick_score(base : u32) -> u32 {
+fn quick_score(base : u32) -> u32 {  // eight values are loaded before they are added: the loads are in flight together
   var x = 0.0;
-  for (var d = 0u; d < par.dim; d++) { x = quick_fma(bitcast<f32>(query[d]), bitcast<f32>(key_value(base, d)), x); }
+  for (var d = 0u; d < par.dim; d += 8u) {
+    var k : array<u32, 8>;
+    for (var i = 0u; i < 8u; i++) { k[i] = key_value(base, d + i); }
+    for (var i = 0u; i < 8u; i++) { x = quick_fma(bitcast<f32>(query[d + i]), bitcast<f32>(k[i]), x); }
+  }
   return bitcast<u32>(x);
 }
-fn quick_page(t : u32, kv : u32, first : u32, d : u32) -> u32 {
+fn quick_page(slot : u32, kv : u32, first : u32, d : u32) -> u32 {  // the 32 keys of a page lie one after the other
   var sum = 0.0;
-  for (var j = 0u; j < 32u; j++) {
-    let weight = e[first % 256u + j];
-    let s = slot_of(t, first + j);
-    let v = value_at((s * par.kv_heads + kv) * par.v_words, d);
-    let unseen = weight == UNSEEN;
-    sum = quick_fma(bitcast<f32>(select(weight, 0u, unseen)), bitcast<f32>(select(v, 0u, unseen)), sum);
+  for (var j = 0u; j < 32u; j += 8u) {
+    var v : array<u32, 8>;
+    for (var i = 0u; i < 8u; i++) { v[i] = value_at(((slot + j + i) * par.kv_heads + kv) * par.v_words, d); }
+    for (var i = 0u; i < 8u; i++) {
+      let weight = e[first + j + i];
+      let unseen = weight == UNSEEN;
+      sum = quick_fma(bitcast<f32>(select(weight, 0u, unseen)), bitcast<f32>(select(v[i], 0u, unseen)), sum);
+    }
   }
   return bitcast<u32>(sum);
 }
@@ -138,7 +144,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
     let s = slot_of(t, key);
     let base = ((s / 32u) * par.kv_heads + kv) * par.k_words * 32u + s % 32u;
     x = NAN;
-    if (QUICK && COARSE && atomicLoad(&wild_queries) == 0u) { x = quick_score(base); }
+    if (QUICK && COARSE && par.dim % 8u == 0u && atomicLoad(&wild_queries) == 0u) { x = quick_score(base); }
     if (magnitude(x) >= INFINITY) {
       x = 0u;
       for (var d = 0u; d < par.dim; d++) { x = fused(query[d], key_value(base, d), x); }
@@ -190,7 +196,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
     let d = i % par.v_dim;
     let first = group.x * 256u + page * 32u;
     var sum = NAN;
-    if (QUICK && COARSE && atomicLoad(&faint_weights) == 0u) { sum = quick_page(t, kv, first, d); }
+    if (QUICK && COARSE && atomicLoad(&faint_weights) == 0u) { sum = quick_page(slot_of(t, first), kv, page * 32u, d); }
     if (magnitude(sum) >= INFINITY) {
       sum = 0u;
       for (var j = 0u; j < 32u; j++) {

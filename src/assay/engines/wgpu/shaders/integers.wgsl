@@ -187,7 +187,7 @@ fn from_half(h : u32) -> u32 {  // a float16 as float32, exactly
   let a = h & 0x7fffu;
   let normal = (a << 13u) + 0x38000000u;
   let subnormal = bitcast<u32>(f32(a) * 0x1p-24);  // both are exact
-  let found = select(normal, select(subnormal, INFINITY, a == 0x7c00u), a < 1024u || a == 0x7c00u);
+  let found = select(normal, select(subnormal, INFINITY, a == 0x7c00u), (a < 1024u) | (a == 0x7c00u));
   return select(found | ((h & 0x8000u) << 16u), NAN, a > 0x7c00u);
 }
 fn to_half(x : u32) -> u32 {  // nearest even; beyond 65504, infinities too, 65504 of the sign; a NaN stays one
@@ -207,4 +207,4 @@ fn to_half(x : u32) -> u32 {  // nearest even; beyond 65504, infinities too, 655
 }
 // A factor is wild unless it is 0 or between 2^-30 and 2^30. Products of two tame factors, one of them rounded once by a
 // product with an integer below 2^24, are multiples of 2^-106, so no sum of them is subnormal or infinite.
-fn wild(x : u32) -> bool { return ((x >> 23u) & 255u) - 97u > 59u && magnitude(x) != 0u; }
+fn wild(x : u32) -> bool { return (((x >> 23u) & 255u) - 97u > 59u) & (magnitude(x) != 0u); }

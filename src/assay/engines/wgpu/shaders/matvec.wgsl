@@ -82,16 +82,16 @@ fn quick_block(sum : Sum, c : Codes, base : u32, b : u32, x0 : u32, at : u32) ->
   let n1 = dot16(ONES, a1);
 //#end
   let d = scale(base, b, 0u);
-  var out = sum.wild || wild(da) || wild(d);
+  var out = sum.wild | wild(da) | wild(d);
   var acc = sum.acc;
 //#if sixteenths
   let e = scale(base, b, 1u);
-  out = out || wild(e);
+  out = out | wild(e);
   acc = quick_fma(quick_fma(f32(s1), bitcast<f32>(e), quick_mul(f32(s0), bitcast<f32>(d))), fa, acc);
 //#if minima
   let m = minimum(base, b, 0u);
   let k = minimum(base, b, 1u);
-  out = out || wild(m) || wild(k);
+  out = out | wild(m) | wild(k);
   acc = quick_fma(bitcast<f32>(m), quick_mul(fa, f32(n0)), acc);
   acc = quick_fma(bitcast<f32>(k), quick_mul(fa, f32(n1)), acc);
 //#end
@@ -103,11 +103,11 @@ fn quick_block(sum : Sum, c : Codes, base : u32, b : u32, x0 : u32, at : u32) ->
   acc = quick_fma(quick_mul(f32(s0 + s1), bitcast<f32>(d)), fa, acc);
 //#if minima
   let m = minimum(base, b, 0u);
-  out = out || wild(m);
+  out = out | wild(m);
   var least = bitcast<f32>(m);
 //#if centred
   least = quick_fma(16.0, bitcast<f32>(d), least);
-  out = out || wild(bitcast<u32>(least));
+  out = out | wild(bitcast<u32>(least));
 //#end
   acc = quick_fma(least, quick_mul(fa, f32(n0 + n1)), acc);
 //#end

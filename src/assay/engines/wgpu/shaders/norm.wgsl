@@ -1,4 +1,5 @@
-// rms_norm, layer_norm or l2_norm of a row or of each of its parts (heads); with `quantised` also as int8 blocks.
+// rms_norm, layer_norm or l2_norm of a row or of each of its parts (heads); with `quantised` also as int8 blocks. Each
+// workgroup has 256 columns and computes the row's sum itself.
 struct Par { zero : u32, n : u32, count : u32, eps : u32, x_at : u32, x_stride : u32, out_stride : u32, w_stride : u32,
              acts_stride : u32 }
 @group(0) @binding(0) var<storage, read> par : Par;
@@ -30,6 +31,26 @@ fn centred(v : u32, mean : u32) -> u32 {
 //#end
   return v;
 }
+// Chain l of the squares. Eight values are loaded before they are added, so that the loads are in flight together.
+fn squared(base : u32, l : u32, mean : u32) -> u32 {
+  var s = 0.0;
+  var out = !QUICK;
+  for (var i = l; i < par.n; i += 512u) {
+    var v : array<u32, 8>;
+    for (var k = 0u; k < 8u; k++) { v[k] = select(0u, centred(x[base + i + 64u * k], mean), i + 64u * k < par.n); }
+    for (var k = 0u; k < 8u; k++) {
+      out = out | wild(v[k]);
+      s = quick_fma(bitcast<f32>(v[k]), bitcast<f32>(v[k]), s);
+    }
+  }
+  if (!out) { return bitcast<u32>(s); }
+  var sum = 0u;
+  for (var i = l; i < par.n; i += 64u) {
+    let v = centred(x[base + i], mean);
+    sum = fused(v, v, sum);
+  }
+  return sum;
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_index) l : u32) {
   let base = par.x_at + group.y * par.x_stride + group.x * par.n;
@@ -43,24 +64,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   }
   mean = div(tree(l), par.count);
 //#end
-  if (l < 64u) {
-    var quick = 0.0;
-    var out = !QUICK;
-    for (var i = l; i < n; i += 64u) {
-      let v = centred(x[base + i], mean);
-      out = out || wild(v);
-      quick = quick_fma(bitcast<f32>(v), bitcast<f32>(v), quick);
-    }
-    var s = bitcast<u32>(quick);
-    if (out) {
-      s = 0u;
-      for (var i = l; i < n; i += 64u) {
-        let v = centred(x[base + i], mean);
-        s = fused(v, v, s);
-      }
-    }
-    chains[l] = s;
-  }
+  if (l < 64u) { chains[l] = squared(base, l, mean); }
   let squares = tree(l);
 //#if l2
   var f = div(ONE, root(add(squares, par.eps)));
@@ -72,26 +76,24 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
 //#if mean
   var f = div(ONE, root(add(div(squares, par.count), par.eps)));
 //#end
-  for (var first = 0u; first < n; first += 256u) {
-    let i = first + l;
-    if (i < n) {
-      var v = mul(centred(x[base + i], mean), f);
+  let first = group.z * 256u;
+  let i = first + l;
+  if (i < n) {
+    var v = mul(centred(x[base + i], mean), f);
 //#if weighted
-      v = mul(v, w[group.x * par.w_stride + i]);
+    v = mul(v, w[group.x * par.w_stride + i]);
 //#end
 //#if biased
-      v = add(v, bias[group.x * par.w_stride + i]);
+    v = add(v, bias[group.x * par.w_stride + i]);
 //#end
-      out[group.y * par.out_stride + group.x * n + i] = v;
+    out[group.y * par.out_stride + group.x * n + i] = v;
 //#if quantised
-      shown[l] = v;
-//#end
-    }
-//#if quantised
-    workgroupBarrier();
-    quantise(l, min(256u, n - first), group.y * par.acts_stride + first / 4u,
-             group.y * par.acts_stride + n / 4u + first / 32u);
-    workgroupBarrier();
+    shown[l] = v;
 //#end
   }
+//#if quantised
+  workgroupBarrier();
+  quantise(l, min(256u, n - first), group.y * par.acts_stride + first / 4u,
+           group.y * par.acts_stride + n / 4u + first / 32u);
+//#end
 }
