@@ -19,9 +19,10 @@ import numpy as np
 from assay import engines
 from assay.engines.contract import Chunk, PagedEngine, pages_for
 from assay.engines.wgpu import WgpuEngine
-from assay.engines.wgpu.recording import workgroups
 from assay.gguf import open_file
 from assay.models import Model, load
+
+WARM = 30  # decode steps that are not measured: a card that has rested needs some twenty of them to reach its clocks
 
 
 def step(engine: PagedEngine, ids: np.ndarray, start: int) -> np.ndarray:
@@ -35,7 +36,8 @@ def run(engine: PagedEngine, model: Model, tokens: int, prompt: int) -> tuple[fl
     rng = np.random.default_rng(7)
     ids = rng.integers(3, model.hparams.n_vocab, prompt + tokens).astype(np.int32)
     step(engine, ids[:prompt], 0)  # compiles and packs
-    step(engine, ids[prompt : prompt + 1], prompt)
+    for _ in range(WARM):
+        step(engine, ids[prompt : prompt + 1], prompt)
     began = time.perf_counter()
     found = [step(engine, ids[:prompt], 0).tobytes()]
     read = time.perf_counter()
@@ -44,21 +46,21 @@ def run(engine: PagedEngine, model: Model, tokens: int, prompt: int) -> tuple[fl
     return prompt / (read - began), tokens / (ended - read), found
 
 
-def kernels(engine: WgpuEngine, keys: int, times: int = 100) -> None:
-    """The microseconds of each kind of dispatch of a decode step: each alone, `times` in a pass."""
-    recording = next(r for (shape, _), r in engine._recordings.items() if shape.rows == 1)
-    sizes = {"T": 1, "R": 1, "B": -(-keys // 256), "P": 1}
+def kernels(engine: WgpuEngine, start: int, times: int = 20) -> None:
+    """The microseconds of each kind of dispatch of a decode step, by the device's clock, in passes of their own."""
+    step(engine, np.array([5], np.int32), start)
+    gpu, (recording, commands) = (
+        engine._gpu,
+        next((r, c) for (shape, _), r in engine._recordings.items() if shape.rows == 1 for c in r._counts.values()),
+    )
+    if "timestamp-query" not in gpu._device.features:
+        print("this adapter has no timestamps")
+        return
+    spent = sum(gpu.timed(commands) for _ in range(times)) / times / 1e3
     total: dict[str, list[float]] = {}
-    for (pipeline, group, groups), dispatch in zip(recording._commands, recording.plan.dispatches, strict=True):
-        command = pipeline, group, workgroups(groups, sizes)
-        spent = []
-        for count in (1, times + 1):
-            began = time.perf_counter()
-            engine._gpu.submit([command] * count)
-            engine._gpu.read(engine._buffers["chosen"], 1)
-            spent.append(time.perf_counter() - began)
-        kind = f"{dispatch.kernel.name} {command[2]} {' '.join(sorted(dispatch.kernel.words))}"
-        total.setdefault(kind, []).append((spent[1] - spent[0]) / times * 1e6)
+    for us, (_, _, groups), dispatch in zip(spent, commands, recording.plan.dispatches, strict=True):
+        kind = f"{dispatch.kernel.name} {groups} {' '.join(sorted(dispatch.kernel.words))}"
+        total.setdefault(kind, []).append(float(us))
     for kind, found in sorted(total.items(), key=lambda item: -sum(item[1])):
         print(f"{sum(found):9.0f} us  {len(found):4} x {sum(found) / len(found):7.1f}  {kind}")
     print(f"{sum(map(sum, total.values())):9.0f} us  in all, {sum(map(len, total.values()))} dispatches", flush=True)
@@ -82,7 +84,7 @@ def main() -> None:
         print(f"{args.model.name}, {name}: made in {loaded:.1f} s, prompt {prompt:,.0f}, decode {decode:,.1f} tok/s")
         print(getattr(engine, "verdict", ""), flush=True)
         if args.kernels and isinstance(engine, WgpuEngine):
-            kernels(engine, args.prompt + args.tokens)
+            kernels(engine, args.prompt + args.tokens - 1)
         engine.close()
     same = [a == b for a, b in zip(bits["cpu"], bits["wgpu"], strict=True)]
     print(f"logits equal to the cpu's: {sum(same)} of {len(same)} steps")

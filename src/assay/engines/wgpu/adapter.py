@@ -24,6 +24,7 @@ from assay.system.extras import install
 
 _KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # in order of choice
 _WANTED = ("max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage")
+_CLOCKS = "timestamp-query"  # a feature for benchmarks
 ALIGNMENT = 256  # of a part of a buffer that is bound on its own
 
 
@@ -40,7 +41,8 @@ class Gpu:
         with named_errors("no adapter can be opened"):
             self._adapter = _best_adapter(self._wgpu)
             limits = {name: self._adapter.limits[name] for name in _WANTED}
-            self._device: Any = self._adapter.request_device_sync(required_limits=limits)
+            clocks = sorted({_CLOCKS} & set(self._adapter.features))
+            self._device: Any = self._adapter.request_device_sync(required_limits=limits, required_features=clocks)
         info = self._adapter.info
         self.name = f"{info['device']} ({info['backend_type']})"
         self.identity = " ".join(str(info[key]) for key in ("vendor", "device", "description", "backend_type"))
@@ -167,6 +169,30 @@ class Gpu:
                     run.dispatch_workgroups(*counts)
             run.end()
             self._device.queue.submit([encoder.finish()])
+
+    def timed(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> NDArray[np.uint64]:
+        """Run the commands, each in a pass of its own, and give the nanoseconds of each."""
+        usage = self._wgpu.BufferUsage
+        with named_errors("timing a step"):
+            clock = self._device.create_query_set(type="timestamp", count=2 * len(commands))
+            found = self._device.create_buffer(size=16 * len(commands), usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+            encoder = self._device.create_command_encoder()
+            for i, (pipeline, group, counts) in enumerate(commands):
+                run = encoder.begin_compute_pass(
+                    timestamp_writes={
+                        "query_set": clock,
+                        "beginning_of_pass_write_index": 2 * i,
+                        "end_of_pass_write_index": 2 * i + 1,
+                    }
+                )
+                run.set_pipeline(pipeline)
+                run.set_bind_group(0, group)
+                run.dispatch_workgroups(*counts)
+                run.end()
+            encoder.resolve_query_set(clock, 0, 2 * len(commands), found, 0)
+            self._device.queue.submit([encoder.finish()])
+        ends = self.read(found, 4 * len(commands)).view(np.uint64).reshape(-1, 2)
+        return ends[:, 1] - ends[:, 0]
 
 
 _opened: list[Gpu] = []

@@ -27,7 +27,6 @@ var<workgroup> top : array<u32, 256>;
 var<workgroup> some : array<u32, 16>;
 var<workgroup> query : array<u32, 256>;
 var<workgroup> wild_queries : atomic<u32>;
-var<workgroup> faint_weights : atomic<u32>;  // below 2^-76, where a product with a half can be subnormal
 var<workgroup> parts_of_pages : array<u32, 2048>;  // 8 pages of up to 256 columns
 fn larger(a : u32, b : u32) -> u32 {  // of two orders; -inf beside a NaN counts as a NaN
   let most = max(a, b);
@@ -106,20 +105,26 @@ fn four_values(slot : u32, kv : u32, d : u32) -> vec4<u32> {
   let at = slot * words + kv * par.v_words;
   return vec4<u32>(value_at(at, d), value_at(at + words, d), value_at(at + 2u * words, d), value_at(at + 3u * words, d));
 }
+struct Sum { value : f32, lost : bool }
+fn four_weighted(a : vec4<u32>, v : vec4<u32>, sum : Sum) -> Sum {
+  let unseen = a == vec4<u32>(UNSEEN);
+  let x = bitcast<vec4<f32>>(select(a, vec4<u32>(0u), unseen));
+  let y = bitcast<vec4<f32>>(select(v, vec4<u32>(0u), unseen));
+  let s0 = quick_fma(x.x, y.x, sum.value);
+  let s1 = quick_fma(x.y, y.y, s0);
+  let s2 = quick_fma(x.z, y.z, s1);
+  let s3 = quick_fma(x.w, y.w, s2);
+  return Sum(s3, sum.lost | lost(x.x, y.x, s0) | lost(x.y, y.y, s1) | lost(x.z, y.z, s2) | lost(x.w, y.w, s3));
+}
 fn quick_page(slot : u32, kv : u32, first : u32, d : u32) -> u32 {  // the 32 keys of a page lie one after the other
-  const none = vec4<u32>(0u);
-  var sum = 0.0;
+  var sum = Sum(0.0, false);
   for (var j = 0u; j < 32u; j += 8u) {
     let v = four_values(slot + j, kv, d);
     let w = four_values(slot + j + 4u, kv, d);
-    let a = four_weights(first + j);
-    let b = four_weights(first + j + 4u);
-    let no_a = a == vec4<u32>(UNSEEN);
-    let no_b = b == vec4<u32>(UNSEEN);
-    sum = four_products(select(a, none, no_a), select(v, none, no_a), sum);
-    sum = four_products(select(b, none, no_b), select(w, none, no_b), sum);
+    sum = four_weighted(four_weights(first + j), v, sum);
+    sum = four_weighted(four_weights(first + j + 4u), w, sum);
   }
-  return bitcast<u32>(sum);
+  return select(bitcast<u32>(sum.value), NAN, sum.lost);
 }
 fn seen(t : u32, key : u32) -> bool {
   if (key >= key_count(t)) { return false; }
@@ -199,8 +204,6 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (best == 1u) { m = 0xff7fffffu; }  // the lowest finite float
   if (x != UNSEEN) { x = exp_of(minus(x, m)); }
   e[l] = x;
-  let lost = ((x >> 23u) & 255u) - 51u > 100u && magnitude(x) != 0u;
-  if (x != UNSEEN && lost) { atomicOr(&faint_weights, 1u); }
   workgroupBarrier();
   if (l < 32u) {
     var c = 0u;
@@ -215,7 +218,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
     let d = i % par.v_dim;
     let first = group.x * 256u + page * 32u;
     var sum = NAN;
-    if (QUICK && COARSE && atomicLoad(&faint_weights) == 0u) { sum = quick_page(slot_of(t, first), kv, page * 32u, d); }
+    if (QUICK && COARSE) { sum = quick_page(slot_of(t, first), kv, page * 32u, d); }
     if (magnitude(sum) >= INFINITY) {
       sum = 0u;
       for (var j = 0u; j < 32u; j++) {

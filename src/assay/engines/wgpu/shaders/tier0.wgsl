@@ -10,17 +10,19 @@ fn add(x : u32, y : u32) -> u32 {
 fn mul(x : u32, y : u32) -> u32 {
   let p = exponent(x);
   let q = exponent(y);
-  if (p >= 1u && q >= 1u && p < 255u && q < 255u && p + q >= 130u && p + q <= 378u) {
-    return hide(bitcast<f32>(x) * bitcast<f32>(y));
-  }
+  let zeros = (magnitude(x) == 0u) | (magnitude(y) == 0u);
+  let normal = (p >= 1u) & (q >= 1u) & (p + q >= 130u) & (p + q <= 378u);
+  if ((zeros | normal) & (p < 255u) & (q < 255u)) { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }
   return int_mul(x, y);
 }
 fn fused(x : u32, y : u32, z : u32) -> u32 {
   let p = exponent(x);
   let q = exponent(y);
   let r = exponent(z);
-  let plain = p >= 1u && q >= 1u && p < 255u && q < 255u && p + q >= 180u && p + q <= 378u;
-  if (plain && (magnitude(z) == 0u || (r >= 1u && r <= 252u))) {
+  let zeros = (magnitude(x) == 0u) | (magnitude(y) == 0u);
+  let normal = (p >= 1u) & (q >= 1u) & (p + q >= 180u) & (p + q <= 378u);
+  let plain = (zeros | normal) & (p < 255u) & (q < 255u);
+  if (plain & ((magnitude(z) == 0u) | ((r >= 1u) & (r <= 252u)))) {
     return hide(fma(bitcast<f32>(x), bitcast<f32>(y), bitcast<f32>(z)));
   }
   return int_fma(x, y, z);
@@ -30,3 +32,5 @@ const QUICK = true;
 fn quick_mul(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x * y)); }
 fn quick_fma(x : f32, y : f32, z : f32) -> f32 { return bitcast<f32>(hide(fma(x, y, z))); }
 fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats
+// Whether quick_fma(x, y, z) = r of normal floats and zeros may have lost a subnormal result.
+fn lost(x : f32, y : f32, r : f32) -> bool { return (exponent(bitcast<u32>(r)) < 2u) & (x != 0.0) & (y != 0.0); }

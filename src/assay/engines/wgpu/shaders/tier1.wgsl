@@ -50,6 +50,8 @@ fn quick_fma(x : f32, y : f32, z : f32) -> f32 {
   let v = two_sum(u.x, t.x);
   return kept(v.x + odd_sum(t.y, v.y));
 }
+// Whether an error term of quick_fma(x, y, z) may be subnormal, where y is a multiple of 2^-24.
+fn lost(x : f32, y : f32, r : f32) -> bool { return (exponent(bitcast<u32>(x)) < 51u) & (x != 0.0); }
 fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats
 fn fused(x : u32, y : u32, z : u32) -> u32 {
   let p = exponent(x);

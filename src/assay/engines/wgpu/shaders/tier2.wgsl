@@ -7,3 +7,4 @@ const QUICK = false;
 fn quick_mul(x : f32, y : f32) -> f32 { return x * y; }
 fn quick_fma(x : f32, y : f32, z : f32) -> f32 { return x * y + z; }
 fn exact_mul(x : u32, y : u32) -> u32 { return int_mul(x, y); }
+fn lost(x : f32, y : f32, r : f32) -> bool { return true; }
