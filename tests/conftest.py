@@ -37,7 +37,7 @@ def pytest_collection_finish() -> None:
 
 
 def _share_certificates() -> None:
-    """httpx reads the certificates of all authorities for every client, in 60 ms: the clients of a process share them."""
+    """httpx reads all certificates for every client, in 60 ms: the clients of a process share them."""
     for package in ("httpx", "httpx2"):
         transports = sys.modules.get(f"{package}._transports.default")
         if create := getattr(transports, "create_ssl_context", None):
