@@ -13,6 +13,7 @@ import io
 import subprocess
 import tarfile
 import tempfile
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,8 +22,22 @@ Arrows = dict[str, set[str]]
 
 def imported(path: Path) -> set[tuple[str, ...]]:
     """Names below `assay` that a module imports, at any depth of its code."""
-    found = set()
+    return set(_names(path)[0])
+
+
+def classes(path: Path) -> tuple[str, ...]:
+    """The classes that a module defines, at any depth of its code."""
+    return _names(path)[1]
+
+
+@cache  # a module is parsed once, and its tree is not kept
+def _names(path: Path) -> tuple[frozenset[tuple[str, ...]], tuple[str, ...]]:
+    """Names that a module imports, and classes that it defines."""
+    found, defined = set[tuple[str, ...]](), list[str]()
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            defined.append(node.name)
+            continue
         if isinstance(node, ast.ImportFrom):
             assert node.level < 2, f"{path}: a relative import that may leave its package"
             if node.level:
@@ -33,7 +48,7 @@ def imported(path: Path) -> set[tuple[str, ...]]:
         else:
             continue
         found |= {tuple(name.split(".")[1:]) for name in names if name.startswith("assay.")}
-    return found - {("__version__",)}
+    return frozenset(found - {("__version__",)}), tuple(defined)
 
 
 def arrows(top: Path, package: str, *, modules: bool = False) -> Arrows:

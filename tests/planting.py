@@ -1,6 +1,7 @@
 """Planting faults and grading the diagnosis: shared by the tests and by the score table.
 
-A case is a fault in an engine; a style is how its author dumps. Dumps go through real files and the real reader.
+A case is a fault in an engine; a style is how its author dumps. A style writes a file. `dump` gives whole tensors to
+the real reader's second half without a file: names, layouts and steps are resolved as for any dump.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
-from assay.verify.dumps.observation import Dump, inputs_of, token_axis
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, token_axis
+from assay.verify.dumps.resolve import Truth, resolve
 from assay.verify.faults import FAULTS, Context, known_as, planted
 from tests.second_engine import Engine
 
@@ -196,20 +198,30 @@ def _whole(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int], 
     return out
 
 
+def _every_node(name: str) -> bool:
+    return True
+
+
+def _is_layer_output(name: str) -> bool:
+    return name.split("-")[0] in ("l_out", "result_norm", "result_output")
+
+
+def _is_logits(name: str) -> bool:
+    return name == "result_output"
+
+
 def full(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
     """Every node, whole."""
-    return _whole(case, path, tokens, steps, lambda name: True)
+    return _whole(case, path, tokens, steps, _every_node)
 
 
 def layers(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
     """Layer outputs, result_norm and logits only."""
-    return _whole(
-        case, path, tokens, steps, lambda name: name.split("-")[0] in ("l_out", "result_norm", "result_output")
-    )
+    return _whole(case, path, tokens, steps, _is_layer_output)
 
 
 def logits(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
-    return _whole(case, path, tokens, steps, lambda name: name == "result_output")
+    return _whole(case, path, tokens, steps, _is_logits)
 
 
 def last(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
@@ -237,9 +249,39 @@ STYLES: dict[str, Callable[[Case, Path, Sequence[int], Sequence[int]], Path]] = 
 }
 
 
+_WHOLE = {"full": _every_node, "layers": _is_layer_output, "logits": _is_logits}
+
+
+def _in_memory(case: Case, keep: Callable[[str], bool], tokens: Sequence[int], steps: Sequence[int]) -> Dump:
+    """The dump as the reader of JSON lines makes it from a file of `_whole`."""
+    found, start = [], 0
+    for n, part in zip(steps, case.parts, strict=True):
+        rows = None if len(steps) == 1 else (start, start + n)
+        for name, value in part.items():
+            if keep(name):
+                data = np.ascontiguousarray(value, "<f4")
+                found.append(Observation(name, "values", data, rows=rows, shape=data.shape, foreign=name, where=name))
+        start += n
+    ids = tuple(int(t) for t in tokens)
+    return Dump("planted", ids, tuple(range(len(ids))), tuple(steps), tuple(found), "dump.jsonl")
+
+
+_TRUTH: dict[str, tuple[Model, tuple[int, ...], Truth]] = {}
+
+
+def _truth(model: Model, tokens: Sequence[int]) -> Truth:
+    """The definition's values by which layouts are told apart, computed once for the last model asked for."""
+    known = _TRUTH.get("last")
+    if known is None or known[0] is not model or known[1] != tuple(tokens):
+        known = _TRUTH["last"] = model, tuple(tokens), Truth(model, tokens, range(len(tokens)))
+    return known[2]
+
+
 def dump(
     case: Case, style: str, model: Model, path: Path, tokens: Sequence[int] = TOKENS, steps: Sequence[int] = STEPS
 ) -> Dump:
+    if style in _WHOLE:
+        return resolve(_in_memory(case, _WHOLE[style], tokens, steps), model, truth=_truth(model, tokens))
     path.mkdir(parents=True, exist_ok=True)
     return load_dump(STYLES[style](case, path, tokens, steps), model)
 

@@ -173,7 +173,7 @@ def test_no_two_modules_have_one_name() -> None:
 def test_no_two_public_classes_have_one_name() -> None:
     names = defaultdict(list)
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                names[node.name].append(name)
+        for defined in rooms.classes(path):
+            if not defined.startswith("_"):
+                names[defined].append(name)
     assert {key: where for key, where in names.items() if len(where) > 1} == {}

@@ -9,6 +9,7 @@ the template. Every text can be encoded; what the model says is nonsense, but al
 
 from __future__ import annotations
 
+import hashlib
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from assay.gguf.codecs import encode
-from assay.gguf.types import by_name
+from assay.gguf.types import GGMLType, by_name
 from assay.gguf.writer import Tensor, write
 from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
 
@@ -136,4 +137,14 @@ def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Ge
     elif "embd" not in name:
         x = x * np.float32(1.7 / np.sqrt(shape[-1]))
     kind = by_name(type_name if len(shape) > 1 else "F32")
-    return Tensor(name, shape, kind, x if kind.name == "F32" else encode(kind, x))
+    return Tensor(name, shape, kind, x if kind.name == "F32" else _encoded(kind, x))
+
+
+_ENCODED: dict[tuple[str, bytes], Any] = {}  # models of one seed share their first tensors
+
+
+def _encoded(kind: GGMLType, x: np.ndarray) -> Any:
+    key = kind.name, hashlib.sha256(x).digest()
+    if key not in _ENCODED:
+        _ENCODED[key] = encode(kind, x)
+    return _ENCODED[key]

@@ -142,7 +142,7 @@ def test_handed_over_is_what_is_kept(engine: PagedEngine, monkeypatch: pytest.Mo
     """With little memory: many runs of the same step, each node once, in the order of the graph, same bits."""
     keep = [n.name for n in engine.graph]
     collected = engine.forward(CHUNKS, keep)
-    monkeypatch.setattr("assay.engines.plan.batching.MEMORY", 100_000)
+    monkeypatch.setattr("assay.engines.plan.batching.MEMORY", 300_000)
     assert len(list(in_turns(engine.graph, keep, CHUNKS))) > 3
     seen: list[tuple[int, str, Array]] = []
     left = engine.forward(CHUNKS, keep[::-1], lambda i, name, value: seen.append((i, name, value)))

@@ -23,9 +23,10 @@ from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import ModelPool, open_models
 from assay.text import Tokenizer
+from tests.later import import_later
 from tests.serve.conftest import Server, Start
 
-openai = pytest.importorskip("openai", reason="the openai package is not installed")
+openai = import_later("openai")
 
 ASK = [{"role": "user", "content": "hello the world"}]
 SCHEMA = {

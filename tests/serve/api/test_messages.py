@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.later import import_later
 from tests.serve.conftest import TOOL_TEMPLATE, Server, start_server
 from tests.tiny import make
 
-anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+anthropic = import_later("anthropic")
 
 ASK = [{"role": "user", "content": "hello the world"}]
 SHORT: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 4, "extra_body": {"temperature": 0}}

@@ -33,14 +33,26 @@ POSITIVE = [(f"{route.method} {route.path}", "positive") for route in ROUTES]
 NEGATIVE = [(f"{route.method} {route.path}", "negative") for route in ROUTES if route.request]
 
 
+@pytest.fixture(scope="module")
+def document(small: Server) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{small.url}/openapi.json").json()
+    return found
+
+
+@pytest.fixture(scope="module")
+def operations(small: Server) -> Any:
+    """What schemathesis makes of the document, by path and method; reading it costs more than a test's requests."""
+    return schemathesis.openapi.from_url(f"{small.url}/openapi.json")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), [*POSITIVE, *NEGATIVE])
-def test_the_server_keeps_to_its_document(small: Server, name: str, mode: str) -> None:
+def test_the_server_keeps_to_its_document(document: dict[str, Any], operations: Any, name: str, mode: str) -> None:
     from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
     method, path = name.split()
-    operation = schemathesis.openapi.from_url(f"{small.url}/openapi.json")[path][method]
-    fits = _fits(httpx.get(f"{small.url}/openapi.json").json(), path)
+    operation = operations[path][method]
+    fits = _fits(document, path)
     # What was meant to be wrong may be right as JSON: it is judged by the bytes that were sent.
     excluded = [positive_data_acceptance, negative_data_rejection]
 
@@ -62,8 +74,7 @@ def _fits(document: dict[str, Any], path: str) -> Callable[[Any], bool]:
     return lambda value: bool(rules.is_valid(value))
 
 
-def test_the_document(small: Server) -> None:
-    document = httpx.get(f"{small.url}/openapi.json").json()
+def test_the_document(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
     assert "security" not in document
     refs = {ref for ref in _refs(document) if ref.startswith("#/components/schemas/")}

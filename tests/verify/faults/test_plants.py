@@ -45,13 +45,13 @@ def check(model: Model, steps: tuple[int, ...]) -> int:
     weights, given = Weights(model.file), inputs_of(TOKENS, range(len(TOKENS)))
     right = interpret(model.graph, weights, given, [n.name for n in model.graph]) | given
     context, done = Context(model, steps), 0
+    nodes = [(node, split(node.name)[0]) for node in model.graph]
     for fault, variant, p in variants():
         roles = set()
-        for node in model.graph:
-            change = variant.at(context, node, p)
-            if change is None or split(node.name)[0] in roles:
+        for node, role in nodes:
+            if role in roles or (change := variant.at(context, node, p)) is None:
                 continue
-            roles.add(split(node.name)[0])
+            roles.add(role)
             with np.errstate(all="ignore"):
                 operands = [right[i] for i in change.node.inputs]
                 value = evaluate(change.node, operands, weights, function=change.function)

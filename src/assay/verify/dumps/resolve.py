@@ -52,8 +52,13 @@ class Truth:
 
     def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int]) -> None:
         self._graph, self._weights = model.graph, Weights(model.file, np.float32, budget=1 << 30)
+        self._feed = tuple(tokens), tuple(positions)
         self._given = inputs_of(tokens, positions)
         self._known: dict[str, Array] = {}
+
+    def fits(self, model: Model, dump: Dump) -> bool:
+        """Is it of this model and these tokens?"""
+        return self._graph is model.graph and self._feed == (dump.tokens, dump.positions)
 
     def __call__(self, names: Collection[str]) -> dict[str, Array]:
         missing = set(names) - self._known.keys()
@@ -71,12 +76,22 @@ class Truth:
 
 
 def resolve(
-    dump: Dump, model: Model, map: Mapping[str, str] | None = None, *, tokens: Sequence[int] = (), side: str = ""
+    dump: Dump,
+    model: Model,
+    map: Mapping[str, str] | None = None,
+    *,
+    tokens: Sequence[int] = (),
+    side: str = "",
+    truth: Truth | None = None,
 ) -> Dump:
-    """The dump in the model's names and layouts, checked against it."""
+    """The dump in the model's names and layouts, checked against it.
+
+    `truth` has values of earlier dumps of these tokens, so that several dumps of one prompt are resolved faster.
+    """
     model = model_of(model, dump)
     dump = _check_tokens(dump, model, tuple(tokens))
-    truth = Truth(model, dump.tokens, dump.positions)
+    if truth is None or not truth.fits(model, dump):
+        truth = Truth(model, dump.tokens, dump.positions)
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note

@@ -323,11 +323,17 @@ def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
 
 
 def _noise(node: Node, salt: int, shape: tuple[int, ...]) -> Array:
-    return _drawn(node.name, salt, shape)
+    return (_drawn_small if math.prod(shape) <= _SMALL else _drawn_large)(node.name, salt, shape)
 
 
-@lru_cache(maxsize=4)  # every arithmetic draws the same at a node
+_SMALL = 1 << 13  # values of a draw of which many are kept, 8 MB in all: the next dump of a small model needs them too
+
+
 def _drawn(name: str, salt: int, shape: tuple[int, ...]) -> Array:
     drawn = np.random.default_rng(zlib.crc32(f"{name}/{salt}".encode())).standard_normal(shape, np.float32)
     drawn.flags.writeable = False
     return drawn
+
+
+# Every arithmetic draws the same at a node.
+_drawn_small, _drawn_large = lru_cache(maxsize=256)(_drawn), lru_cache(maxsize=4)(_drawn)

@@ -37,8 +37,6 @@ from assay.verify.judge.arithmetic import (
     WITH_MINIMUM,
     SimulatedArithmetic,
     block_minima,
-    halved,
-    is_gelu,
     is_matrix_product,
     norm_terms,
     operand,
@@ -46,9 +44,9 @@ from assay.verify.judge.arithmetic import (
     q8_1_slip,
     rounding_variance,
     stored,
-    summation,
     summed,
 )
+from assay.verify.judge.arithmetic_runs import STORED, RunValues, distinct_lanes, reading, sizes_of_sums, summing
 from assay.verify.judge.own_terms import OWN_TERMS
 from assay.verify.judge.routing import (
     allowed,
@@ -64,6 +62,7 @@ from assay.verify.judge.shared_pass import Asking, Lanes, Last
 
 Array = NDArray[Any]
 VERSION = 10  # of the noise model; part of the cache key
+_Q8 = [i for i, a in enumerate(ARITHMETICS) if a.q8]
 Watch = Callable[[Node, Lanes, Weights], None]  # told of each node: its inputs in the definition's and in every run
 _TOGETHER = 1 << 17  # values of a node up to which all arithmetics are compared with the definition in one array
 
@@ -90,9 +89,10 @@ def part_key(obs: Observation) -> tuple[Any, ...]:
 
 def apart(a: Array, b: Array) -> Array:
     """a - b, and 0 where both are the same infinity: masked scores and masked experts."""
+    if np.isfinite(b).all():
+        return np.asarray(a - b)
     with np.errstate(invalid="ignore"):
-        found = np.asarray(a - b)
-    return found if np.isfinite(b).all() else np.where(a == b, 0, found)
+        return np.where(a == b, 0, np.asarray(a - b))
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -132,7 +132,7 @@ class NoiseRuns:
         self.inputs, self.graph, self.file = inputs, inputs.model.graph, inputs.model.file
         self.observed = observed or {}
         self.exact: dict[str, Array] = dict(inputs.given)
-        self.runs: list[dict[str, Array]] = [dict(inputs.given) for _ in ARITHMETICS]
+        self.runs: dict[str, RunValues] = {name: RunValues.same(value) for name, value in inputs.given.items()}
         self.scores: dict[str, tuple[Array, Level]] = {}  # of the routers, by the node that sorts them
         # By arithmetic: the run in which every choice that its noise leaves open fell the other way.
         self.rerouted: dict[int, dict[str, Array]] = {}
@@ -140,37 +140,31 @@ class NoiseRuns:
         self.levels: dict[str, Level] = {}
 
     def visit(self, node: Node, weights: Weights) -> Asking:
-        lanes: list[list[Array]] = [[self.exact[i] for i in node.inputs]]
-        same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
-        product, gelu = node.has(Trait.PRODUCT), is_gelu(node)
-        for a, run in zip(ARITHMETICS, self.runs, strict=True):
-            rounded = a.q8 if product else (a.f16_cache, a.q8_cache), a.gelu_table and gelu
-            lanes.append([self._operand(a, node, i, run[name], rounded, same) for i, name in enumerate(node.inputs)])
-        n = len(lanes)
+        given = [self.runs[name] for name in node.inputs]
+        read = [v.change(reading(node, i), partial(self._operand, node, i)) for i, v in enumerate(given)]
+        lanes, of = distinct_lanes([self.exact[name] for name in node.inputs], read)
         if self.watch is not None:
-            self.watch(node, lanes, weights)
-        lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
-        exact, *values = (_narrow(v) for v in (yield lanes, False))
-        values, others = values[: n - 1], dict(zip(self.rerouted, values[n - 1 :], strict=True))
+            self.watch(node, [lanes[0], *(lanes[i] for i in of)], weights)
+        rerouted = [[run[name] for name in node.inputs] for run in self.rerouted.values()]
+        found = [_narrow(v) for v in (yield [*lanes, *rerouted], False)]
+        exact, values = found[0], RunValues(found[: len(lanes)], of)
+        others = dict(zip(self.rerouted, found[len(lanes) :], strict=True))
         choice, groups = node.has(Trait.INDICES), masks_groups(node)
         if choice:  # as the definition chooses; the other choice is a run of its own
-            values = [exact] * len(values)
+            values = RunValues.same(exact)
         elif groups:
-            values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
+            values = RunValues([np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes], of)
             others |= self._regroup(node, exact)
-        values = self._slip(node, values, weights)
+        values = self._slip(node, given, values, weights)
         sums = yield from self._sums(node, weights)
         root = None if sums is None else np.sqrt(sums.squares)
-        values = self._summed(node, values, exact, root, sums)
+        computing = summing(self.file, node, None if sums is None else sums.sizes)
+        values = values.change(computing, partial(self._summed, node, exact, root, sums))
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
-        state = node.has(Trait.CACHES)
-        if not whole or state:  # else rounding the result is allowed for where it is judged
-            kept = [
-                (id(v), a.storage, state and (a.f16_cache, a.q8_cache))
-                for a, v in zip(ARITHMETICS, values, strict=True)
-            ]
-            values = _once(kept, [partial(stored, a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)])
+        cached = node.has(Trait.CACHES)
+        if not whole or cached:  # else rounding the result is allowed for where it is judged
+            values = values.change(STORED[cached], lambda a, v: stored(a, node, v))
         self.levels[node.name] = self._level(
             node, exact, values, observed, self._spread(node, sums), {} if groups else others
         )
@@ -178,27 +172,28 @@ class NoiseRuns:
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
         if choice:
             others |= self._reroute(node, exact, others, whole)
-        for run, value in (*zip(self.runs, values, strict=True), *((self.rerouted[i], v) for i, v in others.items())):
-            run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
-        self.last.forget(node, self.exact, *self.runs, *self.rerouted.values())
+        if whole:
+            self.runs[node.name] = RunValues.same(self.exact[node.name])
+        else:
+            self.runs[node.name] = RunValues([_narrow(patch(observed, v, axis)) for v in values.arrays], values.of)
+        for i, value in others.items():
+            self.rerouted[i][node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
+        self.last.forget(node, self.exact, self.runs, *self.rerouted.values())
+
+    def _operand(self, node: Node, i: int, a: SimulatedArithmetic, x: Array) -> Array:
+        """Input `i` as the arithmetic reads it."""
+        return operand(a, self.file, node, i, x)
 
     def _summed(
-        self, node: Node, values: Sequence[Array], exact: Array, root: Array | None, sums: _Sums | None
-    ) -> list[Array]:
-        """The results before they are stored; arithmetics that give equal results share one array."""
-        gelu = is_gelu(node)
-        alike, todo = [], []
-        for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True)):
-            size = None if sums is None else sums.sizes[i]
-            deviation = None if root is None or size is None else partial(np.multiply, root, size)
-            alike.append((id(v), size, halved(a, self.file, node) and a.weights, gelu and a.gelu_table))
-            todo.append(partial(self._sum, a, node, v, exact, deviation))
-        return _once(alike, todo)
-
-    def _sum(
-        self, a: SimulatedArithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None
+        self, node: Node, exact: Array, root: Array | None, sums: _Sums | None, a: SimulatedArithmetic, v: Array
     ) -> Array:
-        return summed(a, self.file, self.graph, node, v, exact, None if deviation is None else deviation())
+        """The result before it is stored."""
+        deviation = None if root is None or sums is None else root * sums.sizes[ARITHMETICS.index(a)]
+        return summed(a, self.file, self.graph, node, v, exact, deviation)
+
+    def _run(self, arithmetic: int) -> dict[str, Array]:
+        """The values of one run that are still needed."""
+        return {name: values[arithmetic] for name, values in self.runs.items()}
 
     def _regroup(self, node: Node, masked: Array) -> dict[int, Array]:
         """For each arithmetic whose noise leaves a choice of groups open: the scores with the other one."""
@@ -208,7 +203,7 @@ class NoiseRuns:
         for i, limit in enumerate(allowed_groups(self.exact[score], self.levels[score].rms)):
             is_open = margin <= limit
             if is_open.any() and node.name not in self.observed:
-                self.rerouted.setdefault(i, dict(self.runs[i]))
+                self.rerouted.setdefault(i, self._run(i))
                 found[i] = np.where(is_open[:, None], other, masked)
         return found
 
@@ -224,7 +219,7 @@ class NoiseRuns:
         for i, limit in enumerate(allowed(scores, level.rms)):
             is_open = margin <= limit
             if is_open.any() and not known:
-                self.rerouted.setdefault(i, dict(self.runs[i]))
+                self.rerouted.setdefault(i, self._run(i))
                 found[i] = np.where(is_open[:, None], other, others.get(i, chosen))
         return found
 
@@ -250,8 +245,7 @@ class NoiseRuns:
             squares = (yield [[inputs[0] ** 2, *inputs[1:]]], True)[0]
         else:
             squares = (yield [_SQUARED.get(node.op, _squared)(inputs)], False)[0]
-        sizes = [summation(a, self.file, self.graph, node, len(self.inputs.tokens)) for a in ARITHMETICS]
-        return _Sums(squares, sizes, operands)
+        return _Sums(squares, sizes_of_sums(self.file, self.graph, node, len(self.inputs.tokens)), operands)
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
         """For each arithmetic the rms and the largest error that is expected in a row of such sums."""
@@ -260,46 +254,40 @@ class NoiseRuns:
         axis = token_axis(self.graph, node.name)
         squares = by_rows(self._shown(node, sums.squares), axis)
         usual, largest = expected_noise(squares)
-        quantised: dict[float, tuple[Array, Array]] = {}
-        for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
-            if a.q8 and sums.operands is not None and s not in quantised:
-                quantised[s] = expected_noise(squares * s**2 + by_rows(sums.operands, axis))
-        found = [
-            quantised[s] if a.q8 and s in quantised else (usual * s, largest * s)
-            for a, s in zip(ARITHMETICS, sums.sizes, strict=True)
-        ]
-        return np.stack([one for one, _ in found]), np.stack([peak for _, peak in found])
+        sizes = np.array(sums.sizes, usual.dtype)[:, None]
+        rms, top = usual * sizes, largest * sizes
+        if sums.operands is not None:
+            rows = by_rows(sums.operands, axis)
+            quantised = {s: expected_noise(squares * s**2 + rows) for s in {sums.sizes[i] for i in _Q8}}
+            for i in _Q8:
+                rms[i], top[i] = quantised[sums.sizes[i]]
+        return rms, top
 
-    def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
+    def _slip(self, node: Node, given: Sequence[RunValues], values: RunValues, weights: Weights) -> RunValues:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
         if not is_matrix_product(node) or self.file.tensors[node.weights[0]].type.name not in WITH_MINIMUM:
             return values
         if not isinstance(weights[node.weights[0]], np.ndarray):
             return values
         least = block_minima(self.file, node.weights[0])
-        alike, out, seen = list[Any](), list[Callable[[], Array]](), dict[int, Array]()
-        for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
-            x = run[node.inputs[0]]
-            if a.q8 and id(x) not in seen:
-                seen[id(x)] = q8_1_slip(x) @ least.T
-            alike.append((id(value), id(x) if a.q8 else None))
-            out.append(partial(np.add, value, seen[id(x)]) if a.q8 else partial(np.asarray, value))
-        return _once(alike, out)
-
-    def _operand(
-        self, a: SimulatedArithmetic, node: Node, i: int, x: Array, rounded: Any, same: dict[Any, Array]
-    ) -> Array:
-        """Input `i` as the arithmetic reads it; arithmetics that round it alike (`rounded`) share one array."""
-        key = (a.storage, i, id(x), rounded)
-        if key not in same:
-            same[key] = operand(a, self.file, node, i, x)
-        return same[key]
+        x = given[0]
+        slips = {i: q8_1_slip(x.arrays[i]) @ least.T for i in dict.fromkeys(x.of[i] for i in _Q8)}
+        moved: dict[tuple[int, int], Array] = {}  # by value and slip; those that slip alike stay one array
+        arrays: list[Array] = list(values.arrays)
+        of = list(values.of)
+        for i in _Q8:
+            key = values.of[i], x.of[i]
+            if key not in moved:
+                moved[key] = values[i] + slips[x.of[i]]
+                arrays.append(moved[key])
+            of[i] = next(k for k, array in enumerate(arrays) if array is moved[key])
+        return RunValues(arrays, tuple(of))
 
     def _level(
         self,
         node: Node,
         exact: Array,
-        values: list[Array],
+        values: RunValues,
         observed: Sequence[Observation],
         spreads: tuple[Array, Array] | None,
         others: Mapping[int, Array],
@@ -310,13 +298,11 @@ class NoiseRuns:
         """
         axis = token_axis(self.graph, node.name)
         rows = by_rows(exact.astype(np.float32, copy=False), axis)
-        scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
+        scale = rms_of_rows(rows) + 1e-30
         if np.isinf(scale).any():
             scale = np.sqrt(np.mean(np.where(np.isinf(rows), 0, rows) ** 2, axis=1)) + 1e-30
         rms, top = [], []
-        unique = {id(v): v for v in values}
-        lane = [list(unique).index(id(v)) for v in values]
-        apiece = list(unique.values())
+        apiece, lane = values.arrays, list(values.of)
         hidden = self.inputs.hidden_at(node)
         step = len(apiece) if exact.size <= _TOGETHER else 1
         for i in range(0, len(apiece), step):
@@ -324,26 +310,25 @@ class NoiseRuns:
             if hidden is not None:
                 difference[:, :, hidden] = 0
             difference = np.moveaxis(difference, 1 + axis, 1).reshape(len(difference), len(rows), -1)
-            rms.append(np.sqrt(np.mean(difference * difference, axis=2)))
+            rms.append(np.sqrt(np.add.reduce(difference * difference, axis=2) / difference.shape[2]))
             top.append(np.abs(difference, out=difference).max(axis=2))
         ones, peaks = np.concatenate(rms)[lane], np.concatenate(top)[lane]
         if spreads is not None:
             ones, peaks = (np.maximum(x, s) for x, s in zip((ones, peaks), spreads, strict=True))
-        ones, peaks = (
-            np.maximum(x, scale * np.sqrt(np.mean((x / scale) ** 2, axis=1, keepdims=True))) for x in (ones, peaks)
-        )
+        ones, peaks = (np.maximum(x, scale * rms_of_rows(x / scale)[:, None]) for x in (ones, peaks))
         for i, value in others.items():
             difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
             ones[i] = np.maximum(ones[i], np.sqrt(np.mean(difference * difference, axis=1)))
             peaks[i] = np.maximum(peaks[i], np.abs(difference).max(axis=1))
-        parts = {
-            part_key(o): np.stack(
-                [self._seen_as(o, others.get(i, v), axis) - self._seen_as(o, exact, axis) for i, v in enumerate(values)]
-            )
-            for o in observed
-            if o.kind != "values"
-        }
+        parts = {part_key(o): self._part(o, exact, values, others, axis) for o in observed if o.kind != "values"}
         return Level(ones, peaks, parts)
+
+    def _part(self, obs: Observation, exact: Array, values: RunValues, others: Mapping[int, Array], axis: int) -> Array:
+        """Noise of the numbers that an observation shows, [arithmetic, value]."""
+        base = self._seen_as(obs, exact, axis)
+        apiece = [self._seen_as(obs, v, axis) - base for v in values.arrays]
+        moved = {i: self._seen_as(obs, v, axis) - base for i, v in others.items()}
+        return np.stack([moved[i] if i in moved else apiece[at] for i, at in enumerate(values.of)])
 
     def _seen_as(self, obs: Observation, value: Array, axis: int) -> Array:
         return measure(obs, value, axis, self.inputs.head_width).astype(np.float64)
@@ -376,17 +361,9 @@ def expected_noise(variance: Array) -> tuple[Array, Array]:
     The mean square of many equal errors hardly varies; where one value is far noisier than the rest, it does.
     """
     n = variance.shape[1]
-    mean, spread = variance.mean(axis=1), np.sqrt(2 * np.sum(variance * variance, axis=1)) / n
+    mean = np.add.reduce(variance, axis=1) / n
+    spread = np.sqrt(2 * np.add.reduce(variance * variance, axis=1)) / n
     return np.sqrt(mean + 3 * spread), 2 * np.sqrt(variance.max(axis=1))
-
-
-def _once(keys: Sequence[Any], todo: Sequence[Callable[[], Array]]) -> list[Array]:
-    """Each made once: equal keys share an array."""
-    made: dict[Any, Array] = {}
-    for key, make in zip(keys, todo, strict=True):
-        if key not in made:
-            made[key] = make()
-    return [made[key] for key in keys]
 
 
 def _narrow(value: Array) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ from assay.verify.judge.arithmetic import product_rows
 
 Array = NDArray[Any]
 _BATCHED = frozenset({"linear", "rms_norm", "rope"})  # operations that are faster on the rows of all lanes at once
+_CALLS = Trait.ELEMENTWISE | Trait.NORM | Trait.EXPERTS  # of these, calls on small values cost more than their work
+_SMALL = 1 << 15  # values of a lane up to which joining lanes costs less than a call for each
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, and again for every visitor
 
 
@@ -123,14 +126,22 @@ def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
-    if len(todo) > 1 and node.op in _BATCHED:
+    if len(todo) > 1 and (node.op in _BATCHED or _joins(node, todo)):
         first = [product_rows(node, lane[0]) for lane in todo]
         rest = [[lane[i] for lane in todo] for i in range(1, len(node.inputs))]
         whole = evaluate(node, [np.concatenate(rows) for rows in (first, *rest)], weights)
-        parts = np.split(whole, np.cumsum([len(rows) for rows in first])[:-1])
+        ends = list(accumulate(map(len, first)))
+        parts = [whole[end - len(rows) : end] for rows, end in zip(first, ends, strict=True)]
         return [parts[i] for i in index]
     values = [evaluate(node, lane, weights) for lane in todo]
     return [values[i] for i in index]
+
+
+def _joins(node: Node, lanes: Lanes) -> bool:
+    """Does the operation treat each row by itself, and are the lanes small enough to be joined for one call?"""
+    if not node.has(_CALLS) or any(x.size > _SMALL for x in lanes[0]):
+        return False
+    return len({len(x) for x in lanes[0]}) == 1
 
 
 class Last:
