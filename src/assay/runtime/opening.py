@@ -34,6 +34,7 @@ from assay.runtime.mtp_draft import HeadDrafter, check_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.registry_models import ReportProgress
 from assay.runtime.sampler import dry_breakers
+from assay.runtime.sequence_errors import NoShift
 from assay.runtime.speculation import Speculator
 from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
@@ -62,6 +63,8 @@ class OpenOptions:
     cache_dir: str | None = None  # a folder in which prefixes outlive the process
     cache_dir_size: int = cache_folder.DEFAULT_BYTES
     lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
+    context_shift: bool = False  # a full context drops its oldest tokens (`context_shift.py`)
+    keep: int = 0  # first tokens that a context shift keeps; -1: the whole prompt
 
 
 class Opened:
@@ -79,6 +82,8 @@ class Opened:
         self.model: Model = model.at(self.n_ctx)
         if options.draft == MTP:
             check_head(self.model)
+        if options.context_shift and not model.graph.state.cuttable:
+            raise NoShift(file.path.name)
         self._shared = SHARED_CACHE if options.cache_size is None else options.cache_size
         self.n_pages = pages_for(max(self._shared, self.n_ctx))
 

@@ -96,8 +96,15 @@ class StepPlanner:
         return min(_MAX_QUEUE_DEPTH, int(_MAX_QUEUE_SECONDS / self.decode_seconds)) if self.decode_seconds else 1
 
     def preempt(self, sequence: Sequence, plan: Plan) -> None:
-        """Move a running sequence to the front of the queue. Its tokens and text stay; its pages are given back."""
-        assert sequence.lease
+        """Take its place from a running sequence, for another one."""
+        self.requeue(sequence)
+        plan.pop(sequence, None)
+        self._on_preempt()
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Move a sequence to the front of the queue. Its tokens and text stay; its pages are given back."""
+        if not sequence.lease:
+            return
         self._pages.close(sequence.lease)
         sequence.lease = None
         sequence.discard_kept()
@@ -105,8 +112,6 @@ class StepPlanner:
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
-        plan.pop(sequence, None)
-        self._on_preempt()
 
     # --- parts of a plan
 

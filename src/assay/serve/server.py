@@ -163,7 +163,7 @@ def _opened(config: Config, pool: ModelPool, offer: Offer) -> ServedModel:
             return entry.under(offer.name, preset)
     made = config.make(offer.name, path, options, config.limits)
     if preset:
-        made.system, made.defaults = preset.system, preset.sampler
+        made.apply(preset)
     return made
 
 

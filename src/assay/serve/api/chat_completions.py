@@ -88,7 +88,7 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     if make is None and tools and not native and not thinking:  # reasoning is not constrained
         make = _offered(entry, family, [tool.function for tool in tools])
     constraint = await common.compile_grammar(make, state.threads) if make else None
-    asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
+    most, shift = common.answer_limits(request, entry, ids, request.max_completion_tokens or request.max_tokens)
     scored = common.scored_tokens(
         limits, (request.top_logprobs or 0) if request.logprobs and not request.stream else None,
         request.n or 1, request.max_completion_tokens or request.max_tokens,
@@ -102,8 +102,9 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
             ids=shared,
             params=common.sampler_params(request, entry, index, origin, biases),
             adapters=common.adapters(request, entry),
-            max_tokens=min(asked, entry.n_ctx - len(ids), scored),
-            stop=common.stops(request),
+            max_tokens=min(most, scored),
+            shift=shift,
+            stop=common.stops(request, entry),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             constraint=constraint,
             show_special=bool(tools) or family.marked,

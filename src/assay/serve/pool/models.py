@@ -61,13 +61,20 @@ class ServedModel(Opened):
         self.base = self  # whose engine it uses: another one for a preset of a model that is here too
         self.system = ""  # message for conversations that begin without one
         self.defaults: Mapping[str, float] = {}  # sampler settings of requests that leave them out
+        self.stop: tuple[str, ...] = ()  # stop strings of requests that leave them out
+        self.max_tokens: int | None = None  # of answers to requests that set no limit
 
     def under(self, name: str, preset: Preset | None) -> ServedModel:
         """The same model under another name and with the settings of a preset. It uses the engine of this one."""
         found = copy.copy(self)
         found.id, found.base, found.worker = name, self.base, None
-        found.system, found.defaults = (preset.system, preset.sampler) if preset else ("", {})
+        found.apply(preset or Preset(name, self.base.id))
         return found
+
+    def apply(self, preset: Preset) -> None:
+        """Answer with the settings of a preset."""
+        self.system, self.defaults = preset.system, preset.sampler
+        self.stop, self.max_tokens = preset.stop, preset.max_tokens
 
     async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         """Load the model and return its backend."""
