@@ -105,6 +105,8 @@ def test_openai_responses_with_tools_and_schemas(openai_client: Any) -> None:
         events = list(stream)
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
     assert json.loads(done.arguments) == json.loads(call.arguments)
+    parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert len(parts) > 2 and "".join(parts) == done.arguments
     answered = [*ASK, call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
     again = openai_client.responses.create(model="tiny", input=answered, tools=tools, max_output_tokens=4)
     assert again.status in ("completed", "incomplete")

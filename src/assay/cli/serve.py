@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-size", type=whole(1, MOST_TOKENS), metavar="N",
                        help="KV cache size in tokens, for all sequences (default: 16384, or one context)")  # fmt: skip
     group.add_argument("--context-shift", action="store_true",
-                       help="go on when the context is full, without its oldest tokens (default: the answer ends)")  # fmt: skip
+                       help="go on without the oldest tokens when a context is full (default: end there)")  # fmt: skip
     group.add_argument("--keep", type=whole(-1), default=0, metavar="N",
                        help="first tokens that --context-shift keeps, for requests without n_keep (default 0; -1: the "
                        "prompt)")  # fmt: skip

@@ -69,9 +69,8 @@ def parse(name: str, table: Any, where: str) -> Preset:
     sampler: dict[str, float] = {}
     for key, value in table.items():
         known = _OTHER_NAMES.get(key, key)
-        if key in _TEXTS and isinstance(value, str):
-            given[key] = value
-        elif key in _COUNTS and type(value) is int and _COUNTS[key] <= value < 2**31:
+        counted = key in _COUNTS and type(value) is int and _COUNTS[key] <= value < 2**31
+        if counted or (key in _TEXTS and isinstance(value, str)):
             given[key] = value
         elif key in _LISTS and _is_list(key, [value] if key == "stop" and isinstance(value, str) else value):
             given[key] = (value,) if isinstance(value, str) else tuple(value)

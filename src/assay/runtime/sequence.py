@@ -180,7 +180,8 @@ class Sequence(Progress):
         self._thinking = BudgetWatch(job.thinking, tokenizer) if job.thinking else None
         self._top_k = top_k_needed(job.params)
         longest = n_ctx + 1 if job.max_tokens is None else min(n_ctx + 1, self.n_prompt + job.max_tokens)
-        self._only_eos_below = 0 if job.stop or self.constraint or job.shift else longest  # with fewer ids, only EOS can end it
+        others = job.stop or self.constraint or job.shift
+        self._only_eos_below = 0 if others else longest  # with fewer ids, only EOS can end it
         self.ended_before: tuple[str, str] | None = None  # last text and reason, if the given answer is complete
         self._resumed_text = ""  # of the last token of the given answer
         for i, token in enumerate(job.answered):
