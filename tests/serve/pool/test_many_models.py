@@ -126,7 +126,9 @@ def test_presets_are_made_copied_and_deleted(url: str, home: Path) -> None:
         return httpx.post(f"{url}/api/{route}", json=body, timeout=30)
 
     assert post("create", model="short", **{"from": "nothing"}).status_code == 404
-    made = post("create", model="short", system="b" * 40, **{"from": "one"}, parameters={"top_p": 0.5, "num_predict": 3})
+    made = post(
+        "create", model="short", system="b" * 40, **{"from": "one"}, parameters={"top_p": 0.5, "num_predict": 3}
+    )
     assert json.loads(made.text.splitlines()[-1]) == {"status": "success"}
     assert post("copy", source="short", destination="again").status_code == 200
     assert chat(url, "again")["prompt_eval_count"] == chat(url, "short")["prompt_eval_count"]

@@ -99,7 +99,7 @@ class ServedModel(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
-            speculator=self.speculator(), folder=self.folder(),
+            speculator=self.speculator(engine), folder=self.folder(),
         )  # fmt: skip
         return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
 
