@@ -467,10 +467,9 @@ class Scheduler:
         """Let sequences whose context is full go on without their oldest tokens. The rest is computed as a prompt."""
         for sequence in sequences:
             if sequence.full and not sequence.finished and not sequence.blocked:
-                self._planner.requeue(sequence)
+                self._planner.shift(sequence)
                 if self.speculator and self.speculator.drafter:
                     self.speculator.drafter.forget(sequence)
-                sequence.shift()
 
     def _queue_updates(self, sequence: Sequence, drawn: list[Update]) -> None:
         """Queue the updates of drawn tokens; the last may end the sequence."""

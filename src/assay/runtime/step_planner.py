@@ -96,15 +96,8 @@ class StepPlanner:
         return min(_MAX_QUEUE_DEPTH, int(_MAX_QUEUE_SECONDS / self.decode_seconds)) if self.decode_seconds else 1
 
     def preempt(self, sequence: Sequence, plan: Plan) -> None:
-        """Take its place from a running sequence, for another one."""
-        self.requeue(sequence)
-        plan.pop(sequence, None)
-        self._on_preempt()
-
-    def requeue(self, sequence: Sequence) -> None:
-        """Move a sequence to the front of the queue. Its tokens and text stay; its pages are given back."""
-        if not sequence.lease:
-            return
+        """Move a running sequence to the front of the queue. Its tokens and text stay; its pages are given back."""
+        assert sequence.lease
         self._pages.close(sequence.lease)
         sequence.lease = None
         sequence.discard_kept()
@@ -112,6 +105,17 @@ class StepPlanner:
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
+        plan.pop(sequence, None)
+        self._on_preempt()
+
+    def shift(self, sequence: Sequence) -> None:
+        """Drop the oldest tokens of a full context. A running sequence keeps its place and computes the rest anew, in
+        its fair share of prompt tokens."""
+        lease, sequence.lease = sequence.lease, None
+        sequence.shift()
+        if lease:
+            self._pages.close(lease)
+            sequence.lease = self._pages.open(sequence.ids, sequence.salt)
 
     # --- parts of a plan
 

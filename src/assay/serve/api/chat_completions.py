@@ -245,7 +245,7 @@ class ChoiceBuilder:
 
     def _begin(self, name: str, arguments: str) -> dict[str, Any]:
         """The delta of a new call: all of it, or its name and the beginning of its arguments."""
-        call = {
+        call: dict[str, Any] = {
             "index": len(self._calls),
             "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
             "type": "function",

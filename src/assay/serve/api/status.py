@@ -18,7 +18,6 @@ from assay.serve.http.exchange import HttpReply, json_reply
 from assay.serve.pool.models import ServedModel
 from assay.version import __version__
 
-
 _OFFERED = 200  # names of offered models in a reply
 
 

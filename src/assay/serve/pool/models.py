@@ -394,10 +394,11 @@ class ModelPool:
     @property
     def used(self) -> int:
         """Bytes of the models that are in memory or being loaded."""
-        used = sum(e.bytes for e in self._bases() if e.worker or e.loading)
+        return sum(e.bytes for e in self._bases() if e.worker or e.loading)
+
+    def _measure(self) -> None:
         self._metrics.models_loaded.set(sum(e.worker is not None for e in self._bases()))
-        self._metrics.models_bytes.set(used)
-        return used
+        self._metrics.models_bytes.set(self.used)
 
     async def _load(self, entry: ServedModel) -> None:
         entry.loading, entry.progress = True, ("", 0, 0)
@@ -414,7 +415,7 @@ class ModelPool:
         if not task.cancelled() and task.exception() is None:
             entry.worker = task.result()
             entry.used = entry.loaded = time.monotonic()
-        self.used
+        self._measure()
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
@@ -437,7 +438,7 @@ class ModelPool:
                 await worker.end(ApiError("internal_error", "the model was unloaded"))
             finally:
                 entry.loading = False
-                self.used
+                self._measure()
 
     def abort(self, error: ApiError) -> None:
         """End everything that still runs with `error`."""
