@@ -92,7 +92,7 @@ def test_a_draft_model_changes_nothing_but_speed(opened: Opened, tmp_path: Path)
     other = tiny.make(tmp_path / "other.gguf", n_ctx=512, n_layer=1, seed=5)
     for path in (opened.file.path, other):
         asked = open_model(opened.file.path, replace(opened.options, draft=str(path)))
-        speculator = asked.speculator()
+        speculator = asked.speculator(asked.engine())
         assert speculator and speculator.drafter
         speculator._draft_seconds = 1e-9  # it seems free, so every step asks it
         assert [told(result) for result in results(opened, speculator, work)] == plain
@@ -103,7 +103,7 @@ def test_a_draft_of_another_vocabulary_is_refused(opened: Opened, tmp_path: Path
     renamed = [*tiny.TOKENS[:-1], "▁another"]
     other = tiny.make(tmp_path / "other.gguf", metadata={"tokenizer.ggml.tokens": renamed})
     with pytest.raises(AssayError, match=r"--draft .*another vocabulary .*same family"):
-        open_model(opened.file.path, replace(opened.options, draft=str(other))).speculator()
+        open_model(opened.file.path, replace(opened.options, draft=str(other))).speculator(opened.engine())
 
 
 def test_a_full_cache_has_no_room_for_drafts(opened: Opened) -> None:

@@ -105,6 +105,8 @@ def test_openai_responses_with_tools_and_schemas(openai_client: Any) -> None:
         events = list(stream)
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
     assert json.loads(done.arguments) == json.loads(call.arguments)
+    parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert len(parts) > 2 and "".join(parts) == done.arguments
     answered = [*ASK, call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
     again = openai_client.responses.create(model="tiny", input=answered, tools=tools, max_output_tokens=4)
     assert again.status in ("completed", "incomplete")
@@ -395,3 +397,36 @@ def test_litellm(server: Server, dialect: str) -> None:
         model=f"{dialect}/tiny", messages=ASK, api_base=base, api_key="none", temperature=0, max_tokens=4
     )
     assert found.choices[0].message.content == expected(server)
+    if dialect == "openai":
+        asked = {"model": "openai/tiny", "messages": ASK, "api_base": base, "api_key": "none", "max_tokens": 100}
+        parts = litellm.completion(**asked, tools=TOOLS, tool_choice="required", stream=True)
+        (call,) = litellm.stream_chunk_builder(list(parts), messages=ASK).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["town"] in ("oslo", "rome")
+
+
+@pytest.mark.slow
+def test_litellm_as_anthropic(server: Server) -> None:
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    found = litellm.completion(
+        model="anthropic/tiny", messages=ASK, api_base=server.url, api_key="none", temperature=0, max_tokens=4
+    )
+    assert found.choices[0].message.content == expected(server)
+
+
+@pytest.mark.slow
+def test_llama_index(server: Server) -> None:
+    package = pytest.importorskip(
+        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like is not installed"
+    )
+    chat = pytest.importorskip("llama_index.core.llms").ChatMessage
+    model = package.OpenAILike(
+        model="tiny", api_base=f"{server.url}/v1", api_key="none", is_chat_model=True, is_function_calling_model=True,
+        context_window=512, temperature=0, max_tokens=4,
+    )  # fmt: skip
+    ask = [chat(role="user", content="hello the world")]
+    assert model.chat(ask).message.content == expected(server)
+    assert "".join(part.delta or "" for part in model.stream_chat(ask)) == expected(server)
+    model.max_tokens = 100
+    made = model.chat(ask, tools=TOOLS, tool_choice="required")
+    (call,) = model.get_tool_calls_from_response(made)
+    assert call.tool_kwargs["town"] in ("oslo", "rome")

@@ -53,6 +53,39 @@ def test_a_call_that_was_cut_off_is_no_content(server: Server) -> None:
         assert not choice["message"]["content"] and "tool_calls" not in choice["message"]
 
 
+def test_a_streamed_call_that_was_cut_off_has_no_marks(server: Server) -> None:
+    for n in (4, 12, 24):
+        body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": n, "stream": True}
+        text = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).text
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert not any(event["choices"][0]["delta"].get("content") for event in events)
+
+
+def test_a_full_context_is_shifted(start: Start, tiny: Path) -> None:
+    """The tokens after a shift are those of a request with the tokens that stayed."""
+    given = {"prompt": [1, 5, 9, 12], "n_predict": 90, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+    server = start([("tiny", tiny)], options={"ctx_size": 64, "context_shift": True, "keep": 2, "threads": 1})
+
+    def ask(**more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.post(f"{server.url}/completion", json=given | more, timeout=60).json()
+        return found
+
+    found = ask()
+    assert found["truncated"] and found["tokens_predicted"] == 90 and found["stop_type"] == "limit"
+    first = [1, 5, 9, 12, *found["tokens"][:61]]
+    bos = httpx.post(f"{server.url}/tokenize", json={"content": "", "add_special": True}).json()["tokens"]
+    keep = 2 + len(bos)
+    stayed = [*first[:keep], *first[keep + (64 - keep) // 2 :]]
+    after = ask(prompt=stayed, n_predict=20)
+    assert not after["truncated"] and after["tokens"] == found["tokens"][61:81]
+    other = ask(n_keep=-1)["tokens"]
+    assert other != found["tokens"]
+    options = {"num_predict": 90, "num_keep": -1, "temperature": 0}
+    body = {"model": "tiny", "prompt": "hello", "raw": True, "options": options, "stream": False}
+    assert httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()["eval_count"] <= 90
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

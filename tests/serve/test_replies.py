@@ -101,8 +101,11 @@ def test_a_required_call_of_each_family(served: Server, name: str) -> None:
     function = found["message"]["tool_calls"][0]["function"]
     assert function["name"] == "weather" and json.loads(function["arguments"])["town"] in ("oslo", "rome")
     assert found["message"]["content"] is None
-    streamed = [call for delta in deltas(served, name, **options) for call in delta.get("tool_calls", ())]
-    assert [(call["index"], call["function"]) for call in streamed] == [(0, function)]
+    first, *parts = [call for delta in deltas(served, name, **options) for call in delta.get("tool_calls", ())]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "weather")
+    assert all(set(part) == {"index", "function"} and set(part["function"]) == {"arguments"} for part in parts)
+    assert "".join(call["function"]["arguments"] for call in (first, *parts)) == function["arguments"]
+    assert len(parts) > 2 or name == "gemma4"  # whose notation is read at its end
 
 
 def prompt(server: Server, model: str, messages: list[dict[str, Any]], **given: Any) -> str:

@@ -95,6 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens computed per step (default 128)")
     group.add_argument("--cache-size", type=whole(1, MOST_TOKENS), metavar="N",
                        help="KV cache size in tokens, for all sequences (default: 16384, or one context)")  # fmt: skip
+    group.add_argument("--context-shift", action="store_true",
+                       help="go on without the oldest tokens when a context is full (default: end there)")  # fmt: skip
+    group.add_argument("--keep", type=whole(-1), default=0, metavar="N",
+                       help="first tokens that --context-shift keeps, for requests without n_keep (default 0; -1: the "
+                       "prompt)")  # fmt: skip
     group.add_argument("--cache-dir", metavar="DIR", type=common.text_argument,
                        help="keep computed prefixes in this folder, also over a restart")  # fmt: skip
     group.add_argument("--cache-dir-size", type=size, metavar="SIZE",
@@ -161,6 +166,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.receipts is not None and args.lora:
         raise AssayError("--receipts: not with --lora: a receipt does not name adapters")
+    if args.context_shift and args.receipts is not None:
+        raise AssayError("--receipts: not with --context-shift: a receipt holds one context")
+    if args.context_shift and args.cluster is not None:
+        raise AssayError("--context-shift: not with --cluster: replicas end an answer where its context is full")
     if args.lora and args.cluster is not None:
         raise AssayError("--lora: not with --cluster: replicas have no adapters")
     if args.cache_dir is not None and args.cluster is not None:
@@ -202,6 +211,8 @@ def run(args: argparse.Namespace) -> int:
             draft=args.draft,
             state_slots=args.state_slots,
             lora=tuple(args.lora),
+            context_shift=args.context_shift,
+            keep=args.keep,
             cache_dir=args.cache_dir,
             cache_dir_size=args.cache_dir_size or DEFAULT_BYTES,
         ),

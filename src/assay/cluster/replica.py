@@ -102,7 +102,7 @@ class Replica:
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
-            speculator=self.opened.speculator(),
+            speculator=self.opened.speculator(self.engine),
         )  # fmt: skip
         self.held = HeldPrefixes(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)

@@ -94,7 +94,7 @@ class LanguageModel:
         self.n_ctx = opened.n_ctx
         self.engine = opened.engine(progress, scheduled=True)
         self.generator = Generator(
-            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, speculator=opened.speculator(),
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, speculator=opened.speculator(self.engine),
             folder=opened.folder(),
         )  # fmt: skip
         self._closed = False

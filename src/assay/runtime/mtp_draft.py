@@ -70,6 +70,9 @@ class HeadDrafter(Drafter):
         graph = self._model.draft
         if graph is None or engine.beside is None:
             raise AssayError(f"--draft mtp: engine {engine.name} cannot run a draft head; use --engine cpu")
+        self.close()  # of an earlier scheduler
+        self._behind.clear()
+        self._ends.clear()
         self.engine, self._pages, self._open = engine.beside(graph, engine.n_pages), pages, True
         if self.engine.copy_page:
             pages.also_copy(self.engine.copy_page)

@@ -26,7 +26,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter
-from assay.runtime import cache_folder, hub
+from assay.runtime import cache_folder, draft_choice, hub
 from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
@@ -34,6 +34,7 @@ from assay.runtime.mtp_draft import HeadDrafter, check_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.registry_models import ReportProgress
 from assay.runtime.sampler import dry_breakers
+from assay.runtime.sequence_errors import NoShift
 from assay.runtime.speculation import Speculator
 from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
@@ -41,6 +42,7 @@ from assay.text import ChatTemplate, Tokenizer
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
 _LARGEST_SCALE = 1e4  # of an adapter
 MTP = "mtp"  # instead of the name of a draft model: the draft head of the file itself
+AUTO = "auto"  # or the fastest way, measured when the model is loaded; auto:MODEL also measures a draft model
 SHARED_CACHE = 16384  # cache positions of all sequences together, unless one context is larger
 
 
@@ -57,11 +59,13 @@ class OpenOptions:
     template: str | None = None  # a chat template by name or file, instead of the file's own
     template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
     lookahead: bool = True  # speculative decoding where it is faster; the text is the same
-    draft: str | None = None  # a small model with the same vocabulary, to draft tokens; or "mtp": the file's own head
+    draft: str | None = None  # a small model with the same vocabulary, to draft tokens; or "mtp", "auto", "auto:MODEL"
     state_slots: int | None = None  # states of a fixed size: one for each sequence at once, the others for snapshots
     cache_dir: str | None = None  # a folder in which prefixes outlive the process
     cache_dir_size: int = cache_folder.DEFAULT_BYTES
     lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
+    context_shift: bool = False  # a full context drops its oldest tokens (`context_shift.py`)
+    keep: int = 0  # first tokens that a context shift keeps; -1: the whole prompt
 
 
 class Opened:
@@ -79,6 +83,9 @@ class Opened:
         self.model: Model = model.at(self.n_ctx)
         if options.draft == MTP:
             check_head(self.model)
+        if options.context_shift and not model.graph.state.cuttable:
+            raise NoShift(file.path.name)
+        self.draft_choice = ""  # what --draft auto measured and chose
         self._shared = SHARED_CACHE if options.cache_size is None else options.cache_size
         self.n_pages = pages_for(max(self._shared, self.n_ctx))
 
@@ -139,7 +146,7 @@ class Opened:
         apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
-        head = self.model.draft if self.options.draft == MTP else None
+        head = self.model.draft if self.options.draft == MTP or self._measures_drafts else None
         pages += self.n_pages * page_bytes(head, kv_type) if head else 0
         return pages + self.states.bytes
 
@@ -199,17 +206,41 @@ class Opened:
         o = self.options
         return cache_folder.open_folder(o.cache_dir, o.cache_dir_size) if o.cache_dir is not None else None
 
-    def speculator(self) -> Speculator | None:
+    @property
+    def _measures_drafts(self) -> bool:
+        return (self.options.draft or "").partition(":")[0] == AUTO
+
+    def speculator(self, engine: PagedEngine) -> Speculator | None:
         """Speculative decoding for the engine's sequences. With a draft model this is as slow as `engine`."""
         o = self.options
-        if not o.lookahead:
+        if not o.lookahead or not self.model.graph.generates:
             return None
         if o.draft is None:
             return Speculator()
         if o.draft == MTP:
             return Speculator(HeadDrafter(self.model))
-        small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
-        check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
+        if not self._measures_drafts:
+            return self._drafted_by(o.draft)
+        small = o.draft.partition(":")[2]
+        ways: dict[str, draft_choice.Maker] = {"none": lambda: None, "ngram": Speculator}
+        if self.model.draft is not None and engine.beside is not None:
+            ways[MTP] = lambda: Speculator(HeadDrafter(self.model))
+        if small:
+            ways[small] = lambda: self._drafted_by(small)
+        found, self.draft_choice = draft_choice.choose(engine, self.tokenizer, ways)
+        return found
+
+    def _drafted_by(self, name: str) -> Speculator:
+        """Drafts of a small model."""
+        file = open_file(hub.resolve(name))
+        if str(file.metadata.get("general.architecture", "")).startswith("eagle"):
+            raise AssayError(
+                f"--draft {name}: is an EAGLE-3 head, which assay cannot run; use --draft MODEL with a small model of "
+                "the same vocabulary, or --draft mtp if the model's own file has a head"
+            )
+        options = replace(self.options, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None)
+        small = Opened(file, replace(options, context_shift=False, lora=()))
+        check_vocabularies(small.tokenizer, self.tokenizer, name)
         return Speculator(DraftModel(small.engine(scheduled=True)))
 
 

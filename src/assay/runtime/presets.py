@@ -4,6 +4,8 @@
     model = "qwen3:8b"              # as for `assay run`: a path, a name, hf:…, ollama:…
     system = "You write Python."    # for conversations that begin without a system message
     temperature = 0.2               # sampler settings under the names of the HTTP routes
+    stop = ["\\n\\n"]               # stop strings of requests that have none
+    max_tokens = 2048               # limit of requests that have none
     draft = "qwen3:0.6b"
     lora = ["style.gguf=0.8"]
     ctx_size = 16384
@@ -32,6 +34,9 @@ _LARGEST = 1 << 20  # bytes of a file of presets
 _OTHER_NAMES = {"temperature": "temp", "typical_p": "typical"}  # of the HTTP routes -> of SamplerParams
 _SAMPLER = {item.name for item in fields(SamplerParams)} - {"seed", "logit_bias", "dry_breakers"}
 _TEXTS = ("model", "system", "draft")
+_COUNTS = {"ctx_size": 0, "max_tokens": 1}  # whole numbers, and the least of each
+_LISTS = {"lora": 64, "stop": 16}  # lists of texts, and how many each may have
+_STOP_LENGTH = 256  # characters of a stop string
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Preset:
     lora: tuple[str, ...] = ()  # FILE or FILE=SCALE
     ctx_size: int | None = None
     sampler: Mapping[str, float] = field(default_factory=dict)  # under the names of SamplerParams
+    stop: tuple[str, ...] = ()  # of requests without stop strings
+    max_tokens: int | None = None  # of requests without a limit
 
     @property
     def shares(self) -> bool:
@@ -62,17 +69,25 @@ def parse(name: str, table: Any, where: str) -> Preset:
     sampler: dict[str, float] = {}
     for key, value in table.items():
         known = _OTHER_NAMES.get(key, key)
-        if (key in _TEXTS and isinstance(value, str)) or (key == "ctx_size" and type(value) is int and value >= 0):
+        counted = key in _COUNTS and type(value) is int and _COUNTS[key] <= value < 2**31
+        if counted or (key in _TEXTS and isinstance(value, str)):
             given[key] = value
-        elif key == "lora" and isinstance(value, list) and all(isinstance(item, str) for item in value):
-            given[key] = tuple(value)
+        elif key in _LISTS and _is_list(key, [value] if key == "stop" and isinstance(value, str) else value):
+            given[key] = (value,) if isinstance(value, str) else tuple(value)
         elif known in _SAMPLER and isinstance(value, int | float) and not isinstance(value, bool):
             sampler[known] = value
         else:
-            settings = ", ".join(sorted({*_TEXTS, "lora", "ctx_size", "temperature", *_SAMPLER} - {"temp"}))
+            settings = ", ".join(sorted({*_TEXTS, *_LISTS, *_COUNTS, "temperature", *_SAMPLER} - {"temp"}))
             raise AssayError(f"{where}: preset {name}: {key} = {value!r:.40} is not a setting; there are {settings}")
     SamplerParams(**sampler)  # type: ignore[arg-type]  # refuses values out of range
     return Preset(**given, sampler=sampler)
+
+
+def _is_list(key: str, value: Any) -> bool:
+    """Whether a setting is a list of texts. A stop string has 1 to 256 characters, as in a request."""
+    if not isinstance(value, list) or len(value) > _LISTS[key] or not all(isinstance(item, str) for item in value):
+        return False
+    return key != "stop" or all(1 <= len(item) <= _STOP_LENGTH for item in value)
 
 
 def read(path: Path) -> list[Preset]:
@@ -107,7 +122,8 @@ def store(presets: Iterable[Preset]) -> None:
 
 def _as_toml(preset: Preset) -> str:
     said = {"model": preset.model, "system": preset.system, "draft": preset.draft, "lora": list(preset.lora),
-            "ctx_size": preset.ctx_size, **preset.sampler}  # fmt: skip
+            "ctx_size": preset.ctx_size, "stop": list(preset.stop), "max_tokens": preset.max_tokens,
+            **preset.sampler}  # fmt: skip
     lines = [f"{key} = {_toml_value(value)}" for key, value in said.items() if value not in (None, "", [])]
     return "\n".join([f"[{json.dumps(preset.name)}]", *lines, ""])
 

@@ -24,7 +24,7 @@ from assay.runtime.pages import Pages
 from assay.runtime.prefix_store import PrefixStore
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
-from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError, NoLogits
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError, NoLogits, NoShift
 from assay.runtime.speculation import Drafter, Speculator
 from assay.runtime.step_planner import Plan, StepPlanner
 from assay.text import Tokenizer
@@ -182,6 +182,8 @@ class Scheduler:
         """A sequence for the job, ready to be added."""
         if not job.keep and not self.engine.graph.generates:
             raise NoLogits(self.engine.model.file.path.name)
+        if job.shift and not self.engine.graph.state.cuttable:
+            raise NoShift(self.engine.model.file.path.name)
         sequence = Sequence(job, self.tokenizer, self.n_ctx, sink)
         known = self.engine.adapters
         asked = enumerate(adapter.scale for adapter in known) if job.adapters is None else sorted(job.adapters)
@@ -305,6 +307,7 @@ class Scheduler:
         for drawing in drawings:
             self._commit_drawn(drawing)
             self._take_back(drawing)
+        self._shift_full([drawing.sequence for drawing in drawings])
         n = sum(plan.values()) + (sum(len(results) - 1 for results in run.results) if run else 0)
         self.meter.step(n, len(plan), computed - started, time.monotonic() - computed)
 
@@ -386,6 +389,7 @@ class Scheduler:
         self._draw_rows(drawings, drawings)
         for drawing in drawings:
             self._commit_drawn(drawing)
+        self._shift_full(blocked)
         return [sequence for sequence in blocked if sequence.blocked]
 
     def _await_constraints(self, drawings: list[_Drawing], is_done: Callable[[Sequence], bool]) -> None:
@@ -458,6 +462,14 @@ class Scheduler:
         if self._reads and output and self.speculator and self.speculator.drafter:
             kept = {name: output.nodes[name][: lease.length - drawing.start] for name in self._reads}
             self.speculator.drafter.observe(sequence, drawing.start, kept)
+
+    def _shift_full(self, sequences: list[Sequence]) -> None:
+        """Let sequences whose context is full go on without their oldest tokens. The rest is computed as a prompt."""
+        for sequence in sequences:
+            if sequence.full and not sequence.finished and not sequence.blocked:
+                self._planner.shift(sequence)
+                if self.speculator and self.speculator.drafter:
+                    self.speculator.drafter.forget(sequence)
 
     def _queue_updates(self, sequence: Sequence, drawn: list[Update]) -> None:
         """Queue the updates of drawn tokens; the last may end the sequence."""

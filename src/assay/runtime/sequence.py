@@ -16,6 +16,7 @@ import numpy as np
 
 from assay.engines.contract import Array, TopK
 from assay.errors import AssayError
+from assay.runtime.context_shift import ContextShift
 from assay.runtime.draws import Draws, fresh_seed
 from assay.runtime.ngram_draft import NgramDraft
 from assay.runtime.pages import Lease
@@ -101,6 +102,7 @@ class Job:
     thinking: ThinkingBudget | None = None  # ends reasoning that takes too long
     receipt: bool = False  # hash the logits of every token that is drawn (`receipts.py`)
     adapters: tuple[tuple[int, float], ...] | None = None  # number and scale of each; None: as the engine was opened
+    shift: ContextShift | None = None  # go on when the context is full; None: end there
 
 
 class Update(NamedTuple):
@@ -133,7 +135,8 @@ class Progress:
         self.job = job
         self.sink = sink
         self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
-        self.ids = list(job.ids)  # prompt and answer
+        self.ids = list(job.ids)  # prompt and answer, without the tokens that a context shift dropped
+        self.dropped = 0  # by context shifts
         self.n_prompt = len(job.ids)
         self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, if they were requested
         self.nodes: dict[str, list[Array]] = {}
@@ -146,7 +149,7 @@ class Progress:
 
     @property
     def generated(self) -> int:
-        return len(self.ids) - self.n_prompt
+        return len(self.ids) + self.dropped - self.n_prompt
 
 
 class Sequence(Progress):
@@ -177,7 +180,8 @@ class Sequence(Progress):
         self._thinking = BudgetWatch(job.thinking, tokenizer) if job.thinking else None
         self._top_k = top_k_needed(job.params)
         longest = n_ctx + 1 if job.max_tokens is None else min(n_ctx + 1, self.n_prompt + job.max_tokens)
-        self._only_eos_below = 0 if job.stop or self.constraint else longest  # with fewer ids, only EOS can end it
+        others = job.stop or self.constraint or job.shift
+        self._only_eos_below = 0 if others else longest  # with fewer ids, only EOS can end it
         self.ended_before: tuple[str, str] | None = None  # last text and reason, if the given answer is complete
         self._resumed_text = ""  # of the last token of the given answer
         for i, token in enumerate(job.answered):
@@ -191,6 +195,8 @@ class Sequence(Progress):
                 )
             self.ended_before = (text, finish) if finish else None
             self._resumed_text = text
+            if self.full and not finish:
+                self.shift()
 
     @property
     def computed(self) -> int:
@@ -229,6 +235,19 @@ class Sequence(Progress):
         left = self._n_ctx - len(self.ids)
         return left if self.job.max_tokens is None else min(left, self.job.max_tokens - self.generated - 1)
 
+    @property
+    def full(self) -> bool:
+        """True if the last token has no position in the context."""
+        return len(self.ids) > self._n_ctx
+
+    def shift(self) -> None:
+        """Drop the oldest tokens of a full context. Nothing of the rest is computed then (`context_shift.py`)."""
+        assert self.job.shift and self.lease is None
+        start, end = self.job.shift.dropped(self.n_prompt, self._n_ctx)
+        del self.ids[start:end]
+        self.dropped += end - start
+        self.ngrams = NgramDraft()
+
     def collect(self, nodes: Mapping[str, Array]) -> None:
         """Store or pool the kept nodes of a chunk."""
         for name, value in nodes.items():
@@ -258,9 +277,9 @@ class Sequence(Progress):
         elif isinstance(logits, TopK) and self._top_k == 1:
             choice = Choice(argmax_of_top(logits))
         elif isinstance(logits, TopK):
-            choice = Choice(sample_from_top(logits, job.params, Draws(self.seed, len(self.ids))))
+            choice = Choice(sample_from_top(logits, job.params, Draws(self.seed, len(self.ids) + self.dropped)))
         else:
-            numbers = Draws(self.seed, len(self.ids))
+            numbers = Draws(self.seed, len(self.ids) + self.dropped)
             allowed = constraint.mask(logits) if constraint else logits
             choice = sample(allowed, self.ids, job.params, numbers)
             if job.logprobs is not None:
@@ -312,7 +331,7 @@ class Sequence(Progress):
 
     def ended_by_resume(self) -> Update | None:
         """The end of an answer that was given whole: its constraint allows no further token."""
-        if self.constraint and self.constraint.complete and len(self.ids) == len(self.job.ids) + len(self.job.answered):
+        if self.constraint and self.constraint.complete and self.generated == len(self.job.answered):
             return Update(None, self._resumed_text + self.flush_text(), "grammar")
         return None
 
@@ -350,4 +369,4 @@ class Sequence(Progress):
             return "grammar"
         if self.job.max_tokens is not None and self.generated >= self.job.max_tokens:
             return "length"
-        return "context" if len(self.ids) > self._n_ctx else None
+        return "context" if self.full and not self.job.shift else None

@@ -37,6 +37,15 @@ class NoLogits(AssayError):
         super().__init__(f"{what}: is an encoder, which embeds text and cannot generate it; use `assay embed`")
 
 
+class NoShift(AssayError):
+    """A context shift was asked of a model with a recurrent state."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: cannot shift its context: its recurrent state cannot be cut; leave out --context-shift"
+        )
+
+
 class GrammarError(AssayError):
     """A schema or a grammar does not compile; `param` is the request's field that has it."""
 

@@ -108,6 +108,15 @@ class StepPlanner:
         plan.pop(sequence, None)
         self._on_preempt()
 
+    def shift(self, sequence: Sequence) -> None:
+        """Drop the oldest tokens of a full context. A running sequence keeps its place and computes the rest anew, in
+        its fair share of prompt tokens."""
+        lease, sequence.lease = sequence.lease, None
+        sequence.shift()
+        if lease:
+            self._pages.close(lease)
+            sequence.lease = self._pages.open(sequence.ids, sequence.salt)
+
     # --- parts of a plan
 
     def _plan_decoding(self, plan: Plan) -> None:

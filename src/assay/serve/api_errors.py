@@ -14,6 +14,7 @@ from assay.runtime.sequence_errors import (
     GrammarError,
     NoGrammars,
     NoLogits,
+    NoShift,
     QueueFull,
 )
 
@@ -103,6 +104,7 @@ CODES: dict[type[BaseException], str] = {
     EngineFailed: "internal_error",
     NoGrammars: "unsupported",
     NoLogits: "unsupported",
+    NoShift: "unsupported",
     GrammarError: "invalid_grammar",
     AssayError: "invalid_value",
 }

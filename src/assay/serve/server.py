@@ -112,8 +112,9 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     def loaded(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not task.exception():
             ready(url)
-            for line in filter(None, map(states_line, entries)):
-                config.report(line)
+            for line in (*map(states_line, entries), *(entry.draft_choice for entry in entries)):
+                if line:
+                    config.report(line)
 
     loading.add_done_callback(loaded)
     try:
@@ -163,7 +164,7 @@ def _opened(config: Config, pool: ModelPool, offer: Offer) -> ServedModel:
             return entry.under(offer.name, preset)
     made = config.make(offer.name, path, options, config.limits)
     if preset:
-        made.system, made.defaults = preset.system, preset.sampler
+        made.apply(preset)
     return made
 
 

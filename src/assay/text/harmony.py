@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 
+from assay.text.call_stream import CallStream
 from assay.text.calls import Call, Tools
 from assay.text.marks import Scanner
 
@@ -20,8 +21,10 @@ _CONTENT, _REASONING, _CALL = range(3)
 
 
 class Harmony(Scanner):
-    def __init__(self, tools: Tools | None, *, apart: bool) -> None:
+    def __init__(self, tools: Tools | None, *, apart: bool, stream: bool = False) -> None:
         super().__init__()
+        self._streams = stream
+        self._stream: CallStream | None = None  # of the current call
         self._tools, self._apart = tools, apart
         self._heading: str | None = None  # heading of the current message, with marks; None between messages
         self._kind: int | None = None  # None until the heading is complete
@@ -62,6 +65,10 @@ class Harmony(Scanner):
         known = called and ("to=functions." in heading or self._name in (self._tools.arguments if self._tools else ()))
         analysis = channel is not None and channel[1] == "analysis"
         self._kind = _CALL if known else _REASONING if analysis and self._apart else _CONTENT
+        offered = self._tools is not None and self._name in self._tools.arguments
+        self._stream = None
+        if self._streams and self._kind == _CALL and offered and self._tools:
+            self._stream = CallStream("harmony", self._tools, self._name)
         return True
 
     def _message(self, final: bool) -> bool:
@@ -72,6 +79,8 @@ class Harmony(Scanner):
             self.say(text, final=final or mark is not None)
         else:
             self._body += text
+            if self._stream:
+                self.out.parts += self._stream.feed(text, end=final or mark is not None)
         if mark is None and not final:
             return False
         if self._kind == _CALL:
@@ -87,9 +96,12 @@ class Harmony(Scanner):
             readable = isinstance(json.loads(self._body), dict)
         except (ValueError, RecursionError):
             readable = False
-        if readable:
+        begun = self._stream is not None and self._stream.begun > 0
+        if readable and not begun:
             self.out.calls.append(Call(self._name, self._body.strip()))
-        elif self.cut:
+        elif self.cut and not readable:
             self.out.cut = True
+        elif begun:
+            return
         else:
             self.say(f"{self._heading}{self._body}", final=True)

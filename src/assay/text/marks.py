@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from assay.text.call_stream import CallPart
 from assay.text.calls import Call
 
 
 @dataclass
 class ReplyPiece:
-    """The new part of an answer: content, reasoning and calls."""
+    """The new part of an answer: content, reasoning and calls. A call comes whole or, if asked for, in parts."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    parts: list[CallPart] = field(default_factory=list)
     cut: bool = False  # the answer ended inside a call, which was dropped
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
+        return bool(self.content or self.reasoning or self.calls or self.parts)
 
 
 class Scanner:

@@ -3,7 +3,8 @@
 Every family of models has its own marks. A family is one row of `FAMILIES`, recognised by texts in the source of the
 template; a function of `assay.text.calls` parses its calls. Marks are found however the text is split into parts, so
 text is held back only while it may belong to a mark or an incomplete call. A call that cannot be parsed becomes
-content: no text of a model is lost, except white space between the parts, and a call that a limit cut off.
+content: no text of a model is lost, except white space between the parts, and a call that a limit cut off. A call that
+is streamed (`call_stream.py`) stays a call, whatever follows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from assay.text import calls as notation
+from assay.text.call_stream import CallStream
 from assay.text.calls import Reader, Tools
 from assay.text.harmony import Harmony
 from assay.text.marks import ReplyPiece, Scanner
@@ -194,7 +196,8 @@ class ReplyParser:
     """Parses one answer. Push text as it arrives; each push returns the newly decided parts.
 
     `tools` are the offered functions; with None nothing is parsed as a call. `thinking` says that the prompt has
-    opened a reasoning block. `apart=False` leaves reasoning in the content.
+    opened a reasoning block. `apart=False` leaves reasoning in the content. `stream` passes calls on in parts, as they
+    are written.
     """
 
     def __init__(
@@ -204,13 +207,14 @@ class ReplyParser:
         *,
         thinking: bool = False,
         apart: bool = True,
+        stream: bool = False,
     ) -> None:
         offered = Tools.offered(tools) if tools else None
         self._machine: Harmony | _Marked
         if family.name == "harmony":
-            self._machine = Harmony(offered, apart=apart)
+            self._machine = Harmony(offered, apart=apart, stream=stream)
         else:
-            self._machine = _Marked(family, offered, thinking=thinking and apart, apart=apart)
+            self._machine = _Marked(family, offered, thinking=thinking and apart, apart=apart, stream=stream)
 
     def push(self, text: str) -> ReplyPiece:
         return self._machine.push(text)
@@ -223,9 +227,12 @@ class ReplyParser:
 class _Marked(Scanner):
     """Content, with reasoning and calls between marks."""
 
-    def __init__(self, family: Family, tools: Tools | None, *, thinking: bool, apart: bool) -> None:
+    def __init__(self, family: Family, tools: Tools | None, *, thinking: bool, apart: bool, stream: bool) -> None:
         super().__init__()
         self._family, self._tools = family, tools
+        self._streams = stream
+        self._stream: CallStream | None = None  # of the current call
+        self._fed = 0  # characters of `held` that it was given
         pair = family.thinking if apart else None
         self._closing = pair[1] if pair else ""
         ends = dict(family.calls) if tools else {}
@@ -253,11 +260,15 @@ class _Marked(Scanner):
         if not text.startswith(self._family.bare):
             self._bare = False
             return True
+        begun = self._feed(len(self.held), end=final)
         if not final:
             return False
         assert self._tools is not None
         found = notation.read_bare(text, self._tools)
-        self.out.calls += found
+        self.out.calls += found[begun:]
+        if begun:
+            self.held, self.out.cut = "", self.cut and not found
+            return False
         if not found and self.cut and notation.begins_bare(text, self._tools):
             self._drop()
             return False
@@ -310,8 +321,13 @@ class _Marked(Scanner):
                 self._call = ""
                 return True
             at, end = closed, ""
+        begun = 0
+        if not self._reasoning:  # reasoning may only mention a call
+            ready = len(self.held) - (0 if final or not end else self._beginning((end,)))
+            begun = self._feed(ready if at < 0 else at, end=final or at >= 0)
         if at < 0 and not final:
             return False
+        self._stream, self._fed = None, 0
         body = self.held if at < 0 else self.held[:at]
         whole = self._call + body + (end if at >= 0 else "")
         if self._reasoning:
@@ -322,8 +338,8 @@ class _Marked(Scanner):
                 self._drop()
                 return False
         self.held = self.held[len(whole) - len(self._call) :]
-        self.out.calls += found
-        if found:
+        self.out.calls += found[begun:]
+        if found or begun:
             self.turn(trim=True)
         elif self._reasoning:
             self.reason(whole)
@@ -331,6 +347,18 @@ class _Marked(Scanner):
             self.say(whole, final=True)
         self._call = ""
         return bool(self.held)
+
+    def _feed(self, n: int, *, end: bool) -> int:
+        """Pass the first n characters of a call on, if calls are streamed. Gives how many calls were begun so far."""
+        if not self._streams:
+            return 0
+        if self._stream is None:
+            self._stream = CallStream(self._family.name, self._known)
+            if self._family.name == "functionary":  # its mark is part of the notation
+                self._stream.feed(self._call)
+        self.out.parts += self._stream.feed(self.held[self._fed : n], end=end)
+        self._fed = max(n, self._fed)
+        return self._stream.begun
 
     def _offered(self, body: str) -> list[notation.Call]:
         """The calls of offered functions: reasoning may mention others."""

@@ -106,7 +106,9 @@ def test_a_tool_is_called_and_its_result_goes_back(client: Any, server: Server) 
     assert (made.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "weather")
     assert call.input["town"] in ("oslo", "rome") and set(call.input) == {"town"}
     with client.messages.stream(**given) as stream:
+        parts = [event.partial_json for event in stream if event.type == "input_json"]
         assert stream.get_final_message().content[0].input == call.input
+    assert len(parts) > 2 and json.loads("".join(parts)) == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
     turns = [*ASK, {"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
     assert client.messages.create(**SHORT | {"messages": turns}, tools=[WEATHER]).content

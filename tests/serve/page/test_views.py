@@ -105,7 +105,11 @@ def test_compare_says_where_two_answers_part(tab: Tab) -> None:
 def test_server_view_is_live(tab: Tab) -> None:
     expect, page = playwright.expect, tab.page
     page.click("#tab-server")
-    expect(page.locator("#server-models h2")).to_contain_text("tiny")
+    expect(page.locator("#server-models h2").nth(1)).to_contain_text("tiny")
+    models = page.locator("#server-models section").first
+    expect(models).to_contain_text("model in memory")
+    expect(models).to_contain_text("came from the cache")
+    expect(models.locator("tbody tr").first).to_contain_text("in memory")
     before = page.locator("#server-note").inner_text()
     expect(page.locator("#server-note")).not_to_have_text(before)  # its own questions are counted
     assert page.locator("#curve svg").get_attribute("aria-label").startswith("Tokens per second")

@@ -30,6 +30,8 @@ model = "{model}"
 system = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 temperature = 0
 top_k = 7
+max_tokens = 5
+stop = ["never said"]
 """
 
 
@@ -95,6 +97,10 @@ def test_a_preset_has_a_system_message_and_sampler_and_shares_the_engine(url: st
     said = httpx.post(f"{url}/completion", json={"model": "pirate", "prompt": "a", "n_predict": 1}).json()
     assert said["generation_settings"]["top_k"] == 7
     assert said["generation_settings"]["temperature"] == 0
+    free = {"model": "pirate", "prompt": "a", "ignore_eos": True}
+    text = httpx.post(f"{url}/completion", json=free).json()
+    assert text["tokens_predicted"] == 5
+    assert httpx.post(f"{url}/completion", json=free | {"n_predict": 9}).json()["tokens_predicted"] == 9
     running = httpx.get(f"{url}/v1/replicas").json()["data"]
     assert sum(row["model"] in ("pirate", "ollama:one:latest") for row in running) == 1
 
@@ -120,10 +126,14 @@ def test_presets_are_made_copied_and_deleted(url: str, home: Path) -> None:
         return httpx.post(f"{url}/api/{route}", json=body, timeout=30)
 
     assert post("create", model="short", **{"from": "nothing"}).status_code == 404
-    made = post("create", model="short", system="b" * 40, **{"from": "one"}, parameters={"top_p": 0.5})
+    made = post(
+        "create", model="short", system="b" * 40, **{"from": "one"}, parameters={"top_p": 0.5, "num_predict": 3}
+    )
     assert json.loads(made.text.splitlines()[-1]) == {"status": "success"}
     assert post("copy", source="short", destination="again").status_code == 200
     assert chat(url, "again")["prompt_eval_count"] == chat(url, "short")["prompt_eval_count"]
+    asked = {"model": "again", "prompt": "a", "raw": True, "stream": False}
+    assert post("generate", **asked).json()["eval_count"] <= 3
     kept = (home / "assay" / "presets.toml").read_text()
     assert '["short"]' in kept and "top_p = 0.5" in kept
     assert post("copy", source="short", destination="pirate").status_code == 400
@@ -216,7 +226,8 @@ def test_a_file_that_cannot_be_opened_is_an_error_of_the_request(tmp_path: Path)
     ("text", "said"),
     [("[a", "is not TOML"), ("[a]\n", "names no model"), ('["a b"]\nmodel="x"', "not a name"),
      ('[a]\nmodel="x"\ncolour=1', "colour = 1 is not a setting"), ('[a]\nmodel="x"\ntop_p=7', "top_p"),
-     ('[a]\nmodel="x"\nlora="x"', "lora")],
+     ('[a]\nmodel="x"\nlora="x"', "lora"), ('[a]\nmodel="x"\nmax_tokens=0', "max_tokens"),
+     ('[a]\nmodel="x"\nstop=[""]', "stop")],
 )  # fmt: skip
 def test_presets_that_are_wrong_are_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "p.toml").write_text(text)
@@ -227,7 +238,7 @@ def test_presets_that_are_wrong_are_refused_with_the_place(tmp_path: Path, text:
 def test_stored_presets_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
     made = [
-        presets.Preset("a:b/c", 'm"\\', "say\n\x7f ü", "d", ("x=1",), 4, {"temp": 0.5, "top_k": 3}),
+        presets.Preset("a:b/c", 'm"\\', "say\n\x7f ü", "d", ("x=1",), 4, {"temp": 0.5, "top_k": 3}, ("\n", "x"), 7),
         presets.Preset("n", "m"),
     ]
     presets.store(made)

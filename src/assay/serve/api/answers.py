@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from re import fullmatch
 from typing import Any
 
+from assay.runtime.context_shift import ContextShift
 from assay.runtime.draws import fresh_seed, seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
 from assay.runtime.sequence import Constraint, Progress
@@ -126,8 +127,30 @@ def lora_scales(asked: Seq[LoraScale], entry: ServedModel) -> dict[int, float]:
     return found
 
 
-def stops(request: Sampling) -> tuple[str, ...]:
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+def stops(request: Sampling, entry: ServedModel) -> tuple[str, ...]:
+    """The stop strings of a request; if it has none, those of the model's preset."""
+    if request.stop is None:
+        return entry.stop
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def answer_limits(
+    request: Sampling, entry: ServedModel, ids: Seq[int], asked: int | None
+) -> tuple[int, ContextShift | None]:
+    """The most tokens of an answer, and what a full context does. `asked` is the request's limit, if it has one.
+
+    An answer without a limit ends where the context is full. With a context shift it ends at the length that the model
+    was trained on, as in llama-server, if that is longer.
+    """
+    options, tokenizer = entry.options, entry.tokenizer
+    wanted = entry.max_tokens if asked is None else asked
+    if not options.context_shift:
+        room = entry.n_ctx - len(ids)
+        return (room if wanted is None else min(wanted, room)), None
+    if wanted is None:
+        wanted = max(entry.model.hparams.n_ctx_train, entry.n_ctx) - len(ids)
+    keep = options.keep if request.n_keep is None else request.n_keep
+    return wanted, ContextShift(keep, request.n_discard or 0, bos=tokenizer.add_bos and tokenizer.bos is not None)
 
 
 def deadline(limits: ServerLimits, asked: float | None = None) -> float:

@@ -23,7 +23,6 @@ from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Event, Events, HttpReply, dumps, json_template, large_reply
 from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
-from assay.text.calls import Call as ToolCall
 from assay.text.marks import ReplyPiece
 from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
@@ -88,7 +87,7 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     if make is None and tools and not native and not thinking:  # reasoning is not constrained
         make = _offered(entry, family, [tool.function for tool in tools])
     constraint = await common.compile_grammar(make, state.threads) if make else None
-    asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
+    most, shift = common.answer_limits(request, entry, ids, request.max_completion_tokens or request.max_tokens)
     scored = common.scored_tokens(
         limits, (request.top_logprobs or 0) if request.logprobs and not request.stream else None,
         request.n or 1, request.max_completion_tokens or request.max_tokens,
@@ -102,8 +101,9 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
             ids=shared,
             params=common.sampler_params(request, entry, index, origin, biases),
             adapters=common.adapters(request, entry),
-            max_tokens=min(asked, entry.n_ctx - len(ids), scored),
-            stop=common.stops(request),
+            max_tokens=min(most, scored),
+            shift=shift,
+            stop=common.stops(request, entry),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             constraint=constraint,
             show_special=bool(tools) or family.marked,
@@ -119,7 +119,11 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     apart = free and request.reasoning_format != "none"
     offered = await state.threads.run("text", lambda: plain_tools(tools)) if free and tools else None
     answers = [
-        ChoiceBuilder(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        ChoiceBuilder(
+            entry,
+            ReplyParser(family, offered, thinking=thinking, apart=apart, stream=bool(request.stream)),
+            f"{origin.id}/{index}",
+        )
         for index in range(len(jobs))
     ]
     return Conversation(entry, reader, answers, origin)
@@ -228,20 +232,27 @@ class ChoiceBuilder:
     def _deltas(self, piece: ReplyPiece) -> list[dict[str, Any]]:
         self._reasoning.append(piece.reasoning)
         self._content.append(piece.content)
-        before = len(self._calls)
-        for call in piece.calls:
-            self._calls.append(self._numbered(call))
-        calls = self._calls[before:]
+        calls: list[dict[str, Any]] = []
+        for part in piece.parts:
+            if part.name:
+                calls.append(self._begin(part.name, part.arguments))
+            else:
+                self._calls[-1]["function"]["arguments"] += part.arguments
+                calls.append({"index": len(self._calls) - 1, "function": {"arguments": part.arguments}})
+        calls += [self._begin(call.name, call.arguments) for call in piece.calls]
         found = {"reasoning_content": piece.reasoning, "content": piece.content, "tool_calls": calls}
         return [{name: value} for name, value in found.items() if value]
 
-    def _numbered(self, call: ToolCall) -> dict[str, Any]:
-        return {
+    def _begin(self, name: str, arguments: str) -> dict[str, Any]:
+        """The delta of a new call: all of it, or its name and the beginning of its arguments."""
+        call: dict[str, Any] = {
             "index": len(self._calls),
             "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "function": {"name": name, "arguments": arguments},
         }
+        self._calls.append(call | {"function": dict(call["function"])})
+        return call
 
     @property
     def finish_reason(self) -> str:

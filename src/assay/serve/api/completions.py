@@ -79,7 +79,8 @@ async def _jobs(
     request: CompletionRequest, entry: ServedModel, given: list[list[int]], n: int, state: State, origin: common.Origin
 ) -> list[Job]:
     limits, threads = state.limits, state.threads
-    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
+    given_limits = (request.max_tokens, entry.max_tokens, DEFAULT_TOKENS)
+    asked = next(limit for limit in given_limits if limit is not None)
     text = request.grammar
     constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), threads) if text else None
     scored = common.scored_tokens(
@@ -90,14 +91,16 @@ async def _jobs(
     for prompt in given:
         request_tokens.check(prompt, entry, room=min(asked, 1))
         ids = tuple(prompt)
+        most, shift = common.answer_limits(request, entry, ids, asked)
         for index in range(n):
             jobs.append(
                 Job(
                     ids=ids,
                     params=common.sampler_params(request, entry, index, origin, biases),
                     adapters=common.adapters(request, entry),
-                    max_tokens=min(asked, entry.n_ctx - len(ids), scored),
-                    stop=common.stops(request),
+                    max_tokens=min(most, scored),
+                    shift=None if request.echo else shift,
+                    stop=common.stops(request, entry),
                     logprobs=request.logprobs,
                     prompt_logprobs=request.logprobs if request.echo else None,
                     constraint=constraint,

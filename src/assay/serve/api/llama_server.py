@@ -114,16 +114,17 @@ async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], requ
         )
     elif grammar:
         constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(grammar), state.threads)
-    wanted = next((n for n in (request.n_predict, request.max_tokens) if n is not None), -1)
-    room = entry.n_ctx - len(ids)
+    wanted = next((n for n in (request.n_predict, request.max_tokens) if n is not None), None)
+    most, shift = common.answer_limits(request, entry, ids, wanted if wanted is None or wanted >= 0 else None)
     job = Job(
         ids=tuple(ids),
         params=common.sampler_params(
             request, entry, 0, common.Origin.of(call.headers), await common.token_biases(request, entry, state.threads)
         ),
         adapters=common.adapters(request, entry),
-        max_tokens=min(wanted, room) if wanted >= 0 else room,
-        stop=common.stops(request),
+        max_tokens=most,
+        shift=shift,
+        stop=common.stops(request, entry),
         logprobs=request.n_probs or None,
         constraint=constraint,
         ignore_eos=bool(request.ignore_eos),
@@ -223,7 +224,7 @@ class _Completion:
             "model": self._entry.id,
             "stop_type": STOPS.get(end or "", "none"),
             "stopping_word": sequence.stop_string or "",
-            "truncated": False,
+            "truncated": sequence.dropped > 0,
             "has_new_line": self._lines,
             "tokens_cached": sequence.cached,
             "generation_settings": settings(sequence.job.params),

@@ -24,7 +24,7 @@ from assay.serve.http.exchange import LINES, Events, HttpReply, json_reply
 from assay.serve.pool.models import Offer
 
 _TOLD_S = 0.2  # between two lines about a download
-_IGNORED = {"num_ctx", "num_predict", "num_keep", "seed", "stop"}  # parameters of Ollama that a preset does not have
+_IGNORED = {"num_ctx", "num_predict", "num_keep", "seed"}  # parameters of Ollama that a preset does not have
 
 
 class Naming(Schema):
@@ -132,7 +132,10 @@ async def delete(call: HttpCall, request: DeleteRequest) -> HttpReply:
 async def create(call: HttpCall, request: CreateRequest) -> HttpReply | Events:
     name = _wanted(call, request)
     source = call.state.models.called(request.from_ or "")
-    settings = {key: value for key, value in (request.parameters or {}).items() if key not in _IGNORED}
+    given = request.parameters or {}
+    settings = {key: value for key, value in given.items() if key not in _IGNORED}
+    if isinstance(limit := given.get("num_predict"), int) and limit > 0:  # below 1: no limit
+        settings["max_tokens"] = limit
     await _add_preset(call, name, source, {"system": request.system or "", **settings})
     if request.stream is False:
         return json_reply({"status": "success"})
@@ -161,7 +164,9 @@ async def _add_preset(call: HttpCall, name: str, source: str, settings: dict[str
     of = call.state.presets.get(source)
     model = of.model if of else _file_of(call, source)
     try:
-        old = {"system": of.system, **of.sampler} if of else {}
+        old: dict[str, Any] = {"system": of.system, "stop": list(of.stop), **of.sampler} if of else {}
+        if of and of.max_tokens is not None:
+            old["max_tokens"] = of.max_tokens
         made = presets.parse(name.removesuffix(":latest"), {"model": model, **old, **settings}, "preset")
     except AssayError as error:
         raise ApiError("invalid_value", str(error), "parameters") from None

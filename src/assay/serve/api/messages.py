@@ -139,6 +139,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
             given["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
     if isinstance(request, MessagesRequest):
         given |= {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
+        given["stream"] = request.stream
         given["stop"] = request.stop_sequences
     return as_chat_request(given, "messages")
 
@@ -216,6 +217,7 @@ class _Message:
         self._begun = begun
         self._blocks: list[dict[str, Any]] = []
         self._open = False  # whether the last block may grow
+        self._arguments = ""  # of the last call, so far
         self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -248,7 +250,9 @@ class _Message:
                 self._blocks[-1][field] += text
                 events.append(self._about("content_block_delta", delta={"type": change, field: text}))
         for call in delta.get("tool_calls") or ():
-            events += self._close() + self._called(call)
+            if "id" in call:
+                events += self._close() + self._call_begun(call)
+            events += self._call_grown(call["function"]["arguments"])
         return events
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
@@ -262,6 +266,8 @@ class _Message:
             return []
         self._open = False
         events = [self._about("content_block_stop")]
+        if self._blocks[-1]["type"] == "tool_use":
+            self._blocks[-1]["input"] = _object(self._arguments)
         if self._blocks[-1]["type"] == "thinking":
             self._blocks[-1]["signature"] = SIGNATURE
             events.insert(
@@ -269,13 +275,18 @@ class _Message:
             )
         return events
 
-    def _called(self, call: dict[str, Any]) -> list[dict[str, Any]]:
-        function = call["function"]
-        block = {"type": "tool_use", "id": f"toolu_{call['id'].removeprefix('call_')}", "name": function["name"]}
-        events = self._begin(block | {"input": {}})
-        self._blocks[-1] = block | {"input": _object(function["arguments"])}
-        change = {"type": "input_json_delta", "partial_json": function["arguments"]}
-        return [*events, self._about("content_block_delta", delta=change), *self._close()]
+    def _call_begun(self, call: dict[str, Any]) -> list[dict[str, Any]]:
+        name = call["function"]["name"]
+        self._arguments = ""
+        return self._begin(
+            {"type": "tool_use", "id": f"toolu_{call['id'].removeprefix('call_')}", "name": name, "input": {}}
+        )
+
+    def _call_grown(self, text: str) -> list[dict[str, Any]]:
+        if not text:
+            return []
+        self._arguments += text
+        return [self._about("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
 
     def _about(self, kind: str, **fields: Any) -> dict[str, Any]:
         """An event about the last block."""

@@ -47,6 +47,7 @@ class OllamaOptions(Schema, wire="Options"):
     """The settings of Ollama that assay has. Others are ignored, as Ollama ignores them."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
+    num_keep: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="n_keep of the other routes")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     top_p: Share | None = None
@@ -183,6 +184,8 @@ def _sampling(options: OllamaOptions | None) -> dict[str, Any]:
     found = options.model_dump(exclude_none=True) if options else {}
     if (n := found.pop("num_predict", -1)) > 0:
         found["max_tokens"] = n
+    if "num_keep" in found:
+        found["n_keep"] = found.pop("num_keep")
     if "typical_p" in found:
         found["typical"] = found.pop("typical_p")
     return found

@@ -104,7 +104,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _format(request.text.format if request.text else None),
         "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in request.tools or ()],
-        "tool_choice": request.tool_choice,
+        "tool_choice": request.tool_choice, "stream": request.stream,
     }  # fmt: skip
     if isinstance(request.tool_choice, NamedChoice):
         given["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
@@ -188,7 +188,9 @@ class _Response:
                 item["content"][0]["text"] += delta[name]
                 events.append(self._about(f"response.{_PART[kind]}.delta", content_index=0, delta=delta[name]))
         for call in delta.get("tool_calls") or ():
-            events += self._close() + self._called(call)
+            if "id" in call:
+                events += self._close() + self._call_begun(call)
+            events += self._call_grown(call["function"]["arguments"])
         return events
 
     def _open(self, kind: str) -> list[dict[str, Any]]:
@@ -214,27 +216,28 @@ class _Response:
             return []
         item = self._output[-1]
         item["status"] = "completed"
+        if item["type"] == "function_call":
+            whole = self._about("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+            return [whole, self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)]
         part = item["content"][0]
         events = [self._about(f"response.{_PART[item['type']]}.done", content_index=0, text=part["text"])]
         if item["type"] == "message":
             events.append(self._about("response.content_part.done", content_index=0, part=part))
         return [*events, self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)]
 
-    def _called(self, call: dict[str, Any]) -> list[dict[str, Any]]:
-        function = call["function"]
+    def _call_begun(self, call: dict[str, Any]) -> list[dict[str, Any]]:
         item = {
-            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "completed", "call_id": call["id"],
-            "name": function["name"], "arguments": function["arguments"],
+            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress", "call_id": call["id"],
+            "name": call["function"]["name"], "arguments": "",
         }  # fmt: skip
         self._output.append(item)
-        at = len(self._output) - 1
-        begun = item | {"arguments": "", "status": "in_progress"}
-        return [
-            self._event("response.output_item.added", output_index=at, item=begun),
-            self._about("response.function_call_arguments.delta", delta=item["arguments"]),
-            self._about("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"]),
-            self._event("response.output_item.done", output_index=at, item=item),
-        ]
+        return [self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))]
+
+    def _call_grown(self, text: str) -> list[dict[str, Any]]:
+        if not text:
+            return []
+        self._output[-1]["arguments"] += text
+        return [self._about("response.function_call_arguments.delta", delta=text)]
 
     def _about(self, kind: str, **fields: Any) -> dict[str, Any]:
         """An event about the last item."""

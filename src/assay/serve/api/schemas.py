@@ -128,6 +128,12 @@ class Sampling(Schema):
     xtc_threshold: Share | None = None
     ignore_eos: bool | None = Field(None, description="continue after the end-of-sequence token")
     grammar: Annotated[str, Field(max_length=LIMITS.schema)] | None = Field(None, description="GBNF or Lark")
+    n_keep: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="first tokens that a context shift keeps, beside BOS; -1: the prompt; default --keep"
+    )
+    n_discard: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="tokens that a context shift drops at once; default 0: half"
+    )
     timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
 
 

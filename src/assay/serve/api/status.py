@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from prometheus_client import Counter
+from pydantic import Field
+
 from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
 from assay.serve.api.schemas import Schema
@@ -14,6 +17,8 @@ from assay.serve.api.server_state import HttpCall
 from assay.serve.http.exchange import HttpReply, json_reply
 from assay.serve.pool.models import ServedModel
 from assay.version import __version__
+
+_OFFERED = 200  # names of offered models in a reply
 
 
 class StreamStatus(Schema, wire="Stream"):
@@ -40,6 +45,10 @@ class StatesStatus(Schema, wire="States"):
 class ModelStatus(Schema):
     id: str
     loaded: bool
+    engine_of: str | None = Field(None, description="the model whose engine this name uses, if it has none of its own")
+    prompt_tokens: int = Field(description="of all requests so far")
+    cached_tokens: int = Field(description="of these, found in the prefix cache")
+    generated_tokens: int
     bytes: int
     context_length: int
     running: int
@@ -59,19 +68,36 @@ class FolderStatus(Schema, wire="CacheFolder"):
     damaged: int
 
 
+class MemoryStatus(Schema, wire="Memory"):
+    used: int
+    limit: int
+    loaded: int
+    most: int | None = Field(None, description="models in memory at once, at most")
+
+
 class Status(Schema):
     version: str
     uptime_s: float
     requests: int
     parallel: int
     queue: int
+    memory: MemoryStatus
     models: list[ModelStatus]
+    offered: list[str] = Field(description="models that no request has named yet, the first 200")
     cache_dir: FolderStatus | None = None
 
 
 async def status(call: HttpCall, _: None) -> HttpReply:
     state = call.state
-    samples = [s for metric in state.metrics.http.collect() for s in metric.samples if s.name.endswith("_total")]
+    metrics, pool = state.metrics, state.models
+    samples = [s for metric in metrics.http.collect() for s in metric.samples if s.name.endswith("_total")]
+    counts = {
+        name: _totals(counter)
+        for name, counter in (
+            ("prompt_tokens", metrics.prompt_tokens), ("cached_tokens", metrics.cached_tokens),
+            ("generated_tokens", metrics.tokens),
+        )
+    }  # fmt: skip
     return json_reply(
         {
             "version": __version__,
@@ -79,10 +105,21 @@ async def status(call: HttpCall, _: None) -> HttpReply:
             "requests": int(sum(sample.value for sample in samples)),
             "parallel": state.limits.running,
             "queue": state.limits.waiting,
-            "models": [_model(entry) for entry in state.models.entries.values()],
-            "cache_dir": _folder(state.models.entries.values()),
+            "memory": {"used": pool.used, "limit": pool.budget, "loaded": pool.n_loaded, "most": pool.most},
+            "models": [
+                _model(entry) | {name: found.get(entry.id, 0) for name, found in counts.items()}
+                for entry in pool.entries.values()
+            ],
+            "offered": [offer.name for offer in pool.unopened[:_OFFERED]],
+            "cache_dir": _folder(pool.entries.values()),
         }
     )
+
+
+def _totals(counter: Counter) -> dict[str, int]:
+    """The value of a counter for each model."""
+    samples = [s for metric in counter.collect() for s in metric.samples if s.name.endswith("_total")]
+    return {sample.labels["model"]: int(sample.value) for sample in samples}
 
 
 def _folder(entries: Iterable[ServedModel]) -> dict[str, int] | None:
@@ -98,8 +135,9 @@ def _model(entry: ServedModel) -> dict[str, Any]:
     pages, available = (sum(row.get(key, 0) for row in rows) for key in ("pages", "pages_available"))
     return {
         "id": entry.id,
-        "loaded": entry.worker is not None,
-        "bytes": entry.bytes,
+        "loaded": entry.base.worker is not None,
+        "engine_of": None if entry.base is entry else entry.base.id,
+        "bytes": entry.base.bytes,
         "context_length": entry.n_ctx,
         "running": sum(row["running"] for row in rows),
         "waiting": sum(row["waiting"] for row in rows),

@@ -57,6 +57,25 @@ function states(s) {
   return gauge(`${used} of ${s.slots}`, `states in use, ${s.snapshots} of them snapshots (${bytes(s.bytes)} for all)`, used / s.slots);
 }
 
+const whole = (n) => n.toLocaleString("en");
+const part = (a, b) => (b ? `${((100 * a) / b).toFixed(0)} %` : "–");
+
+/** All models: what is in memory, and how much of their prompts came from the cache. */
+function overview(status) {
+  const { memory, models, offered } = status;
+  const sum = (key) => models.reduce((total, m) => total + m[key], 0);
+  const gauges = make("div", { class: "gauges" },
+    gauge(bytes(memory.used), `of ${bytes(memory.limit)} for models`, memory.used / memory.limit),
+    gauge(`${memory.loaded}${memory.most ? ` of ${memory.most}` : ""}`, memory.loaded === 1 ? "model in memory" : "models in memory", memory.most ? memory.loaded / memory.most : undefined),
+    gauge(part(sum("cached_tokens"), sum("prompt_tokens")), `of ${whole(sum("prompt_tokens"))} prompt tokens came from the cache`, sum("cached_tokens") / Math.max(sum("prompt_tokens"), 1)));
+  const state = (m) => (m.engine_of ? `engine of ${m.engine_of}` : m.loaded ? "in memory" : "on disk");
+  const rows = models.map((m) => [m.id, state(m), m.loaded && !m.engine_of ? bytes(m.bytes) : "", whole(m.prompt_tokens), part(m.cached_tokens, m.prompt_tokens), whole(m.generated_tokens), m.tokens_per_second.toFixed(1)]);
+  const head = make("thead", {}, row("th", ["model", "state", "memory", "prompts, tokens", "from the cache", "answers, tokens", "tokens/s"]));
+  const body = make("tbody", {}, ...rows.map((values) => row("td", values)), ...offered.map((name) => row("td", [name, "on disk", "", "", "", "", ""])));
+  return make("section", { class: "card", "aria-label": "Models" }, make("h2", {}, "Models"), gauges,
+    make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "All models" }, make("table", { class: "streams" }, head, body)));
+}
+
 function model(m, status) {
   const used = m.cache.used / Math.max(m.cache.positions, 1);
   const gauges = make("div", { class: "gauges" },
@@ -85,7 +104,8 @@ async function ask() {
     $("server-note").textContent = `assay ${status.version}, up for ${age(status.uptime_s)}, ${status.requests.toLocaleString("en")} requests`;
     $("curve").replaceChildren(make("h2", {}, "Speed, tokens per second"), curve(Math.max($("curve").clientWidth, 280)));
     const kept = $("server-models").querySelector(".scroll")?.scrollLeft ?? 0;
-    $("server-models").replaceChildren(...status.models.map((m) => model(m, status)));
+    const own = status.models.filter((m) => m.loaded && !m.engine_of);
+    $("server-models").replaceChildren(overview(status), ...own.map((m) => model(m, status)));
     const scroll = $("server-models").querySelector(".scroll");
     if (scroll) scroll.scrollLeft = kept;
   } catch (error) {

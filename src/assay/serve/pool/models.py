@@ -61,13 +61,20 @@ class ServedModel(Opened):
         self.base = self  # whose engine it uses: another one for a preset of a model that is here too
         self.system = ""  # message for conversations that begin without one
         self.defaults: Mapping[str, float] = {}  # sampler settings of requests that leave them out
+        self.stop: tuple[str, ...] = ()  # stop strings of requests that leave them out
+        self.max_tokens: int | None = None  # of answers to requests that set no limit
 
     def under(self, name: str, preset: Preset | None) -> ServedModel:
         """The same model under another name and with the settings of a preset. It uses the engine of this one."""
         found = copy.copy(self)
         found.id, found.base, found.worker = name, self.base, None
-        found.system, found.defaults = (preset.system, preset.sampler) if preset else ("", {})
+        found.apply(preset or Preset(name, self.base.id))
         return found
+
+    def apply(self, preset: Preset) -> None:
+        """Answer with the settings of a preset."""
+        self.system, self.defaults = preset.system, preset.sampler
+        self.stop, self.max_tokens = preset.stop, preset.max_tokens
 
     async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         """Load the model and return its backend."""
@@ -92,7 +99,7 @@ class ServedModel(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
-            speculator=self.speculator(), folder=self.folder(),
+            speculator=self.speculator(engine), folder=self.folder(),
         )  # fmt: skip
         return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
 
@@ -198,12 +205,12 @@ class ModelPool:
         self._open_offer = open_offer
         self._opening = asyncio.Lock()
         self._default = next(iter((*self.entries, *self.offers)), "")
-        self._most, self._idle_s = most, idle_s
+        self.most, self._idle_s = most, idle_s
         self._wanted: list[ServedModel] = []  # models that wait for memory, the first in turn first
         self._draining: ServedModel | None = None  # takes no new requests, so that it can be evicted
         self._limits = limits
         self._metrics = metrics
-        self._budget = budget
+        self.budget = budget
         self._one = asyncio.Lock()  # held while a model is loaded or evicted
         self._changed = asyncio.Condition()
         self.closing: ApiError | None = None
@@ -213,10 +220,10 @@ class ModelPool:
             self._check_size(entry)
 
     def _check_size(self, entry: ServedModel) -> None:
-        if entry.bytes > self._budget:
+        if entry.bytes > self.budget:
             raise AssayError(
                 f"{entry.id}: needs about {entry.bytes >> 20} MiB, more than the memory for models "
-                f"({self._budget >> 20} MiB); raise --models-memory or use a smaller --cache-size"
+                f"({self.budget >> 20} MiB); raise --models-memory or use a smaller --cache-size"
             )
 
     @property
@@ -357,7 +364,7 @@ class ModelPool:
 
     async def _make_room(self, entry: ServedModel) -> bool:
         """Evict idle models, least recently used first, until this one fits. False if it cannot fit now."""
-        while self._used() + entry.bytes > self._budget or self._loaded_now() >= (self._most or math.inf):
+        while self.used + entry.bytes > self.budget or self.n_loaded >= (self.most or math.inf):
             idle = [e for e in self._bases() if e.worker and not e.users]
             if not idle:
                 self._drain_one()
@@ -380,14 +387,18 @@ class ModelPool:
         """The models that have engines of their own."""
         return list({id(entry.base): entry.base for entry in self.entries.values()}.values())
 
-    def _loaded_now(self) -> int:
+    @property
+    def n_loaded(self) -> int:
         return sum(e.worker is not None or e.loading for e in self._bases())
 
-    def _used(self) -> int:
-        used = sum(e.bytes for e in self._bases() if e.worker or e.loading)
+    @property
+    def used(self) -> int:
+        """Bytes of the models that are in memory or being loaded."""
+        return sum(e.bytes for e in self._bases() if e.worker or e.loading)
+
+    def _measure(self) -> None:
         self._metrics.models_loaded.set(sum(e.worker is not None for e in self._bases()))
-        self._metrics.models_bytes.set(used)
-        return used
+        self._metrics.models_bytes.set(self.used)
 
     async def _load(self, entry: ServedModel) -> None:
         entry.loading, entry.progress = True, ("", 0, 0)
@@ -404,7 +415,7 @@ class ModelPool:
         if not task.cancelled() and task.exception() is None:
             entry.worker = task.result()
             entry.used = entry.loaded = time.monotonic()
-        self._used()
+        self._measure()
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
@@ -427,7 +438,7 @@ class ModelPool:
                 await worker.end(ApiError("internal_error", "the model was unloaded"))
             finally:
                 entry.loading = False
-                self._used()
+                self._measure()
 
     def abort(self, error: ApiError) -> None:
         """End everything that still runs with `error`."""
