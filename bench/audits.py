@@ -1,6 +1,7 @@
 """Audits of a stock llama.cpp (xllamacpp) in honest and dishonest configurations: docs/lab/audits.md.
 
     python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
+    python bench/audits.py --honest 1000 --jobs 16
 
 Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
 model, configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
@@ -96,7 +97,7 @@ def audits(
     if "before" in proxy:
         assert tokenizer.bos is not None
         proxy = {"before": tokenizer.piece(tokenizer.bos).decode()}
-    proxy = {**proxy, "drop": ["logprobs"]} if alone else proxy
+    proxy = {**proxy, "drop": ["logprobs"], "ids": True} if alone else proxy
     with stock(file_of(served, made, folder), options, proxy) as url:
         for seed in seeds:
             started = time.process_time()
@@ -185,8 +186,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--tokens-alone", action="store_true", help="without log-probabilities")
     parser.add_argument("--other", default="", help="file of the case `another model`")
+    parser.add_argument("--honest", type=int, help="audit assay itself in honest arithmetics, so often in all")
+    parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest")
     parser.add_argument("--write", action="store_true", help="only write the page")
     args = parser.parse_args()
+    if args.honest:
+        from bench import honest_audits
+
+        path = "" if args.model == "synthetic" else str(hub.resolve(args.model))
+        honest_audits.run(args.honest, args.jobs, path, tuple(args.only))
+        return
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if not args.write:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"

@@ -341,14 +341,25 @@ class _Audit:
                 self.notes.append(
                     f"two equal requests differ by {usual:.2g} nats, as with a prefix cache or other batches"
                 )
-        known = len(self.board.ratios())
-        self._add(second)
-        path = distance_path(self.board.ratios()[known:])
+        path = self._alone_again(second) if self.board.alone else self._bets_on(second)
         if max(path, default=0.0) >= self.board.goal and not self._left_over():
             words, evidence = "the second of two equal requests is answered otherwise", max(path)
             self.findings.append(
                 AuditFinding("requests", words, 1 - math.exp(-evidence), evidence=evidence, fits=False)
             )
+
+    def _bets_on(self, second: ServedText) -> list[float]:
+        known = len(self.board.ratios())
+        self._add(second)
+        return distance_path(self.board.ratios()[known:])
+
+    def _alone_again(self, second: ServedText) -> list[float]:
+        """The same text has the same near ties, so it is no new evidence against the claim."""
+        board, served = self._board(), respelled(second, self.claimed, self.tokenizer)
+        if served is None or not served.places:
+            return []
+        board.add(served)
+        return board.evidence_path()
 
     # --- conversations
 
