@@ -33,6 +33,7 @@ from assay.gguf.writer import Tensor, write  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
 from assay.text import Tokenizer  # noqa: E402
+from assay.text.builtin import TEMPLATES  # noqa: E402
 from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult  # noqa: E402
 from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "weights in Q2_K": ("claim", "Q2_K", {}, {}, "Q2_K"),
     "BOS before every text": ("claim", "claim", {}, {"before": "BOS"}, "BOS"),
     "BOS missing": ("claim", "no BOS", {}, {}, "no BOS"),
-    "template of llama2": ("claim", "claim", {"chat_template": "llama2"}, {}, "llama2"),
+    "template of llama2": ("claim", "claim", {"chat_template": TEMPLATES["llama2"]}, {}, "llama2"),
     "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
     "another model": ("claim", "other", {}, {}, "model"),
     "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),

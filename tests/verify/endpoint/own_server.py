@@ -71,7 +71,7 @@ class OwnServer:
             prompt = self.tokenizer.encode(body["prompt"])
         kinds = self.habits.arithmetics
         kind = kinds[int(self._rng.integers(len(kinds)))]
-        ids, rows = self._continued(list(prompt), int(body["max_tokens"]), kind, _chooser(body))
+        ids, rows = self._continued(list(prompt), int(body["max_tokens"]), kind, self._chooser(body))
         first = 0 if body.get("echo") and self.habits.echo else len(prompt)
         text = b"".join(map(self.tokenizer.piece, ids[first:])).decode("utf-8", "replace")
         ended = ids[-1] in self.tokenizer.eog
@@ -136,16 +136,16 @@ class OwnServer:
     def _printed(self, value: float) -> float:
         return float(value) if self.habits.digits is None else round(float(value), self.habits.digits)
 
+    def _chooser(self, body: Mapping[str, Any]) -> Choose:
+        """The best token, or a draw by the place and the request's seed, or a seed of its own."""
+        heat, seed = float(body.get("temperature") or 0.0), body.get("seed")
+        if not heat:
+            return lambda row, _: int(row.argmax())
+        number = int(self._rng.integers(1 << 30) if seed is None else seed)
 
-def _chooser(body: Mapping[str, Any]) -> Choose:
-    """The best token, or a draw by the request's seed and the place."""
-    heat = float(body.get("temperature") or 0.0)
-    if not heat:
-        return lambda row, _: int(row.argmax())
+        def draw(row: Array, place: int) -> int:
+            p = np.exp((row - row.max()) / heat)
+            u = np.random.default_rng((number, place)).random()
+            return int(np.searchsorted(np.cumsum(p / p.sum()), u).clip(0, len(p) - 1))
 
-    def draw(row: Array, place: int) -> int:
-        p = np.exp((row - row.max()) / heat)
-        u = np.random.default_rng((int(body.get("seed") or 0), place)).random()
-        return int(np.searchsorted(np.cumsum(p / p.sum()), u).clip(0, len(p) - 1))
-
-    return draw
+        return draw

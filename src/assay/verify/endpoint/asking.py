@@ -130,6 +130,12 @@ class Interviewer:
         reply, ids = self._ask(text, n, self.reading.top)
         return self._read(ids, reply, text, chat=not self.reading.completions)
 
+    def drawn(self, text: str, n: int, seed: int) -> ServedText:
+        """A text and `n` tokens after it, drawn at temperature 1 with a seed; no scores are asked for."""
+        settings = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
+        reply = self._reply_to(partial(self.client.complete, text, n=n, top=0, **settings))
+        return self._read(list(self.tokenizer.encode(text)), reply, text, chat=False)
+
     def chat(self, messages: Sequence[Message], n: int) -> ServedText:
         """A conversation and `n` greedy tokens of its answer."""
         reply, ids = self._ask_chat(messages, n, self.reading.top)
@@ -177,7 +183,8 @@ class Interviewer:
     def _read(self, ids: list[int], reply: ServerReply, label: str, *, chat: bool) -> ServedText:
         n_prompt, places = len(ids), list[Place]()
         steps = reply.steps[reply.n_prompt :]
-        if not steps:
+        bare = not any(step.scores for step in steps)
+        if not steps or (bare and _tokens_are_missing(reply, len(steps))):
             return self._read_spelled(ids, reply, label, chat)
         for step in steps:
             self._notice(step)

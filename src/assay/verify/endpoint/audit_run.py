@@ -27,6 +27,7 @@ from assay.verify.endpoint.alternatives import (
     first_alternatives,
     more_alternatives,
     other_feeds,
+    temperatures,
     tokenizer_faults,
 )
 from assay.verify.endpoint.asking import Interviewer
@@ -34,7 +35,8 @@ from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, Aud
 from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
-from assay.verify.endpoint.own_draws import judged_draws
+from assay.verify.endpoint.own_draws import TOKENS as DRAWN
+from assay.verify.endpoint.own_draws import judged_draws, judged_repeats
 from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
 from assay.verify.endpoint.spelled_text import respelled
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
@@ -111,6 +113,9 @@ class _Audit:
         if self.options.draws and not self.findings and reading.top and reading.completions:
             self.say("drawing tokens at temperature 1")
             self.findings += judged_draws(self.client, self._drawn, reading.top, self.options.alpha, self.notes)
+        elif self.options.draws and not self.findings and reading.completions:
+            self.say("drawing tokens with two seeds")
+            self._seeds()
         return self._result()
 
     # --- texts
@@ -209,6 +214,9 @@ class _Audit:
 
     def _what_is_it(self) -> None:
         self.say("the answers are not those of the claimed model; trying alternatives")
+        if self.board.alone and self._differs_each_time():
+            for alternative in temperatures():
+                self.board.consider(alternative)
         self._consider(self._other_prompts())
         if not _explained(self.board) and self._left_over():
             return
@@ -216,7 +224,19 @@ class _Audit:
         self._consider(more_alternatives(self.model, longest, self.options.others))
         if self.options.engine and not _explained(self.board):
             self._search_catalogue()
+        if self.board.alone:
+            self._consider(temperatures())
         self._name(self.board, "model")
+
+    def _differs_each_time(self) -> bool:
+        """Is one text continued in two ways? Servers of an alternative are greedy, so this points at draws."""
+        first = self.asked[0]
+        try:
+            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(2)]
+        except AssayError as error:
+            self.notes.append(f"the same request again: {error}")
+            return False
+        return again[0].ids != again[1].ids
 
     def _consider(self, alternatives: Iterable[Alternative]) -> None:
         """Try alternatives until one explains the answers."""
@@ -296,7 +316,7 @@ class _Audit:
         fits, found = board.fits(lead.name), lead.alternative
         self.findings.append(
             AuditFinding(
-                found.family if found.family in ("prompt", "requests") else area,
+                found.family if found.family in ("prompt", "requests", "sampling") else area,
                 found.words if fits else f"nearest to {found.words}, which does not fit",
                 confidence, found.fault, max(odds, lead.favour), tuple(s.alternative.words for s in tied),
                 tuple(s.alternative.fault for s in tied if s.alternative.fault), fits,
@@ -360,6 +380,19 @@ class _Audit:
             return []
         board.add(served)
         return board.evidence_path()
+
+    def _seeds(self) -> None:
+        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show."""
+        pairs = list[tuple[ServedText, ServedText]]()
+        try:
+            for text in self._drawn[:2]:
+                both = [self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002)]
+                first, second = (respelled(served, self.claimed, self.tokenizer) for served in both)
+                if first is not None and second is not None and first.places:
+                    pairs.append((first, second))
+        except AssayError as error:
+            self.notes.append(f"drawing was not tried: {error}")
+        self.findings += judged_repeats(pairs, self.claimed, self.options.alpha)
 
     # --- conversations
 

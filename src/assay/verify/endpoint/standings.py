@@ -128,7 +128,7 @@ class Scoreboard:
         except AssayError:
             rows = None  # it cannot be computed for this text, so it says nothing here
         if self.alone:
-            self.tokens.add(alternative.name, text, rows)
+            self.tokens.add(alternative.name, text, rows, alternative.temperature)
         blocks = -(-len(text.places) // BLOCK)
         nothing = [math.nan] * blocks
         self.losses[alternative.name] += nothing if rows is None else in_blocks(place_losses(text, rows))
@@ -240,7 +240,8 @@ class Scoreboard:
 
     def best(self) -> list[Standing]:
         """Alternatives that are nearer than the claim and that no other one beats, the nearest first."""
-        near = sorted((s for s in self.standings() if s.favour > 0 and s.wins > s.losses), key=lambda s: s.distance)
+        near = [s for s in self.standings() if s.favour > 0 and (self.alone or s.wins > s.losses)]
+        near.sort(key=lambda s: -self.tokens.likelihood(s.name) if self.alone else s.distance)
         kept: list[Standing] = []
         for s in near:
             if all(self.bet(k.name, s.name) < self.goal for k in kept):

@@ -70,8 +70,11 @@ class TokenBets:
         self.ends.append(len(self.chosen))
         self._listed[id(text)] = listed
 
-    def add(self, name: str, text: ServedText, rows: Array | None) -> None:
-        """What an alternative expects of the text; None if it expects nothing."""
+    def add(self, name: str, text: ServedText, rows: Array | None, temperature: float = 0.0) -> None:
+        """What an alternative expects of the text; None if it expects nothing.
+
+        A draw at a temperature is the best token after Gumbel noise of that scale.
+        """
         listed = self._listed[id(text)]
         first = len(self.expected.setdefault(name, []))
         self.noisier.setdefault(name, [])
@@ -80,7 +83,7 @@ class TokenBets:
                 continue
             row = None if rows is None else rows[i]
             margins = np.full(len(best), np.nan) if row is None else row.max() - row
-            self._put(name, margins, best, self.scales[first])
+            self._put(name, margins, best, max(self.scales[first], temperature))
             first += 1
 
     def _put(self, name: str, margins: Array, best: Array, scale: float) -> None:
@@ -103,6 +106,14 @@ class TokenBets:
         own, more = np.stack(self.expected[name]), np.stack(self.noisier[name])
         paths = [_path(more[:, k], own, self.chosen) for k in range(len(NOISIER))]
         return np.array([log_mean(column) for column in zip(*paths, strict=True)])
+
+    def likelihood(self, name: str) -> float:
+        """ln of the probability of the chosen tokens; where a prediction expects nothing, the claim's counts."""
+        if not self.chosen:
+            return 0.0
+        at = (np.arange(len(self.chosen)), np.asarray(self.chosen))
+        own, claims = np.stack(self.expected[name])[at], np.stack(self.expected[""])[at]
+        return float(np.log(np.maximum(np.where(np.isnan(own), claims, own), 1e-9)).sum())
 
     def bet(self, name: str, over: str = "") -> float:
         return float(self.path(name, over)[-1]) if self.chosen else 0.0
