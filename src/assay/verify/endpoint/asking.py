@@ -132,7 +132,7 @@ class Interviewer:
 
     def drawn(self, text: str, n: int, seed: int) -> ServedText:
         """A text and `n` tokens after it, drawn at temperature 1 with a seed; no scores are asked for."""
-        settings = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
+        settings: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
         reply = self._reply_to(partial(self.client.complete, text, n=n, top=0, **settings))
         return self._read(list(self.tokenizer.encode(text)), reply, text, chat=False)
 

@@ -62,6 +62,8 @@ SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
 MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
+BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
 
 
@@ -308,6 +310,8 @@ class _Audit:
             if not board.fits(near.name):
                 board.add_companion(near.name, MORE_TEXTS if near.alternative.slow else None)
         likely = board.likely()
+        if not likely and not board.alone and self._name_by_size(board, area, odds):
+            return
         if not likely:
             self.findings.append(AuditFinding(area, self._unexplained(board), 0.0, evidence=odds, fits=False))
             return
@@ -322,6 +326,31 @@ class _Audit:
                 tuple(s.alternative.fault for s in tied if s.alternative.fault), fits,
             )
         )  # fmt: skip
+
+    def _name_by_size(self, board: Scoreboard, area: str, odds: float) -> bool:
+        """Name a cache in few bits by how far it is from the claim, where its errors are no more than chance.
+
+        Rounding to four bits turns a small difference of arithmetic into a step, so no simulation gives a server's own
+        errors. Their size is the same.
+        """
+        coarse = [a for a in board.alternatives.values() if a.family == "cache" and not a.honest]
+        found = []
+        for alternative in coarse:
+            board.add_companion(alternative.name, MORE_TEXTS)
+            size = board.size_of(alternative.name)
+            if size.unsteady and 1 / AS_FAR < size.ratio < AS_FAR:
+                found.append((abs(math.log(size.ratio)), alternative, size))
+        if not found:
+            return False
+        found.sort(key=lambda row: row[0])
+        _, lead, size = found[0]
+        words = (
+            f"as far from the claim as {lead.words} would be ({size.served:.2f} nats; expected {size.expected:.2f}); "
+            "other coarse arithmetic or a fine-tune may be as far"
+        )
+        others = tuple(a.words for _, a, _ in found[1:])
+        self.findings.append(AuditFinding(area, words, BY_SIZE, lead.fault, odds, others, fits=False))
+        return True
 
     def _unexplained(self, board: Scoreboard) -> str:
         """Words for answers that nothing in the list explains; fluent ones point at another model."""

@@ -32,6 +32,7 @@ APART = 1.0  # an alternative whose distance from the claim is below this many t
 FITS = 2.0  # a prediction within this many times the noise fits
 FITS_TOKENS = math.log(20.0)  # tokens fit a prediction unless bets on noise won this much against it
 LIKELY = 0.1  # an alternative with this share of the weight of the best is as likely
+UNSTEADY = 0.6  # share of its distance from the claim that an alternative moves by in another arithmetic
 SAME = 1e-9  # nats squared: two losses this near are equal, and no bet is made
 
 
@@ -51,6 +52,24 @@ class Standing:
     @property
     def name(self) -> str:
         return self.alternative.name
+
+
+@dataclass(frozen=True)
+class ErrorSize:
+    """How far from the claim the server is, and an alternative would be, in nats at the usual block."""
+
+    served: float
+    expected: float
+    own: float  # of the alternative from itself in another arithmetic
+
+    @property
+    def ratio(self) -> float:
+        return self.served / self.expected if self.expected > 0 else math.inf
+
+    @property
+    def unsteady(self) -> bool:
+        """Are its errors others in another arithmetic?"""
+        return self.own >= UNSTEADY * self.expected
 
 
 @dataclass
@@ -223,6 +242,13 @@ class Scoreboard:
             found += [math.nan] * blocks if own is None or fast is None else in_blocks(row_gaps(text, own, fast))
         self.own_gaps[name] = found
         self.claimed.close(companion.setting)
+
+    def size_of(self, name: str) -> ErrorSize:
+        """Of an alternative whose companion was added."""
+        pairs = [(a, b) for a, b in zip(self.exact, self.aparts[name], strict=True) if not math.isnan(a + b)]
+        served, expected = (math.sqrt(float(np.median(x))) for x in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+        own = [x for x in self.own_gaps.get(name, ()) if not math.isnan(x)]
+        return ErrorSize(served, expected, math.sqrt(float(np.median(own))) if own else 0.0)
 
     def _ratios_of(self, name: str) -> list[float]:
         """Distance to an alternative over honest noise, for every block that shows something."""
