@@ -98,7 +98,7 @@ def audits(
     if "before" in proxy:
         assert tokenizer.bos is not None
         proxy = {"before": tokenizer.piece(tokenizer.bos).decode()}
-    proxy = {**proxy, "drop": ["logprobs"], "ids": True} if alone else proxy
+    proxy = {**proxy, "drop": ["logprobs"]} if alone else proxy
     with stock(file_of(served, made, folder), options, proxy) as url:
         for seed in seeds:
             started = time.process_time()
@@ -126,7 +126,8 @@ def page(kept: dict[str, Any]) -> str:
         "that of the auditor with one thread. Machine: two Neoverse N1 cores, shared with other work; "
         f"{time.strftime('%d %B %Y')}.",
         "An answer is *named* if its first finding has the words of the case in `bench/audits.py`. For a hidden system",
-        "message, whose text no list has, that is its place: the chat prompt.\n",
+        "message, whose text no list has, that is its place: the chat prompt. With *tokens alone*, the server shows",
+        "text and no log-probabilities.\n",
     ]
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):

@@ -90,7 +90,7 @@ class Interviewer:
                     continue
                 self.reading.dialect, self.reading.chat = dialect.name, not self.reading.completions
                 self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
-                self._more = {} if reply.steps else {"return_token_ids": True}
+                self._more = {} if any(s.scores for s in reply.steps) else {"return_token_ids": True}
                 return self._read(ids, reply, text, chat=self.reading.chat)
         raise AssayError(reasons[0])
 

@@ -62,6 +62,7 @@ SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
 MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
@@ -226,19 +227,20 @@ class _Audit:
         self._consider(more_alternatives(self.model, longest, self.options.others))
         if self.options.engine and not _explained(self.board):
             self._search_catalogue()
-        if self.board.alone:
-            self._consider(temperatures())
         self._name(self.board, "model")
 
     def _differs_each_time(self) -> bool:
-        """Is one text continued in two ways? Servers of an alternative are greedy, so this points at draws."""
+        """Is one text continued in a new way each time? Noise gives a second way; more of them point at draws.
+
+        Only then are temperatures tried: draws are so uncertain that they fit every other model as well.
+        """
         first = self.asked[0]
         try:
-            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(2)]
+            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
         except AssayError as error:
             self.notes.append(f"the same request again: {error}")
             return False
-        return again[0].ids != again[1].ids
+        return len({served.ids for served in again}) == SAME_REQUESTS
 
     def _consider(self, alternatives: Iterable[Alternative]) -> None:
         """Try alternatives until one explains the answers."""
