@@ -1,6 +1,7 @@
 """Audits of a stock llama.cpp (xllamacpp) in honest and dishonest configurations: docs/lab/audits.md.
 
     python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
+    python bench/audits.py --honest 1000 --jobs 16
 
 Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
 model, configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
@@ -32,6 +33,7 @@ from assay.gguf.writer import Tensor, write  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
 from assay.text import Tokenizer  # noqa: E402
+from assay.text.builtin import TEMPLATES  # noqa: E402
 from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult  # noqa: E402
 from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
@@ -56,7 +58,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "weights in Q2_K": ("claim", "Q2_K", {}, {}, "Q2_K"),
     "BOS before every text": ("claim", "claim", {}, {"before": "BOS"}, "BOS"),
     "BOS missing": ("claim", "no BOS", {}, {}, "no BOS"),
-    "template of llama2": ("claim", "claim", {"chat_template": "llama2"}, {}, "llama2"),
+    "template of llama2": ("claim", "claim", {"chat_template": TEMPLATES["llama2"]}, {}, "llama2"),
     "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
     "another model": ("claim", "other", {}, {}, "model"),
     "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),
@@ -124,7 +126,8 @@ def page(kept: dict[str, Any]) -> str:
         "that of the auditor with one thread. Machine: two Neoverse N1 cores, shared with other work; "
         f"{time.strftime('%d %B %Y')}.",
         "An answer is *named* if its first finding has the words of the case in `bench/audits.py`. For a hidden system",
-        "message, whose text no list has, that is its place: the chat prompt.\n",
+        "message, whose text no list has, that is its place: the chat prompt. With *tokens alone*, the server shows",
+        "text and no log-probabilities.\n",
     ]
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):
@@ -185,8 +188,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--tokens-alone", action="store_true", help="without log-probabilities")
     parser.add_argument("--other", default="", help="file of the case `another model`")
+    parser.add_argument("--honest", type=int, help="audit assay itself in honest arithmetics, so often in all")
+    parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest")
     parser.add_argument("--write", action="store_true", help="only write the page")
     args = parser.parse_args()
+    if args.honest:
+        from bench import honest_audits
+
+        path = "" if args.model == "synthetic" else str(hub.resolve(args.model))
+        honest_audits.run(args.honest, args.jobs, path, tuple(args.only))
+        return
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if not args.write:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"

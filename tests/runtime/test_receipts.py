@@ -20,7 +20,9 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.receipt_replay import replay
 from assay.runtime.receipts import (
     Receipt,
+    RowHashes,
     Signer,
+    _threads,
     chain,
     header_of,
     make_receipt,
@@ -199,3 +201,19 @@ VERSION_1 = (
     "18045e2f0b1e96487a37ca94fbd49fb0",
     "54edcd177ca75803f18efdc6f75f96f3a667964d165a9ec540acb4d45bb8d845",
 )
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+def test_rows_are_hashed_in_order_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    _threads.cache_clear()
+    rows, hashes = [np.full(2000, i, np.float32) for i in range(40)], RowHashes()
+    try:
+        for row in rows:
+            hashes.add(row)
+        assert hashes.all() == [row_digest(row) for row in rows]
+        for row in rows:
+            row += 1  # the engine's next logits, in the same place
+        assert hashes.all() == [row_digest(row - 1) for row in rows]
+    finally:
+        _threads.cache_clear()

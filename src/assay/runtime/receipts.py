@@ -17,8 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from assay.runtime.params import SamplerParams
 from assay.system.extras import install
 
 VERSION = 2
+FEW_CORES = 4  # fewer leave none free while tokens are drawn
 MAX_TOKENS = 1 << 22  # of a prompt or an answer
 _NAN = np.array([0x7FC00000], np.uint32).view(np.float32)[0]
 _SKIPPED = ("dry_breakers", "seed")  # settings that the header holds in another form
@@ -55,6 +59,38 @@ def row_digest(logits: Array, version: int = VERSION) -> bytes:
     if broken.any():
         row = np.where(broken, _NAN, row).astype("<f4")
     return ROW_HASHES[version](row.data)
+
+
+class RowHashes:
+    """The hashes of an answer's rows, computed on other threads while tokens are drawn, where there are cores for it.
+
+    `add` may read the row later, so the row must not change before `all` is called.
+    """
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._pending: list[tuple[Array, Future[bytes]]] = []
+
+    def add(self, logits: Array) -> None:
+        threads = _threads()
+        if threads is None:
+            self._done.append(row_digest(logits))
+        else:
+            self._pending.append((logits, threads.submit(row_digest, logits)))
+
+    def all(self) -> list[bytes]:
+        """The hashes of all rows so far, in order. A row that no thread has begun with is hashed here."""
+        for logits, hashed in self._pending:
+            self._done.append(row_digest(logits) if hashed.cancel() else hashed.result())
+        self._pending.clear()
+        return self._done
+
+
+@cache
+def _threads() -> ThreadPoolExecutor | None:
+    """None on few cores: a row is in the cache of the thread that drew from it, so it is hashed there faster."""
+    cores = os.cpu_count() or 1
+    return ThreadPoolExecutor(min(8, cores // 2), "receipts") if cores >= FEW_CORES else None
 
 
 def ids_digest(ids: Sequence[int]) -> str:
@@ -115,7 +151,6 @@ class Signer:
     def of_file(cls, path: Path) -> Signer:
         """The key of a file, which is made if it does not exist."""
         if not path.exists():
-            import os
             import secrets
 
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

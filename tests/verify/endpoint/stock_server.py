@@ -3,8 +3,9 @@
     python -m tests.verify.endpoint.stock_server MODEL '{"rope_freq_base": 10000}' '{"temperature": 0.8}'
 
 The first object has options of llama.cpp's server. The second has changes that a dishonest proxy makes to requests:
-`temperature`, `system` (a hidden system message), `drop` (keys removed from answers, such as logprobs), `bos` (text put
-before prompts). The address is printed; the process ends with its standard input.
+`temperature`, `system` (a hidden system message), `drop` (keys removed from answers, such as logprobs), `before` (text
+put before prompts), `ids` (token ids are shown where `return_token_ids` asks for them, as vLLM does). The address is
+printed; the process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def changed(body: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
         body["seed"] = proxy["seed"]
     if "system" in proxy and "messages" in body:
         body["messages"] = [{"role": "system", "content": proxy["system"]}, *body["messages"]]
+    if body.pop("return_token_ids", False) and proxy.get("ids"):
+        body |= {"logprobs": True, "top_logprobs": 1} if "messages" in body else {"logprobs": 1}
     if "before" in proxy and isinstance(body.get("prompt"), str):
         body["prompt"] = proxy["before"] + body["prompt"]
     return body
@@ -34,6 +37,9 @@ def changed(body: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
 
 def reduced(found: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
     """An answer without what the proxy hides, and rounded as it rounds."""
+    if proxy.get("ids"):
+        for choice in found.get("choices", ()):
+            choice["token_ids"] = [step["id"] for step in (choice.get("logprobs") or {}).get("content", ())]
     for key in proxy.get("drop", ()):
         found.pop(key, None)
         for choice in found.get("choices", ()):

@@ -12,6 +12,7 @@ An audit asks whether an endpoint serves the claimed model (`audit_run`):
     alternatives       what may be served in its place
     left_over          does a request read what the one before it left?
     wagers, standings  bets with a stated error rate, and where every alternative stands
+    token_bets         bets on the tokens that were chosen, where no log-probabilities are shown
     own_draws          sampling, judged by the server's own log-probabilities
     audit_report       words, data, page
 

@@ -36,6 +36,7 @@ MIXES = ("Q8_0", "FP8", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q4_1", "IQ4_XS", "M
 FEW_BITS = ("Q4_0", "Q3_K_M", "Q2_K")  # the first that is coarser than the claim stands for fewer bits in general
 BASES = (1e4, 1e5, 5e5, 1e6)
 SCALES = (0.5, 0.25, 2.0)
+TEMPERATURES = (0.3, 0.5, 0.7, 0.8, 1.0)
 WINDOWS = (32, 64, 128, 256, 512)
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -65,6 +66,7 @@ class Alternative:
     feed: Feed | None = None  # the same tokens, fed in another way
     edit: tuple[Variant, float] | None = None  # a mistake that is planted for the steps of every text
     fault: str = ""
+    temperature: float = 0.0  # of draws where 0 was asked for; it shows in tokens alone
     honest: bool = False  # honest servers do this: it is named and never an alarm
 
     def rows(self, claimed: ClaimedModel, text: ServedText, *, keep: bool = True) -> Array | None:
@@ -177,6 +179,13 @@ def beginnings(tokenizer: Tokenizer) -> Iterator[Alternative]:
     else:
         words = "a BOS that the file does not ask for"
         yield Alternative("BOS added", words, "prompt", front=(bos,), fault="bos-wrong-id")
+
+
+def temperatures() -> Iterator[Alternative]:
+    """Tokens that are drawn, though temperature 0 was asked for."""
+    for t in TEMPERATURES:
+        words = f"temperature 0 was asked for and not honoured: tokens are drawn, most like temperature {t:g}"
+        yield Alternative(f"temperature {t:g}", words, "sampling", temperature=t, fault="samp-temp0")
 
 
 def other_feeds() -> Iterator[Alternative]:

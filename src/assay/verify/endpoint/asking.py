@@ -8,8 +8,9 @@ vocabulary, and prompts that the server counts otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class Interviewer:
         self.tokenizer = client.tokenizer
         self.reading = Reading()
         self._seen: list[float] = []
+        self._more: dict[str, Any] = {}  # asked for in every request: token ids, where the server shows no more
 
     # --- what the server can do
 
@@ -88,6 +90,7 @@ class Interviewer:
                     continue
                 self.reading.dialect, self.reading.chat = dialect.name, not self.reading.completions
                 self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
+                self._more = {} if any(s.scores for s in reply.steps) else {"return_token_ids": True}
                 return self._read(ids, reply, text, chat=self.reading.chat)
         raise AssayError(reasons[0])
 
@@ -127,6 +130,12 @@ class Interviewer:
         reply, ids = self._ask(text, n, self.reading.top)
         return self._read(ids, reply, text, chat=not self.reading.completions)
 
+    def drawn(self, text: str, n: int, seed: int) -> ServedText:
+        """A text and `n` tokens after it, drawn at temperature 1 with a seed; no scores are asked for."""
+        settings: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
+        reply = self._reply_to(partial(self.client.complete, text, n=n, top=0, **settings))
+        return self._read(list(self.tokenizer.encode(text)), reply, text, chat=False)
+
     def chat(self, messages: Sequence[Message], n: int) -> ServedText:
         """A conversation and `n` greedy tokens of its answer."""
         reply, ids = self._ask_chat(messages, n, self.reading.top)
@@ -146,7 +155,7 @@ class Interviewer:
         """The answer to a text, and the prompt's ids as the claimed file makes them."""
         if not self.reading.completions:
             return self._ask_chat([{"role": "user", "content": text}], n, top)
-        reply = self.client.complete(text, n=n, top=top)
+        reply = self._reply_to(partial(self.client.complete, text, n=n, top=top))
         ids = list(self.tokenizer.encode(text))
         if reply.prompt_tokens is not None:
             self.reading.counts.append((len(ids), reply.prompt_tokens))
@@ -155,16 +164,27 @@ class Interviewer:
     def _ask_chat(self, messages: Sequence[Message], n: int, top: int) -> tuple[ServerReply, list[int]]:
         if self.template is None:
             raise AssayError(f"{self.client.url}: only chat is served, and the claimed file has no chat template")
-        reply = self.client.chat(messages, n=n, top=top)
+        reply = self._reply_to(partial(self.client.chat, messages, n=n, top=top))
         ids = list(encode_chat(self.tokenizer, self.template, messages))
         if reply.prompt_tokens is not None:
             self.reading.chat_counts.append((len(ids), reply.prompt_tokens))
         return reply, ids
 
+    def _reply_to(self, request: Callable[..., ServerReply]) -> ServerReply:
+        """The answer, with token ids where the server can show them, as vLLM does; others may refuse the question."""
+        try:
+            return request(**self._more)
+        except AssayError:
+            if not self._more:
+                raise
+            self._more = {}
+            return request()
+
     def _read(self, ids: list[int], reply: ServerReply, label: str, *, chat: bool) -> ServedText:
         n_prompt, places = len(ids), list[Place]()
         steps = reply.steps[reply.n_prompt :]
-        if not steps:
+        bare = not any(step.scores for step in steps)
+        if not steps or (bare and _tokens_are_missing(reply, len(steps))):
             return self._read_spelled(ids, reply, label, chat)
         for step in steps:
             self._notice(step)
@@ -182,17 +202,18 @@ class Interviewer:
 
     def _read_spelled(self, ids: list[int], reply: ServerReply, label: str, chat: bool) -> ServedText:
         """An answer of which only the text is known. Its ids are the tokenizer's; `spelled_text` tries others."""
-        whole = [] if chat else list(self.tokenizer.encode(label + reply.text))
+        said = reply.text.split("\ufffd", 1)[0]
+        whole = [] if chat else list(self.tokenizer.encode(label + said))
         fits = whole[: len(ids)] == ids
-        told = whole[len(ids) :] if fits else self.tokenizer.encode(reply.text, add_special=False, parse_special=False)
+        told = whole[len(ids) :] if fits else self.tokenizer.encode(said, add_special=False, parse_special=False)
         self.reading.tokens += reply.completion_tokens or len(told)
-        if "\ufffd" in reply.text or not told:
+        if not told:
             self.reading.gaps += 1
             return ServedText(tuple(ids), len(ids), (), chat, label)
-        counts: tuple[int, ...] = ()
-        if reply.completion_tokens is not None:
+        counts, cut = tuple[int, ...](), said != reply.text
+        if reply.completion_tokens is not None and not cut:
             counts = (reply.completion_tokens, reply.completion_tokens - (reply.finish == "stop"))
-        return spelled((*ids, *told), len(ids), chat, label, Spelling(reply.text, counts))
+        return spelled((*ids, *told), len(ids), chat, label, Spelling(said, counts, cut))
 
     def _notice(self, step: ScoredToken) -> None:
         seen = self.reading

@@ -27,6 +27,7 @@ from assay.verify.endpoint.alternatives import (
     first_alternatives,
     more_alternatives,
     other_feeds,
+    temperatures,
     tokenizer_faults,
 )
 from assay.verify.endpoint.asking import Interviewer
@@ -34,7 +35,8 @@ from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, Aud
 from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
-from assay.verify.endpoint.own_draws import judged_draws
+from assay.verify.endpoint.own_draws import TOKENS as DRAWN
+from assay.verify.endpoint.own_draws import judged_draws, judged_repeats
 from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
 from assay.verify.endpoint.spelled_text import respelled
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
@@ -60,6 +62,9 @@ SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
 MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
+AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
+BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
 
 
@@ -111,6 +116,9 @@ class _Audit:
         if self.options.draws and not self.findings and reading.top and reading.completions:
             self.say("drawing tokens at temperature 1")
             self.findings += judged_draws(self.client, self._drawn, reading.top, self.options.alpha, self.notes)
+        elif self.options.draws and not self.findings and reading.completions:
+            self.say("drawing tokens with two seeds")
+            self._seeds()
         return self._result()
 
     # --- texts
@@ -209,6 +217,9 @@ class _Audit:
 
     def _what_is_it(self) -> None:
         self.say("the answers are not those of the claimed model; trying alternatives")
+        if self.board.alone and self._differs_each_time():
+            for alternative in temperatures():
+                self.board.consider(alternative)
         self._consider(self._other_prompts())
         if not _explained(self.board) and self._left_over():
             return
@@ -217,6 +228,19 @@ class _Audit:
         if self.options.engine and not _explained(self.board):
             self._search_catalogue()
         self._name(self.board, "model")
+
+    def _differs_each_time(self) -> bool:
+        """Is one text continued in a new way each time? Noise gives a second way; more of them point at draws.
+
+        Only then are temperatures tried: draws are so uncertain that they fit every other model as well.
+        """
+        first = self.asked[0]
+        try:
+            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
+        except AssayError as error:
+            self.notes.append(f"the same request again: {error}")
+            return False
+        return len({served.ids for served in again}) == SAME_REQUESTS
 
     def _consider(self, alternatives: Iterable[Alternative]) -> None:
         """Try alternatives until one explains the answers."""
@@ -288,6 +312,8 @@ class _Audit:
             if not board.fits(near.name):
                 board.add_companion(near.name, MORE_TEXTS if near.alternative.slow else None)
         likely = board.likely()
+        if not likely and not board.alone and self._name_by_size(board, area, odds):
+            return
         if not likely:
             self.findings.append(AuditFinding(area, self._unexplained(board), 0.0, evidence=odds, fits=False))
             return
@@ -296,12 +322,37 @@ class _Audit:
         fits, found = board.fits(lead.name), lead.alternative
         self.findings.append(
             AuditFinding(
-                found.family if found.family in ("prompt", "requests") else area,
+                found.family if found.family in ("prompt", "requests", "sampling") else area,
                 found.words if fits else f"nearest to {found.words}, which does not fit",
                 confidence, found.fault, max(odds, lead.favour), tuple(s.alternative.words for s in tied),
                 tuple(s.alternative.fault for s in tied if s.alternative.fault), fits,
             )
         )  # fmt: skip
+
+    def _name_by_size(self, board: Scoreboard, area: str, odds: float) -> bool:
+        """Name a cache in few bits by how far it is from the claim, where its errors are no more than chance.
+
+        Rounding to four bits turns a small difference of arithmetic into a step, so no simulation gives a server's own
+        errors. Their size is the same.
+        """
+        coarse = [a for a in board.alternatives.values() if a.family == "cache" and not a.honest]
+        found = []
+        for alternative in coarse:
+            board.add_companion(alternative.name, MORE_TEXTS)
+            size = board.size_of(alternative.name)
+            if size.unsteady and 1 / AS_FAR < size.ratio < AS_FAR:
+                found.append((abs(math.log(size.ratio)), alternative, size))
+        if not found:
+            return False
+        found.sort(key=lambda row: row[0])
+        _, lead, size = found[0]
+        words = (
+            f"as far from the claim as {lead.words} would be ({size.served:.2f} nats; expected {size.expected:.2f}); "
+            "other coarse arithmetic or a fine-tune may be as far"
+        )
+        others = tuple(a.words for _, a, _ in found[1:])
+        self.findings.append(AuditFinding(area, words, BY_SIZE, lead.fault, odds, others, fits=False))
+        return True
 
     def _unexplained(self, board: Scoreboard) -> str:
         """Words for answers that nothing in the list explains; fluent ones point at another model."""
@@ -341,14 +392,38 @@ class _Audit:
                 self.notes.append(
                     f"two equal requests differ by {usual:.2g} nats, as with a prefix cache or other batches"
                 )
-        known = len(self.board.ratios())
-        self._add(second)
-        path = distance_path(self.board.ratios()[known:])
+        path = self._alone_again(second) if self.board.alone else self._bets_on(second)
         if max(path, default=0.0) >= self.board.goal and not self._left_over():
             words, evidence = "the second of two equal requests is answered otherwise", max(path)
             self.findings.append(
                 AuditFinding("requests", words, 1 - math.exp(-evidence), evidence=evidence, fits=False)
             )
+
+    def _bets_on(self, second: ServedText) -> list[float]:
+        known = len(self.board.ratios())
+        self._add(second)
+        return distance_path(self.board.ratios()[known:])
+
+    def _alone_again(self, second: ServedText) -> list[float]:
+        """The same text has the same near ties, so it is no new evidence against the claim."""
+        board, served = self._board(), respelled(second, self.claimed, self.tokenizer)
+        if served is None or not served.places:
+            return []
+        board.add(served)
+        return board.evidence_path()
+
+    def _seeds(self) -> None:
+        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show."""
+        pairs = list[tuple[ServedText, ServedText]]()
+        try:
+            for text in self._drawn[:2]:
+                both = [self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002)]
+                first, second = (respelled(served, self.claimed, self.tokenizer) for served in both)
+                if first is not None and second is not None and first.places:
+                    pairs.append((first, second))
+        except AssayError as error:
+            self.notes.append(f"drawing was not tried: {error}")
+        self.findings += judged_repeats(pairs, self.claimed, self.options.alpha)
 
     # --- conversations
 

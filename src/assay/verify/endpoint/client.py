@@ -170,7 +170,7 @@ class Client:
 
     def _reply(self, found: dict[str, Any], generated: int | None) -> ServerReply:
         choice = found["choices"][0]
-        steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
+        steps = tuple(self._steps(_mapping(choice.get("logprobs")))) or self._bare_ids(choice.get("token_ids"))
         if len(steps) > self.max_steps:
             raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {self.max_steps})")
         message = choice.get("message")
@@ -200,6 +200,11 @@ class Client:
                 scores[token] = _score(value)
             found.append(ScoredToken(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
         return found
+
+    def _bare_ids(self, ids: Any) -> tuple[ScoredToken, ...]:
+        """Tokens without scores; none if one of the ids is no token's."""
+        found = [self._token(number, None) for number in _sequence(ids)[: self.max_steps + 1]]
+        return tuple(ScoredToken(i, "", {}) for i in found) if None not in found else ()
 
     def _from_object(self, item: dict[str, Any]) -> ScoredToken:
         scores = {}

@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.endpoint.audit_findings import AuditFinding
+from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.served_text import ServedText
 from assay.verify.endpoint.standings import LIKELY
 from assay.verify.endpoint.wagers import log_mean
 
 Array = NDArray[Any]
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
+SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
+REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
 Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
 
@@ -167,3 +171,30 @@ def _judged(draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha
         words = "different seeds draw the same tokens"
         return [AuditFinding("sampling", words, 1 - math.exp(chance), "samp-rng", -chance)]
     return []
+
+
+# --- without log-probabilities
+
+
+def judged_repeats(
+    pairs: Sequence[tuple[ServedText, ServedText]], claimed: ClaimedModel, alpha: float
+) -> list[AuditFinding]:
+    """Texts that two seeds continued. A bet that the second draw is the first one's token pays 1/p if it is.
+
+    After the first other token the texts go different ways, so the bets on a pair end there.
+    """
+    capital, greedy = 0.0, True
+    for first, second in pairs:
+        for a, b, row in zip(first.places, second.places, claimed.rows(first), strict=False):
+            if a.token is None or a.token != b.token:
+                capital += math.log(1 - REPEAT_STAKE)
+                break
+            p = math.exp(min(0.0, float(row[a.token]) + SLACK))
+            capital += math.log(1 - REPEAT_STAKE + REPEAT_STAKE / p)
+            greedy = greedy and a.token == int(row.argmax())
+    if capital < -math.log(alpha):
+        return []
+    words = "different seeds draw the same tokens"
+    if greedy:
+        words += ", the best ones: most like top-k 1 or temperature 0"
+    return [AuditFinding("sampling", words, 1 - math.exp(-capital), "samp-rng", capital)]

@@ -39,6 +39,7 @@ class Spelling:
 
     said: str
     counts: tuple[int, ...] = ()  # tokens that the answer may have, by the server's own count; empty: unknown
+    cut: bool = False  # the answer goes on with bytes that are no text
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ difference and never makes one up.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from assay.text import Tokenizer
 from assay.text.vocab import SENTENCEPIECE
 from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.prompt_ids import without_space
-from assay.verify.endpoint.served_text import ServedText, spelled
+from assay.verify.endpoint.served_text import Place, ServedText, spelled
 
 MOST_PASSES = 12  # each computes the text once more
 
@@ -29,6 +31,8 @@ def respelled(text: ServedText, claimed: ClaimedModel, tokenizer: Tokenizer) -> 
         if ids is None:
             break
         found = spelled(ids, text.n_prompt, text.chat, text.label, text.spelling)
+    if text.spelling.cut:
+        found = _trimmed(found, said, claimed, tokenizer)
     counts = text.spelling.counts
     return found if not counts or len(found.places) in counts else None
 
@@ -48,6 +52,21 @@ def _with_a_better_token(
             return (*text.ids[: place.row], best, *_cut(tokenizer, left[len(better) :].decode("utf-8", "replace")))
         left = left[len(own) :]
     return None
+
+
+def _trimmed(text: ServedText, said: bytes, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText:
+    """The text without its last token, and without all tokens from which on the claim's best may be a longer one.
+
+    What follows the text is unknown, so a token that begins in it may end behind it.
+    """
+    left, kept = said, list[Place]()
+    for place, row in zip(text.places[:-1], claimed.rows(text)[:-1], strict=True):
+        assert place.token is not None
+        if tokenizer.piece(int(np.argmax(row))).startswith(left):
+            break
+        kept.append(place)
+        left = left[len(tokenizer.piece(place.token)) :]
+    return replace(text, places=tuple(kept), ids=text.ids[: text.n_prompt + len(kept)])
 
 
 def _cut(tokenizer: Tokenizer, rest: str) -> list[int]:

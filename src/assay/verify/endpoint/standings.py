@@ -1,6 +1,7 @@
 """The state of an audit: distances of all blocks to the claim and its alternatives, and what follows from them.
 
-`Scoreboard` gathers; `standing` says where an alternative stands: nearer than the claim, excluded, too near the claim
+`Scoreboard` gathers. With log-probabilities its bets are on the distances of blocks; without, on the tokens that were
+chosen (`token_bets`). `standing` says where an alternative stands: nearer than the claim, excluded, too near the claim
 to be told from it, or undecided. All error rates are `alpha`, by the bets of `wagers`.
 
 `confidence` is the share of one alternative among all that were tried, the claim among them. The weight of each is its
@@ -12,21 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.endpoint.alternatives import Alternative
 from assay.verify.endpoint.claimed_model import CLAIM, COMPANION, ClaimedModel, Setting
 from assay.verify.endpoint.served_text import BLOCK, ServedText, in_blocks, place_losses, row_gaps
+from assay.verify.endpoint.token_bets import SPREAD, TokenBets
 from assay.verify.endpoint.wagers import blocks_needed, distance_path, log_mean, nearer_capital, nearer_path
 
+Array = NDArray[Any]
 State = Literal["nearer", "excluded", "too near", "undecided"]
 LEAST_NOISE = 0.005  # nats: printed numbers and float32
 APART = 1.0  # an alternative whose distance from the claim is below this many times the noise cannot be told from it
 FITS = 2.0  # a prediction within this many times the noise fits
+FITS_TOKENS = math.log(20.0)  # tokens fit a prediction unless bets on noise won this much against it
 LIKELY = 0.1  # an alternative with this share of the weight of the best is as likely
+UNSTEADY = 0.6  # share of its distance from the claim that an alternative moves by in another arithmetic
 SAME = 1e-9  # nats squared: two losses this near are equal, and no bet is made
 
 
@@ -48,6 +54,24 @@ class Standing:
         return self.alternative.name
 
 
+@dataclass(frozen=True)
+class ErrorSize:
+    """How far from the claim the server is, and an alternative would be, in nats at the usual block."""
+
+    served: float
+    expected: float
+    own: float  # of the alternative from itself in another arithmetic
+
+    @property
+    def ratio(self) -> float:
+        return self.served / self.expected if self.expected > 0 else math.inf
+
+    @property
+    def unsteady(self) -> bool:
+        """Are its errors others in another arithmetic?"""
+        return self.own >= UNSTEADY * self.expected
+
+
 @dataclass
 class Scoreboard:
     """Blocks in the order in which they were seen."""
@@ -65,6 +89,8 @@ class Scoreboard:
     own_gaps: dict[str, list[float]] = field(default_factory=dict)  # between an alternative and its companion
     alternatives: dict[str, Alternative] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)  # named before the evidence was seen: these may raise the alarm
+    tokens: TokenBets = field(default_factory=TokenBets)
+    alone: bool = True  # no text so far shows log-probabilities
 
     @property
     def goal(self) -> float:
@@ -78,16 +104,26 @@ class Scoreboard:
         """A text, judged by the claim and by the alternatives so far."""
         exact, fast = self.claimed.rows(text), self.claimed.rows(text, COMPANION)
         own, other = in_blocks(place_losses(text, exact)), in_blocks(place_losses(text, fast))
-        gaps = in_blocks(row_gaps(text, exact, fast))
+        each = row_gaps(text, exact, fast)
         if self.coarse is not None:
-            rough = in_blocks(row_gaps(text, exact, self.claimed.rows(text, self.coarse)))
-            gaps = [max(a, b) for a, b in zip(gaps, rough, strict=True)]
+            each = [float(np.fmax(a, b)) for a, b in zip(each, self._rough(text, exact), strict=True)]
+        gaps = in_blocks(each)
+        self.alone = self.alone and not any(len(place.scores) > 1 for place in text.places)
         self.texts.append(text)
         self.exact += own
         self.claim += [float(np.fmin(a, b)) for a, b in zip(own, other, strict=True)]
         self.gaps += gaps
+        if self.alone:
+            usual = float(np.nan_to_num(np.nanmedian(self.gaps)))
+            scales = [SPREAD * math.sqrt(np.fmax(gap, usual) + LEAST_NOISE**2) for gap in each]
+            self.tokens.begin(text, exact, fast, scales)
         for alternative in self.alternatives.values():
             self._judge(alternative, text, keep=True)
+
+    def _rough(self, text: ServedText, exact: Array) -> list[float]:
+        """The gaps between the claim and its second companion."""
+        assert self.coarse is not None
+        return row_gaps(text, exact, self.claimed.rows(text, self.coarse))
 
     def register(self, alternative: Alternative) -> None:
         """An alternative that is tested from the first text on."""
@@ -110,6 +146,8 @@ class Scoreboard:
             rows = None if skip else alternative.rows(self.claimed, text, keep=keep)
         except AssayError:
             rows = None  # it cannot be computed for this text, so it says nothing here
+        if self.alone:
+            self.tokens.add(alternative.name, text, rows, alternative.temperature)
         blocks = -(-len(text.places) // BLOCK)
         nothing = [math.nan] * blocks
         self.losses[alternative.name] += nothing if rows is None else in_blocks(place_losses(text, rows))
@@ -132,6 +170,8 @@ class Scoreboard:
 
     def evidence_path(self) -> list[float]:
         """ln of the capital against the claim after every block: half on distance, half on the first alternatives."""
+        if self.alone:
+            return self.tokens.evidence_path(sorted(self.registered)) if self.texts else []
         far = distance_path(self.ratios())
         known = [i for i, loss in enumerate(self.claim) if not math.isnan(loss)]
         bets = [self._path(self.alternatives[name], known) for name in sorted(self.registered)]
@@ -160,10 +200,20 @@ class Scoreboard:
         wins = sum(a < b for a, b in pairs)
         return wins, len(pairs) - wins
 
+    def bet(self, name: str, over: str = "") -> float:
+        """ln of the capital of bets on one prediction against another; an empty name is the claim's."""
+        if self.alone:
+            return self.tokens.bet(name, over)
+        return nearer_capital(*self.wins_of(name, over)) if name else nearer_capital(*reversed(self.wins_of(over)))
+
+    def misfit(self, name: str) -> float:
+        """ln of the capital of bets that the server is further from an alternative than noise."""
+        return self.tokens.misfit(name) if self.alone else distance_path(self._ratios_of(name))[-1]
+
     def standing(self, name: str) -> Standing:
         alternative = self.alternatives[name]
         wins, losses = self.wins_of(name)
-        favour, against = nearer_capital(wins, losses), nearer_capital(losses, wins)
+        favour, against = self.bet(name), self.bet("", name)
         distance, apart = _root_mean(self.losses[name]), _root_mean(self.aparts[name])
         state: State = "undecided"
         if favour >= self.goal:
@@ -193,6 +243,13 @@ class Scoreboard:
         self.own_gaps[name] = found
         self.claimed.close(companion.setting)
 
+    def size_of(self, name: str) -> ErrorSize:
+        """Of an alternative whose companion was added."""
+        pairs = [(a, b) for a, b in zip(self.exact, self.aparts[name], strict=True) if not math.isnan(a + b)]
+        served, expected = (math.sqrt(float(np.median(x))) for x in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+        own = [x for x in self.own_gaps.get(name, ()) if not math.isnan(x)]
+        return ErrorSize(served, expected, math.sqrt(float(np.median(own))) if own else 0.0)
+
     def _ratios_of(self, name: str) -> list[float]:
         """Distance to an alternative over honest noise, for every block that shows something."""
         own = [*self.own_gaps.get(name, ())]
@@ -203,14 +260,17 @@ class Scoreboard:
     def fits(self, name: str) -> bool:
         """Is the alternative within honest noise, at the usual block?"""
         ratios = self._ratios_of(name)
+        if self.alone:
+            return bool(ratios) and self.misfit(name) <= FITS_TOKENS
         return bool(ratios) and float(np.median(ratios)) <= FITS
 
     def best(self) -> list[Standing]:
         """Alternatives that are nearer than the claim and that no other one beats, the nearest first."""
-        near = sorted((s for s in self.standings() if s.favour > 0 and s.wins > s.losses), key=lambda s: s.distance)
+        near = [s for s in self.standings() if s.favour > 0 and (self.alone or s.wins > s.losses)]
+        near.sort(key=lambda s: -self.tokens.likelihood(s.name) if self.alone else s.distance)
         kept: list[Standing] = []
         for s in near:
-            if all(nearer_capital(*self.wins_of(k.name, s.name)) < self.goal for k in kept):
+            if all(self.bet(k.name, s.name) < self.goal for k in kept):
                 kept.append(s)
         return kept
 
@@ -221,12 +281,10 @@ class Scoreboard:
         """
         if not name:
             return math.exp(-max([0.0, *self.evidence_path()]))
-        ratios = self._ratios_of(name)
-        if not ratios:
+        if not self._ratios_of(name):
             return 0.0
-        others = [nearer_capital(*self.wins_of(other, name)) for other in self.alternatives if other != name]
-        others.append(nearer_capital(*reversed(self.wins_of(name))))
-        return math.exp(-max(0.0, log_mean([distance_path(ratios)[-1], log_mean(others)])))
+        others = [self.bet(other, name) for other in ("", *self.alternatives) if other != name]
+        return math.exp(-max(0.0, log_mean([self.misfit(name), log_mean(others)])))
 
     def likely(self) -> list[tuple[Standing, float]]:
         """Alternatives that no other one beats, each with its confidence; the most confident first.
@@ -245,6 +303,11 @@ class Scoreboard:
         needed = []
         for s in self.standings():
             if s.state == "undecided" and not s.alternative.honest:
+                if self.alone:
+                    if s.against <= 0:
+                        return None
+                    needed.append(math.ceil((self.goal / s.against - 1) * len(self.claim)))
+                    continue
                 blocks = blocks_needed(s.losses, s.wins, self.goal)
                 if blocks is None:
                     return None
