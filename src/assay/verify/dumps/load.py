@@ -14,9 +14,14 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
-from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors
+from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
+from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
+from assay.verify.dumps.formats.folders import has_values, read_database, read_folder
+from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import read_json_lines
+from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
+from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.by_values import can_identify
 from assay.verify.dumps.matching.reading_notes import nothing_read_error
 from assay.verify.dumps.observation import Dump
@@ -92,7 +97,27 @@ def _read_print(source: DumpSource) -> Dump:
     return dump
 
 
+def _is_torch(source: DumpSource) -> bool:
+    """A zip file with data.pkl, or a pickle: its protocol from 2 on is the second byte."""
+    if source.head[:4] == b"PK\x03\x04":
+        return is_torch_archive(source.path)
+    return source.head[:1] == b"\x80" and source.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
 _BUILT_IN = (
+    DumpReader(
+        "llama-debug's logits", 105, lambda s: saved_logits(s.path) is not None, lambda s: read_saved_logits(s.path)
+    ),
+    DumpReader(
+        "folder of .pt, .tensorproto, …",
+        104,
+        lambda s: s.is_folder and has_values(s.path),
+        lambda s: read_folder(s.path),
+    ),
+    DumpReader("torch.save, pickle", 103, _is_torch, lambda s: read_torch(s.path)),
+    DumpReader(
+        "ONNX Runtime's database", 102, lambda s: s.head[:15] == b"SQLite format 3", lambda s: read_database(s.path)
+    ),
     DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
     DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
     DumpReader(
@@ -113,6 +138,10 @@ _BUILT_IN = (
         50,
         lambda s: is_eval_callback(s.head.decode("utf-8", "replace")),
         lambda s: read_eval_callback(s.path),
+    ),
+    DumpReader("transformers' debugger", 45, lambda s: is_call_tree(s.head), lambda s: read_call_tree(s.path)),
+    DumpReader(
+        "ExecuTorch's numeric gap", 40, lambda s: is_inspector_table(s.head), lambda s: read_inspector_table(s.path)
     ),
     DumpReader("printed text", 10, lambda s: True, _read_print),
 )
