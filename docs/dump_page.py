@@ -63,19 +63,23 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 
 ## Other formats
 
-| what | written by | notes |
-|---|---|---|
-| `.npz`, `.safetensors`, a folder of `.npy` | NumPy, MLX, safetensors | one array a node, the ids as `tokens` or `input_ids`; bfloat16 is read |
-| `.pt`, `.pth`, `.pkl`, or a folder of them | `torch.save`, `pickle.dump` | tensors and arrays in dicts, lists and tuples, of every type, stride and offset. The pickle is read as data: no code of it runs |
-| folder `step=0___rank=0___name=….pt` | sglang's dumper | steps are joined by their `input_ids`; rank 0 is read |
-| folder `captured_tensors_cte_step_1_module_….pt` | AWS Neuron's tensor capture | rows of a prompt that was padded to a power of two are cut |
-| `…_debug_tree_FULL_TENSORS.json`, `…_SUMMARY.json` | transformers' `model_addition_debugger` | printed values, statistics, or safetensors files beside the tree |
-| folder of `.tensorproto` or `.pb`, `execution-trace-….db` | ONNX Runtime's dump of node outputs | names of PyTorch's exporter are understood; other nodes are matched by value |
-| CSV or TSV with `runtime_intermediate_output` | ExecuTorch's `calculate_numeric_gap` | the runtime's values, matched by value; print them whole |
-| `.npz` of intermediate outputs | coremltools' `MLModelInspector`, any compiler | names such as `var_12_cast_fp16` are matched by value |
-| text | `llama-eval-callback`, `llama-debug` | all versions since 2024 |
-| `llamacpp-MODEL.bin` with `-tokens.bin` | `llama-debug --save-logits` | the last token's logits |
-| any other text | a person | a line with a word for a node and numbers |
+- `.npz`, `.safetensors`, or a folder of `.npy`, by NumPy, MLX or others: one array a node, and the ids as an array
+  `tokens` or `input_ids`. bfloat16 is read.
+- `.pt`, `.pth`, `.pkl`, or a folder of them, by `torch.save` or `pickle.dump`: tensors and arrays in dicts, lists and
+  tuples, of every type, stride and offset. The pickle is read as data: no code of it runs.
+- Folders of sglang's dumper (`step=0___rank=0___name=….pt`): steps are joined by their `input_ids`; rank 0 is read.
+- Folders of AWS Neuron's tensor capture (`captured_tensors_cte_step_1_module_….pt`): if the prompt was padded to a power
+  of two, the rows of the tokens are read.
+- The trees of transformers' `model_addition_debugger` (`…_debug_tree_FULL_TENSORS.json`, `…_SUMMARY.json`): printed
+  values, statistics, or safetensors files beside the tree.
+- ONNX Runtime's dump of node outputs: a folder of `.tensorproto` or `.pb` files, or the SQLite file. Names of PyTorch's
+  exporter are understood; other nodes are matched by value.
+- ExecuTorch's `calculate_numeric_gap`, saved as CSV or TSV: the runtime's values, matched by value. Print them whole.
+- Intermediate outputs of a compiler (coremltools' `MLModelInspector`), saved as `.npz`: names such as
+  `var_12_cast_fp16` are matched by value.
+- The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
+  `-tokens.bin`, which `llama-debug --save-logits` writes.
+- Printed text: any line with a word for a node and numbers.
 
 Names of modules may carry a class, a scope or `output` (`LlamaForCausalLM.model.layers.0.mlp_output`). Of a tuple, the
 first value is the module's. If a layer returns two values of one shape (vLLM, sglang, or `hidden_states` and `residual`

@@ -55,7 +55,8 @@ def read_eval_callback(path: Path) -> Dump:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
             if m := _TENSOR.search(line):
                 finish()
-                current, rows, sums, begun, n_tokens = m, [], {}, number, 0
+                current, rows, sums, begun = m, [], {}, number
+                tokens, n_tokens = (tokens, n_tokens) if len(tokens) >= n_tokens else ([], 0)
             elif current and not sums and (m := _ROW.match(line)):
                 rows.append(re.split(r"\s*,\s*", m["row"].strip()))
             elif current and (m := _SUM.match(line)):

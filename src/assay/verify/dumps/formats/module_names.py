@@ -20,6 +20,7 @@ class Rewriting:
 
 
 _L = r"(?P<l>(?:.*\.)?(?:layers|h|blocks)\.\d{1,4})"
+_MODULES = r"\d{1,4}|mlp|self_attn|attention|feed_forward|\w{1,40}(?:_proj|norm)|lm_head|embed_tokens|gate|\w{0,20}router"
 REWRITINGS = (
     Rewriting(r"^non_intrusive__", "", ("non_intrusive__model.norm.output", "model.norm.output")),
     Rewriting(
@@ -37,7 +38,11 @@ REWRITINGS = (
     Rewriting(r"^(?:_orig_mod|module|base_model)\.(?=\w)", "", ("_orig_mod.model.norm", "model.norm")),
     Rewriting(r"^model\.language_model\.(?=\w)", "model.", ("model.language_model.norm", "model.norm")),
     Rewriting(r"[._](?:outputs?|out)\.(?P<i>\d)$", r"[\g<i>]", ("model.layers.0.output.1", "model.layers.0[1]")),
-    Rewriting(r"(?<=\w)[._]outputs?(?P<i>\[\d\])?$", r"\g<i>", ("model.layers.0.mlp_output", "model.layers.0.mlp")),
+    Rewriting(
+        rf"(?<=\.)(?P<m>{_MODULES})[._]outputs?(?P<i>\[\d\])?$",
+        r"\g<m>\g<i>",
+        ("model.layers.0.mlp_output", "model.layers.0.mlp"),
+    ),
     Rewriting(
         r"(?<=\w)[._]inputs?(?:\.args)?(?:\[0\]|\.0|\.hidden_states)?$",
         ".input",
