@@ -68,8 +68,8 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 - `.pt`, `.pth`, `.pkl`, or a folder of them, by `torch.save` or `pickle.dump`: tensors and arrays in dicts, lists and
   tuples, of every type, stride and offset. The pickle is read as data: no code of it runs.
 - Folders of sglang's dumper (`step=0___rank=0___name=….pt`): steps are joined by their `input_ids`; rank 0 is read.
-- Folders of AWS Neuron's tensor capture (`captured_tensors_cte_step_1_module_….pt`): if the prompt was padded to a power
-  of two, the rows of the tokens are read.
+- Folders of AWS Neuron's tensor capture (`captured_tensors_cte_step_1_module_….pt`): if the prompt was padded to a
+  power of two, the rows of the tokens are read.
 - The trees of transformers' `model_addition_debugger` (`…_debug_tree_FULL_TENSORS.json`, `…_SUMMARY.json`): printed
   values, statistics, or safetensors files beside the tree.
 - ONNX Runtime's dump of node outputs: a folder of `.tensorproto` or `.pb` files, or the SQLite file. Names of PyTorch's
@@ -107,6 +107,9 @@ If the text does not say which token's row was printed, or which of two nodes a 
 decide for a line whose words are unknown: if its list is near to one row of layer 0 and to no other row, the line is
 that node's print statement. The same words with other numbers are then the same node of other layers. Clear words are
 never overruled. The report shows first what was understood.
+
+A text that holds no values of nodes (a loader's log, a benchmark, a profile), or that states the width, the layers or
+the shapes of another model, is refused with what was found and what to print.
 
 If a line was not understood, the message quotes it with a `--pattern` that would match it.
 

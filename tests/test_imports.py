@@ -74,17 +74,18 @@ DUMPS: dict[str, set[str]] = {
     "observation": set(),
     "print_rounding": set(),
     "naming": set(),
+    "evidence": {"observation"},
     "contradictions": {"observation"},
     "finite": {"observation"},
     "reader_table": {"observation"},
     "formats": {"observation", "print_rounding"},
     "printed": {"observation", "print_rounding", "naming"},
-    "matching": {"observation"},
+    "matching": {"observation", "evidence"},
     "draft_tracing": {"observation"},
     "tracing": {"observation", "formats"},
     "state_rows": {"observation"},
-    "resolve": {"observation", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing"},
-    "load": {"observation", "reader_table", "formats", "printed", "matching", "resolve"},
+    "resolve": {"observation", "evidence", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing"},
+    "load": {"observation", "evidence", "reader_table", "formats", "printed", "matching", "resolve"},
 }
 
 

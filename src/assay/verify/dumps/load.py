@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
+from assay.verify.dumps.evidence import claims_of_file
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
 from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
@@ -22,8 +24,7 @@ from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_
 from assay.verify.dumps.formats.json_lines import read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
 from assay.verify.dumps.formats.torch_files import is_torch_archive
-from assay.verify.dumps.matching.by_values import can_identify
-from assay.verify.dumps.matching.reading_notes import nothing_read_error
+from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
@@ -44,15 +45,21 @@ __all__ = [
 ]
 
 
-def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
-    """The observations as they were written. The first bytes decide which reader takes the file."""
+def read_dump(path: Path, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
+    """The observations as they were written. The first bytes decide which reader takes the file.
+
+    A text in which nothing can be read is an error here; with `lenient`, `resolve` raises it and names the model.
+    """
     plugins.register_all("assay.readers")
     try:
         source = DumpSource(path, b"" if path.is_dir() else _first_bytes(path), tuple(patterns))
         reader = next(row for row in registered_readers() if _takes(row, source))
-        return reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)
+        dump = reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)
     except OSError as error:
         raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()})") from None
+    if not lenient and says_nothing(dump):
+        raise nothing_read_error(dump)
+    return dump
 
 
 def _takes(reader: DumpReader, source: DumpSource) -> bool:
@@ -91,10 +98,7 @@ def _no_dump(source: DumpSource) -> Dump:
 
 
 def _read_print(source: DumpSource) -> Dump:
-    dump = read_log(source.path, source.patterns)
-    if not dump.observations and not can_identify(dump.unread):
-        raise nothing_read_error(dump)
-    return dump
+    return replace(read_log(source.path, source.patterns), claims=claims_of_file(source.path))
 
 
 def _is_torch(source: DumpSource) -> bool:
@@ -159,7 +163,7 @@ def load_dump(
     side: str = "",
 ) -> Dump:
     """Read a dump. With a model, its observations carry the model's names and layouts."""
-    dump = read_dump(Path(path), patterns)
+    dump = read_dump(Path(path), patterns, lenient=model is not None)
     return dump if model is None else resolve(dump, model, map, tokens=tokens, side=side)
 
 

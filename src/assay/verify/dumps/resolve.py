@@ -23,6 +23,7 @@ from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.verify.dumps.draft_tracing import model_of
+from assay.verify.dumps.evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
@@ -32,6 +33,7 @@ from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
     nothing_read_error,
     reading_summary,
+    says_nothing,
     suggested_pattern,
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
@@ -75,6 +77,9 @@ def resolve(
 ) -> Dump:
     """The dump in the model's names and layouts, checked against it."""
     model = model_of(model, dump)
+    if says_nothing(dump):
+        raise nothing_read_error(dump, different_sizes(dump.claims, model) if dump.claims is not None else "")
+    refuse_other_evidence(dump, model)
     dump = _check_tokens(dump, model, tuple(tokens))
     truth = Truth(model, dump.tokens, dump.positions)
     notes = list(dump.notes)

@@ -20,7 +20,9 @@ class Rewriting:
 
 
 _L = r"(?P<l>(?:.*\.)?(?:layers|h|blocks)\.\d{1,4})"
-_MODULES = r"\d{1,4}|mlp|self_attn|attention|feed_forward|\w{1,40}(?:_proj|norm)|lm_head|embed_tokens|gate|\w{0,20}router"
+_MODULES = (
+    r"\d{1,4}|mlp|self_attn|attention|feed_forward|\w{1,40}(?:_proj|norm)|lm_head|embed_tokens|gate|\w{0,20}router"
+)
 REWRITINGS = (
     Rewriting(r"^non_intrusive__", "", ("non_intrusive__model.norm.output", "model.norm.output")),
     Rewriting(
