@@ -34,7 +34,7 @@ _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activ
                 "key", "module", "file", "filename", "dump",
                  "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
-_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
+_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len", "..."}
 _ROW_COLUMN = ROW | {"token", "tok"}
 _VECTORS = {"x", "h", "y", "v", "z"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}

@@ -27,7 +27,7 @@ from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
-from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row
+from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row, unread_columns
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
 MAX_BYTES = 1 << 27  # of a log
@@ -61,7 +61,16 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(reader.found)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
+        notes=_columns_note(reader.ignored),
     )  # fmt: skip
+
+
+def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
+    told = list(dict.fromkeys(heads))
+    if not told:
+        return ()
+    rest = f" and {len(told) - 5} more" if len(told) > 5 else ""
+    return (f"columns that were not read: {', '.join(told[:5])}{rest}; head a column with a node or a statistic",)
 
 
 @dataclass
@@ -83,6 +92,7 @@ class _LogReader:
     caption: tuple[str, Statement] | None = None  # the last of them, if it is no heading
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
+    ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
@@ -168,6 +178,8 @@ class _LogReader:
 
     def _table_row(self, line: str) -> list[Statement]:
         rows = table_row(self.table, line, self.nth)
+        if rows and not self.nth:
+            self.ignored += unread_columns(self.table)
         self.nth += bool(rows)
         for cells in rows if "layer" in self.table.columns else ():
             self.layer = self.layer if cells.layer is None else cells.layer

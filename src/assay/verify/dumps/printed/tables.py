@@ -7,10 +7,11 @@ a layer or of a node, whose rows are elements or statistics; a row named after a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.verify.dumps.naming.phrases import meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import BARS, FUNCTION, column_kind, without_statistics
 from assay.verify.dumps.printed.lexer import MOST, Number, NumberList, lex, listed
 from assay.verify.dumps.printed.statements import Statement
@@ -31,6 +32,7 @@ class PrintedTable:
     heads: tuple[str, ...] = ()
     kind: str = ""  # the statistic in the title above
     mark: str = ""  # the separator of its cells
+    otherwise: PrintedTable | None = None  # the table, if heads with one blank between them are one column
 
 
 def _mark(line: str) -> str:
@@ -51,6 +53,8 @@ def _mark(line: str) -> str:
 def _cells(line: str, mark: str) -> list[str]:
     text = line.strip()
     if mark == "|":
+        if text.startswith("|| ") and text.endswith(" ||"):  # Jira's header
+            text = text.replace("||", "|")
         return [c.strip() for c in _BARRED.sub(r"| norm(\1)", text).strip("|").split("|")]
     if mark == " & ":
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
@@ -73,14 +77,36 @@ def table_header(line: str) -> PrintedTable | None:
         return None  # a sentence
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
-    columns = tuple(column_kind(c) for c in cells)
-    if mark == "  " and "" in columns and all(map(column_kind, line.split())):
-        mark, cells = " ", line.split()  # "layer tensor      mean      std"
-        columns = tuple(column_kind(c) for c in cells)
-    columns = _beside_each_other(columns, cells, line)
+    found = _header_of(cells, mark, line)
+    if mark != "  " or not any(column_kind(c) in ("", "=") and _is_run_together(c) for c in cells):
+        return found
+    apart = _header_of(line.split(), " ", line)  # "layer tensor      mean      std"
+    return found if apart is None else replace(apart, otherwise=found)
+
+
+def _header_of(cells: list[str], mark: str, line: str) -> PrintedTable | None:
+    columns = _beside_each_other(tuple(column_kind(c) for c in cells), cells, line)
     if not _is_header(columns, cells, line):
         return None
     return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
+
+
+def _is_run_together(cell: str) -> bool:
+    """Whether these are heads of several columns with one blank between them."""
+    kinds = [column_kind(word) for word in cell.split() if not word.isdecimal()]
+    nodes = any(kind.startswith("=") for kind in kinds)
+    return len(kinds) > 1 and not nodes and any(kind[:1] in ("-", "#") or kind in ("layer", "name") for kind in kinds)
+
+
+def _cells_of_row(table: PrintedTable, line: str) -> list[str]:
+    """The cells of a row. Wide numbers leave one blank between columns that the header keeps apart by more."""
+    cells = _cells(line, table.mark)
+    return cells if table.mark != "  " or _fits(table, cells) or not _fits(table, line.split()) else line.split()
+
+
+def _fits(table: PrintedTable, cells: list[str]) -> bool:
+    """Whether there is a cell for every column, or one more for the count of a data frame."""
+    return len(cells) in (len(table.columns), len(table.columns) + 1)
 
 
 def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) -> tuple[str, ...]:
@@ -131,7 +157,8 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
     if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
         return False
     unknown = sum(1 for c in columns[1:] if not c)
-    if not strong and (_SPEECH.search(FUNCTION.sub("", line.replace("[0]", ""))) or 3 * unknown > len(cells)):
+    plain = FUNCTION.sub("", line.replace("[0]", "").replace("...", ""))
+    if not strong and (_SPEECH.search(plain) or 3 * unknown > len(cells)):
         return False
     if across and not about and not ("|" in line or "\t" in line or "  " in line.strip()):
         return False  # prose with a comma
@@ -157,11 +184,23 @@ def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ..
     )
 
 
+def unread_columns(table: PrintedTable) -> list[str]:
+    """Heads of columns whose cells no statement takes: unknown ones, and statistics beside columns of nodes."""
+    beside = any(kind.startswith("=") for kind in table.columns)
+    return [
+        head[:40]
+        for kind, head in zip(table.columns, table.heads, strict=True)
+        if head.strip(" .-") and (not kind or (beside and (kind == "first" or kind in STATISTICS)))
+    ]
+
+
 def table_row(table: PrintedTable, line: str, nth: int = 0) -> list[Statement]:
     """The statements of the nth row: one of its own, and one for every column that names a layer or a node."""
-    if not table.columns or len(line) > MOST or table.mark not in line:
+    if not table.columns or len(line) > MOST or table.mark.strip() not in line:
         return []
-    cells = _cells(line, table.mark)
+    cells = _cells_of_row(table, line)
+    if table.otherwise is not None and not _fits(table, cells):
+        return table_row(replace(table.otherwise, kind=table.kind), line, nth)
     columns, heads = table.columns, table.heads
     if len(cells) == len(columns) + 1 and columns[0]:
         counted = cells[0].isdecimal() and all(c[:1] == "=" for c in columns)
