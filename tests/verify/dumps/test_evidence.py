@@ -8,8 +8,8 @@ import pytest
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.evidence import claims_of, different_sizes
 from assay.verify.dumps.load import load_dump, read_dump
+from assay.verify.dumps.other_evidence import claims_of, different_sizes
 from tests.verify.conftest import TOKENS
 
 LOADER = """\

@@ -15,7 +15,6 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
-from assay.verify.dumps.evidence import claims_of_file
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
 from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
@@ -26,6 +25,7 @@ from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logi
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.other_evidence import claims_of_file
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers

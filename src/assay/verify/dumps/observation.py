@@ -117,7 +117,7 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a text is (`evidence.py`), and the sizes of the model that it states."""
+    """What a text is (`other_evidence.py`), and the sizes of the model that it states."""
 
     kind: str = ""  # A loader's log, a benchmark, …; empty for values.
     widths: tuple[int, ...] = ()

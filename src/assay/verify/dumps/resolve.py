@@ -23,7 +23,6 @@ from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.verify.dumps.draft_tracing import model_of
-from assay.verify.dumps.evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
@@ -40,6 +39,7 @@ from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
+from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.state_rows import shown_states, states_after, take_states
 from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from assay.errors import AssayError
 from assay.graph import split
-from assay.verify.dumps.evidence import PRINT
 from assay.verify.dumps.matching.by_values import can_identify
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
+from assay.verify.dumps.other_evidence import PRINT
 
 
 def grouped_notes(notes: Iterable[str]) -> list[str]:
