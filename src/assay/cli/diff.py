@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "a", metavar="A", nargs="?", help="the right side: MODEL (its definition), MODEL@engine, a trace or a dump"
     )
-    parser.add_argument("b", metavar="B", nargs="?", help="what to judge: a dump (.jsonl, .npz, .safetensors, folder of .npy, "
-                        "llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
+    parser.add_argument("b", metavar="B", nargs="?", help="what to judge: a dump (.jsonl, .npz, .safetensors, .pt, a "
+                        "folder, llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
     parser.add_argument("--runs", nargs="+", default=[], metavar="RUN",
                         help="compare runs of one engine with each other: dumps, or quoted commands that make one, in "
                         "the order in which they ran")  # fmt: skip

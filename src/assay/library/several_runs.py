@@ -284,7 +284,8 @@ def _follows(first: NodeVariation, steps: Sequence[tuple[int, ...]], n: int) -> 
     where = _pattern(first.rows, n)
     few = "" if len(groups) >= _ENOUGH else f"; {_ENOUGH} or more runs would show whether it follows their order"
     if where:
-        return "position", f"it follows the position: {where} vary, in no order of the runs{few}"
+        verb = "varies" if len(first.rows) == 1 else "vary"
+        return "position", f"it follows the position: {where} {verb}, in no order of the runs{few}"
     return "nothing", f"it follows neither batch, position nor order: a race, or memory that was never written{few}"
 
 
