@@ -20,8 +20,9 @@ from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.formats.folders import has_values, read_database, read_folder
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
-from assay.verify.dumps.formats.json_lines import read_json_lines
+from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
+from assay.verify.dumps.formats.raw_manifest import manifest_of, read_manifest
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
@@ -136,7 +137,10 @@ _BUILT_IN = (
         lambda s: s.head.lstrip()[:1] == b"{" and b"assay_dump" in s.head.splitlines()[0],
         lambda s: read_json_lines(s.path),
     ),
-    DumpReader("array without a header", 60, lambda s: s.path.suffix in (".jsonl", ".npy"), _no_dump),
+    DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
+    DumpReader(
+        "raw numbers with a manifest", 55, lambda s: manifest_of(s.path) is not None, lambda s: read_manifest(s.path)
+    ),
     DumpReader(
         "llama-eval-callback",
         50,

@@ -149,6 +149,7 @@ class Dump:
     states: tuple[Observation, ...] = ()  # Of recurrent layers; their rows count calls (`state_rows.py`).
     prompt: str = ""  # The text of the run, if a log quotes it.
     claims: Claims | None = None  # Of a printed text.
+    later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
 
     def __repr__(self) -> str:
         names = list(self.by_name)

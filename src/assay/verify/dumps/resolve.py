@@ -7,6 +7,7 @@ Touch this module when a dump is read correctly but ends up at the wrong node, r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph, Trait
+from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.finite import is_finite, up_to_first
@@ -38,6 +39,7 @@ from assay.verify.dumps.matching.reading_notes import (
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
+from assay.verify.dumps.naming.phrases import meaning
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.state_rows import shown_states, states_after, take_states
@@ -46,6 +48,11 @@ from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
 Array = NDArray[Any]
 MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
+# What a word for a node may also mean, where an architecture has a norm, a scale or experts behind it.
+ALSO = {
+    "embd": ("inp_scaled",), "ffn_inp": ("sa_out",), "attn_out": ("attn_post_norm",), "Qcur": ("Qcur_scaled",),
+    "ffn_out": ("ffn_moe_out", "ffn_post_norm"),
+}  # fmt: skip
 SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
 
 
@@ -76,6 +83,8 @@ def resolve(
     dump: Dump, model: Model, map: Mapping[str, str] | None = None, *, tokens: Sequence[int] = (), side: str = ""
 ) -> Dump:
     """The dump in the model's names and layouts, checked against it."""
+    if dump.later:
+        return _with_decode_steps(dump, model, map, tuple(tokens), side)
     model = model_of(model, dump)
     if says_nothing(dump):
         raise nothing_read_error(dump, different_sizes(dump.claims, model) if dump.claims is not None else "")
@@ -101,6 +110,9 @@ def resolve(
     if dump.log and not named and not states and not broken:
         raise nothing_read_error(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
+    notes += note
+    spoken, left, note = _match_by_words(left, model, len(dump.tokens), {o.name for o in (*named, *matched)})
+    matched += spoken
     notes += note
     laid: list[Observation] = []
     for obs in (*named, *matched):
@@ -132,6 +144,39 @@ def resolve(
         not_finite=broken or dump.not_finite,
     )
     return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
+
+
+def _with_decode_steps(
+    dump: Dump, model: Model, map: Mapping[str, str] | None, tokens: tuple[int, ...], side: str
+) -> Dump:
+    """A log of a prompt and of decode steps: the prompt is read alone, then each step is a row behind it."""
+    first = resolve(replace(dump, later=()), model, map, tokens=tokens, side=side)
+    n, graph = len(first.tokens), model.graph
+    found = []
+    for obs in first.observations:
+        shape = obs.shape or (shape_of(graph, obs.name, n) if "S" in graph.shapes[obs.name] else None)
+        found.append(replace(obs, rows=obs.rows or (0, n), shape=shape))
+    fed = [*first.tokens]
+    for token, seen in dump.later:
+        fed.append(token)
+        rows = (len(fed) - 1, len(fed))
+        step = replace(
+            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
+            unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
+        )  # fmt: skip
+        found += resolve(step, model, map, side=side).observations
+    order = {node.name: i for i, node in enumerate(graph)}
+    found.sort(key=lambda obs: order[obs.name])
+    done = replace(
+        first, tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(n, *(1 for _ in dump.later)),
+        observations=tuple(found), notes=(*first.notes, f"{len(dump.later)} decode steps are read behind the prompt"),
+    )  # fmt: skip
+    return replace(done, reading=tuple(reading_summary(done, len(fed))))
+
+
+def _in_row(obs: Observation, rows: tuple[int, int]) -> Observation:
+    others = tuple(replace(other, rows=rows, possible_row=None) for other in obs.alternatives)
+    return replace(obs, rows=rows, possible_row=None, alternatives=others)
 
 
 def decide_by_values(
@@ -241,10 +286,17 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
     for several in ((obs.name, *obs.others), obs.fallbacks):
-        names = (name.replace("-last", "-" + last) for name in several)
+        names = [name.replace("-last", "-" + last) for name in several]
+        if obs.template and not obs.fallbacks:  # words, not a name
+            names += [join(role, layer) for name in names for role, layer in _same_role(name)]
         if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
             return nodes
     return ()
+
+
+def _same_role(name: str) -> list[tuple[str, int | None]]:
+    role, layer = split(name)
+    return [(other, layer) for other in ALSO.get(role, ())]
 
 
 def _match_by_value(
@@ -275,6 +327,31 @@ def _match_by_value(
             if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
+
+
+def _match_by_words(
+    left: list[Observation], model: Model, n: int, taken: set[str]
+) -> tuple[list[Observation], list[Observation], list[str]]:
+    """Arrays whose values match no node, because a fault is before them: the words of their names, if the size fits."""
+    found, still, notes = [], list[Observation](), list[str]()
+    for obs in left:
+        said = meaning(re.split(r"[^\w]+", obs.foreign), generic=False) if obs.kind == "values" and obs.shape else None
+        layer = "" if said is None or said.layer is None else str(said.layer)
+        names = [] if said is None else [node + layer if node.endswith("-") else node for node in said.nodes]
+        names += [join(role, number) for name in names for role, number in _same_role(name)]
+        size = math.prod(obs.shape or ())
+        fits = [
+            name
+            for name in names
+            if name in model.graph and name not in taken and math.prod(shape_of(model.graph, name, n)) == size
+        ]
+        if fits:
+            taken.add(fits[0])
+            found.append(replace(obs, name=fits[0]))
+            notes.append(f"{obs.foreign}: taken for {fits[0]} by its words; its values match no node")
+        else:
+            still.append(obs)
+    return found, still, notes
 
 
 def _score_nodes(

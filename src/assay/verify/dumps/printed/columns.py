@@ -4,7 +4,7 @@
     rms, mean, norm …              rms                   that statistic of the row's subject
     layer, row, name, index, id    block, pos, stage     a part of the row's subject
     logit, value                   score, val            one number
-    first                          sample                a list of values
+    first, last                    sample, tail          a list of values at that end
     #3                             h[3]                  element 3
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
@@ -119,6 +119,10 @@ def _value(head: ColumnHead) -> str | None:
     return "value" if head.word in ("value", "val") else None
 
 
+def _ending(head: ColumnHead) -> str | None:
+    return "last" if head.word in ("last", "tail", "end") else None
+
+
 def _dull(head: ColumnHead) -> str | None:
     return "-" if head.word in _DULL else None
 
@@ -207,6 +211,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         "| layer | rms | sample |\n| 0 | 1.5 | 0.5 0.25 |\n",
         ("l_out-0 rms 1.5", "l_out-0 first 0.5 0.25"),
         _first_values,
+    ),
+    Rule(
+        "last values",
+        45,
+        "layer,first,last\n0,1.5,2.5\n",
+        ("l_out-0 first 1.5", "l_out-0 last 2.5"),
+        _ending,
     ),
     Rule(
         "one row",

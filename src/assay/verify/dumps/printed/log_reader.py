@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from assay.verify.dumps.naming.layer_and_row import row_of
-from assay.verify.dumps.naming.phrases import TIMES, VALUES, meaning, split_words
+from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.habits import by_habit
@@ -32,8 +32,18 @@ from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_ti
 
 MAX_BYTES = 1 << 27  # of a log
 _MAX_UNEXPLAINED = 200  # lines with numbers that were not understood, kept for the message
+_MAX_STEPS = 4096
 _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
+_NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
+_TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
+# A heading such as: --- decode step 1, token 64, n_past 8
+_STEP = re.compile(
+    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
+    r"\b(?:token|tok|id|feed|fed|input)\b(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w])",
+    re.IGNORECASE,
+)
+_DECIMAL = re.compile(r"\d\.\d")
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -57,11 +67,12 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     for number, line, block in blocks(path, one_record_a_line(text)):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
+    now, later = _steps_of(reader)
     return Dump(
-        path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(reader.found)),
+        path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
-        notes=_columns_note(reader.ignored),
+        notes=_columns_note(reader.ignored), later=later,
     )  # fmt: skip
 
 
@@ -71,6 +82,16 @@ def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
         return ()
     rest = f" and {len(told) - 5} more" if len(told) > 5 else ""
     return (f"columns that were not read: {', '.join(told[:5])}{rest}; head a column with a node or a statistic",)
+
+
+def _steps_of(reader: _LogReader) -> tuple[list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
+    """What the log shows of the prompt, and of each decode step below a heading with its token."""
+    found, marks = reader.found, reader.steps
+    if not marks or not marks[0][1] or not reader.tokens:
+        return found, ()
+    ends = [*(at for _, at in marks[1:]), len(found)]
+    later = ((token, tuple(joined(found[at:end]))) for (token, at), end in zip(marks, ends, strict=True))
+    return found[: marks[0][1]], tuple(step for step in later if step[1])
 
 
 @dataclass
@@ -92,11 +113,19 @@ class _LogReader:
     caption: tuple[str, Statement] | None = None  # the last of them, if it is no heading
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
+    steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
     ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
+        line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
+        if block is None and len(line) < 200 and (step := _STEP.match(line)) and len(self.steps) < _MAX_STEPS:
+            self.steps.append((int(step[1]), len(self.found)))
+            self.context, self.table, self.caption = HeadingStack(side=self.context.side), PrintedTable(), None
+            return
         self.fenced ^= line.lstrip().startswith("```")
+        if block is None and self._at_token(line):
+            return
         outer = self.context
         fresh = _CELL.fullmatch(line)
         self.context = HeadingStack(possible_row=outer.possible_row) if fresh else outer.at(line)
@@ -149,6 +178,19 @@ class _LogReader:
             return False
         self.found += matched[0]
         self.tokens = self.tokens or matched[1]
+        return True
+
+    def _at_token(self, line: str) -> bool:
+        """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
+        m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
+        at, token = (-1, -1) if m is None else (int(m[1]), int(m[2]))
+        if 0 < at == len(self.tokens) + len(self.steps) and self.found:
+            self.steps.append((token, len(self.found)))
+        elif not 0 <= at < len(self.tokens) or self.tokens[at] != token:
+            return False
+        row = Meaning(row=at) if at < len(self.tokens) else Meaning()
+        self.context = HeadingStack(side=self.context.side).entering(row, (), 0)
+        self.table, self.caption = PrintedTable(), None
         return True
 
     def _read_table_header(self, line: str) -> bool:

@@ -235,6 +235,8 @@ class _RowReader:
                 self.index = whole
         elif column in ("index", "id") and whole is not None:
             self.index = whole
+        elif column == "layer" and whole == -1:
+            self.statement.label.append("embd")  # before layer 0
         elif column == "layer" and whole is not None:
             self.statement.layer = whole
         elif column == "row" and whole is not None:
@@ -247,10 +249,10 @@ class _RowReader:
             self._take_value(column, cell, value)
 
     def _take_value(self, column: str, cell: str, value: Number | None) -> None:
-        if column == "first":
+        if column in ("first", "last"):
             values = listed(lex(cell))
             if isinstance(values, NumberList):
-                self.statement.add("list", values, ["first"])
+                self.statement.add("list", values, [column])
         elif column.startswith("#") and value is not None:
             self.elements.append((int(column[1:]), value))
         elif column in ("value", "logit"):
