@@ -126,6 +126,10 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         (f"{ATT_WORDS} input pre in first inp before {_NORM1}", f"{NORM_WORDS} {_NORM1}"),
         "final",
     ),
+    NodeWords(295, "attn in", ("attn_norm-",), (ATT_WORDS, "in input"), "out output residual resid after add weights"),
+    NodeWords(
+        294, "mlp in", ("ffn_norm-", "ffn_inp-"), (FFN_WORDS, "in input"), "out output down gate up w1 w2 w3 proj after"
+    ),
     NodeWords(290, "wq", ("Qcur_proj-", "Qcur_biased-", "Qcur-"), (Q_WORDS,), ""),
     NodeWords(280, "wk", ("Kcur_proj-", "Kcur_biased-", "Kcur-"), (K_WORDS,), ""),
     NodeWords(270, "v", ("Vcur-",), (V_WORDS,), "values"),

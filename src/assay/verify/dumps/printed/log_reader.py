@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(
 # A heading such as: --- decode step 1, token 64, n_past 8
 _STEP = re.compile(
     r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
-    r"\b(?:token|tok|id|feed|fed|input)\b(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w])",
+    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
     re.IGNORECASE,
 )
 _DECIMAL = re.compile(r"\d\.\d")

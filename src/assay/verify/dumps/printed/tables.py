@@ -20,6 +20,7 @@ _INDEX = re.compile(r"\[\d{1,5}\]")
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
+_LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
 _DECIMAL = re.compile(r"\d\.\d")
 
@@ -32,6 +33,7 @@ class PrintedTable:
     heads: tuple[str, ...] = ()
     kind: str = ""  # the statistic in the title above
     mark: str = ""  # the separator of its cells
+    widths: tuple[int, ...] = ()  # numbers in each cell between bars, where a cell has several
     otherwise: PrintedTable | None = None  # the table, if heads with one blank between them are one column
 
 
@@ -71,8 +73,13 @@ def table_header(line: str) -> PrintedTable | None:
         return None
     if ":" in line.replace(":-", "").replace("-:", "") and not (line.lstrip()[:1] == "|" and line.count("|") > 3):
         return None
+    line = _LENGTH.sub(r" norm(\1)", line) if " | " in line else line
     mark = _mark(line)
     cells = _cells(line, mark)
+    widths = tuple(len(_heads_in(cell)) for cell in cells) if mark == "|" else ()
+    if any(width > 1 for width in widths):
+        found = _header_of([head for cell in cells for head in _heads_in(cell)], mark, line)
+        return None if found is None else replace(found, widths=widths)
     if len(cells) < 2 or len(cells) > 2048 or (mark == "," and (". " in line or line.rstrip().endswith("."))):
         return None  # a sentence
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
@@ -91,6 +98,12 @@ def _header_of(cells: list[str], mark: str, line: str) -> PrintedTable | None:
     return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
 
 
+def _heads_in(cell: str) -> list[str]:
+    """Heads that stand between the same two bars: "attn_out sum   norm(attn_out)"."""
+    heads = re.split(r"\s{2,}", cell)
+    return heads if len(heads) > 1 and all(column_kind(head).startswith("=") for head in heads) else [cell]
+
+
 def _is_run_together(cell: str) -> bool:
     """Whether these are heads of several columns with one blank between them."""
     kinds = [column_kind(word) for word in cell.split() if not word.isdecimal()]
@@ -101,6 +114,8 @@ def _is_run_together(cell: str) -> bool:
 def _cells_of_row(table: PrintedTable, line: str) -> list[str]:
     """The cells of a row. Wide numbers leave one blank between columns that the header keeps apart by more."""
     cells = _cells(line, table.mark)
+    if len(cells) == len(table.widths):
+        return [c for cell, n in zip(cells, table.widths, strict=True) for c in (cell.split() if n > 1 else [cell])]
     return cells if table.mark != "  " or _fits(table, cells) or not _fits(table, line.split()) else line.split()
 
 
@@ -187,10 +202,11 @@ def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ..
 def unread_columns(table: PrintedTable) -> list[str]:
     """Heads of columns whose cells no statement takes: unknown ones, and statistics beside columns of nodes."""
     beside = any(kind.startswith("=") for kind in table.columns)
+    ends = () if "layer" in table.columns else ("first", "last")
     return [
         head[:40]
         for kind, head in zip(table.columns, table.heads, strict=True)
-        if head.strip(" .-") and (not kind or (beside and (kind == "first" or kind in STATISTICS)))
+        if head.strip(" .-") and (not kind or (beside and (kind in STATISTICS or kind in ends)))
     ]
 
 
@@ -233,6 +249,8 @@ class _RowReader:
         if "logit" in self.columns and column in ("row", "name", "index"):
             if column == "row" and "id" not in self.columns and whole is not None:
                 self.index = whole
+        elif column == "id" and "row" in self.columns:
+            pass  # the token at that position
         elif column in ("index", "id") and whole is not None:
             self.index = whole
         elif column == "layer" and whole == -1:
@@ -279,6 +297,9 @@ class _RowReader:
             self.index = nth  # nothing but columns of values
         several = [_across(statement, kind, title, head, cell, self.index) for kind, head, cell in self.across]
         found = [s for s in several if s is not None]
+        lists = [item for item in statement.items if item.kind in ("list", "at")]
+        if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
+            return [*found, replace(statement, items=lists)]
         return found or ([statement] if statement.items else [])
 
 
@@ -288,6 +309,8 @@ def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: 
     values = listed(lexemes)
     if not isinstance(values, NumberList) or values.whole:
         return None
+    if kind.startswith("#"):
+        index, kind, head = int(kind[1:]), "", head.partition("[")[0]
     own = kind  # a statistic that the head names is no element, whatever counts the rows
     head = " ".join(without_statistics(split_words([head]))) if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")
