@@ -13,6 +13,7 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
@@ -124,3 +125,32 @@ def test_records_of_another_kind(model: Model, decoded: Dump, tmp_path: Path) ->
     (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, items)))
     dump = load_dump(tmp_path / "run.jsonl", model)
     assert len(dump.by_name) == len(decoded.by_name) and judge(model, dump).verdict == "same"
+
+
+def test_logits_of_the_last_token_and_of_those_generated(model: Model, tmp_path: Path) -> None:
+    trace = take_trace(ReferenceEngine(model), TOKENS, nodes="^result_output")
+    logits = np.asarray(trace.values("result_output"))
+    np.savez(tmp_path / "d.npz", prompt_ids=PROMPT, generated=[*NEXT, 9], last_logits=logits[3:])
+    dump = load_dump(tmp_path / "d.npz", model)
+    assert dump.tokens == tuple(TOKENS) and dump.steps == (4, 1, 1) and judge(model, dump).verdict == "same"
+    np.savez(tmp_path / "e.npz", token_ids=TOKENS, logits=logits[-1:] * 2)
+    assert judge(model, load_dump(tmp_path / "e.npz", model)).verdict == "wrong"
+
+
+def test_queries_that_are_called_q_alone(model: Model, tmp_path: Path) -> None:
+    trace = take_trace(ReferenceEngine(model), TOKENS, nodes="^(Qcur|Kcur)")
+    for stage in ("", "_proj"):
+        values = {f"layers.{i}.{a.lower()}": trace.values(f"{a}cur{stage}-{i}") for i in (0, 1) for a in "QK"}
+        np.savez(tmp_path / "d.npz", tokens=TOKENS, **values)  # type: ignore[arg-type]
+        dump = load_dump(tmp_path / "d.npz", model)
+        assert set(dump.by_name) == {f"{a}cur{stage}-{i}" for i in (0, 1) for a in "QK"}
+        assert judge(model, dump).verdict == "same"
+
+
+def test_habits_of_printing_elements_and_logits() -> None:
+    text = f"prompt [{' '.join(map(str, PROMPT))}]\nt3\tblk0\tquery\tsum=8.5\tx[0]=1.25\tx[-1]=-2.5\n"
+    found = {o.kind: o for o in read_log(Path("log"), (), text).observations}
+    assert found["sum"].rows == (3, 4) and found["last"].data == (-2.5,)
+    text = 'top 3 logits: 704 " Paris" 14.75; 45 "a;b" 9.5; 51 " La" 8.25\n'
+    (top,) = read_log(Path("log"), (), text).observations
+    assert top.name == "result_output" and dict(top.data) == {704: 14.75, 45: 9.5, 51: 8.25}

@@ -40,7 +40,7 @@ from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.naming.phrases import meaning
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
+from assay.verify.dumps.observation import Dump, Observation, from_hf, inputs_of, rows_of, token_axis
 from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.state_rows import shown_states, states_after, take_states
 from assay.verify.dumps.tracing import shape_of
@@ -97,6 +97,8 @@ def resolve(
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = _after_rotation(named, model, len(dump.tokens), truth)
+    notes += note
     named, broken = up_to_first(named, model.graph, dump.steps)
     named, states = take_states(named, model.graph, dump.steps)
     states, note = _lay_states(states, model, dump, truth)
@@ -329,6 +331,48 @@ def _match_by_value(
     return matched, left, notes
 
 
+def _after_rotation(
+    named: list[Observation], model: Model, n: int, truth: Truth
+) -> tuple[list[Observation], list[str]]:
+    """Arrays that are called `q` or `k` alone: the product, or what RoPE made of it. Layer 0 decides for all."""
+    notes: list[str] = []
+    for letter, words in (("Q", "q|query|queries"), ("K", "k|key|keys")):
+        end = re.compile(rf"(?:.*[^a-zA-Z])?(?:{words})(?:[-_.]?\d{{1,4}})?", re.IGNORECASE)
+        mine = [
+            o
+            for o in named
+            if o.kind == "values" and split(o.name)[0] == f"{letter}cur_proj" and end.fullmatch(o.foreign)
+        ]
+        turned = {o.name: join(f"{letter}cur", split(o.name)[1]) for o in mine}
+        taken = {o.name for o in named}
+        if not mine or any(name not in model.graph or name in taken for name in turned.values()):
+            continue
+        first = mine[0]
+        far = [_nearest_order(first, name, model, n, truth) for name in (first.name, turned[first.name])]
+        if far[1] * RIVAL < far[0]:
+            ids = {id(o) for o in mine}
+            named = [replace(o, name=turned[o.name]) if id(o) in ids else o for o in named]
+            notes.append(f"{first.foreign}: read as {turned[first.name]}, whose values are nearer than {first.name}'s")
+    return named, notes
+
+
+def _nearest_order(obs: Observation, name: str, model: Model, n: int, truth: Truth) -> float:
+    """The distance to a node, in the nearer order of the heads' elements."""
+    small = obs.shape is None or math.prod(obs.shape) <= math.prod(shape_of(model.graph, name, n)) + SPARE_VALUES
+    found = layouts.readings(model.graph, name, obs.array(), obs.rows or (0, n), n) if small else []
+    value, axis, width = truth([name])[name], token_axis(model.graph, name), model.hparams.n_embd_head
+    far = [
+        _distance(order, rows_of(value, axis, reading.rows), axis)
+        for reading in found
+        for order in (
+            reading.array,
+            from_hf(reading.array.reshape(len(reading.array), -1), width).reshape(reading.array.shape),
+        )
+        if order.shape == rows_of(value, axis, reading.rows).shape
+    ]
+    return min(far, default=math.inf)
+
+
 def _match_by_words(
     left: list[Observation], model: Model, n: int, taken: set[str]
 ) -> tuple[list[Observation], list[Observation], list[str]]:
@@ -341,9 +385,7 @@ def _match_by_words(
         names += [join(role, number) for name in names for role, number in _same_role(name)]
         size = math.prod(obs.shape or ())
         fits = [
-            name
-            for name in names
-            if name in model.graph and name not in taken and math.prod(shape_of(model.graph, name, n)) == size
+            name for name in names if name in model.graph and name not in taken and size in _sizes(model.graph, name, n)
         ]
         if fits:
             taken.add(fits[0])
@@ -352,6 +394,11 @@ def _match_by_words(
         else:
             still.append(obs)
     return found, still, notes
+
+
+def _sizes(graph: Graph, name: str, n: int) -> set[int]:
+    """Values of all rows, and of the last one alone."""
+    return {math.prod(shape_of(graph, name, rows)) for rows in (n, 1)}
 
 
 def _score_nodes(

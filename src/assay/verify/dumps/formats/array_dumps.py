@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
-from assay.verify.dumps.formats.module_names import TOKENS, first_of_tuple, layer_of_half, module_name
+from assay.verify.dumps.formats.module_names import GENERATED, TOKENS, first_of_tuple, layer_of_half, module_name
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.torch_files import torch_arrays
@@ -66,6 +66,9 @@ def _left_out(left: list[str]) -> tuple[str, ...]:
 def from_arrays(path: Path, arrays: Arrays, notes: tuple[str, ...] = ()) -> Dump:
     """A dump from arrays by name; each has a shape and a function that reads it. `tokens` holds the ids."""
     arrays = _with_tokens(arrays)
+    decoded = _with_generated(path, arrays, notes)
+    if decoded is not None:
+        return decoded
     ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in _LISTS]
     tokens = token_list(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = (
@@ -90,6 +93,24 @@ def _with_tokens(arrays: Arrays) -> Arrays:
     if name is None or np.asarray(arrays[name][1]()).dtype.kind not in "iu":
         return arrays
     return {"tokens": arrays[name]} | {n: a for n, a in arrays.items() if n != name}
+
+
+def _with_generated(path: Path, arrays: Arrays, notes: tuple[str, ...]) -> Dump | None:
+    """Logits of the last prompt token and of the tokens generated after it, in one array with a row for each."""
+    name = next((n for n in GENERATED if n in arrays and len(arrays[n][0]) == 1), None)
+    rows = [(n, a) for n, a in arrays.items() if "logits" in n.lower() and len(a[0]) == 2]
+    if name is None or "tokens" not in arrays or len(rows) != 1:
+        return None
+    (logits, (shape, read)), made = rows[0], arrays[name][0][0]
+    if not 1 < shape[0] <= made + 1:
+        return None
+    prompt, more = (_ids(f"{path}: {n}", *arrays[n]) for n in ("tokens", name))
+    tokens = token_list(f"{path}: tokens", "tokens", [*prompt, *more[: shape[0] - 1]])
+    n = len(prompt)
+    seen = Observation("result_output", "values", partial(read_checked, f"{path}: {logits}", read), shape=shape,
+                       rows=(n - 1, n - 1 + shape[0]), foreign=logits, where=logits)  # fmt: skip
+    steps = (n, *(1 for _ in range(shape[0] - 1)))
+    return Dump(path.stem, tuple(tokens), tuple(range(len(tokens))), steps, (seen,), str(path), notes=notes)
 
 
 def _observations(path: Path, arrays: Arrays) -> tuple[tuple[Observation, ...], tuple[str, ...]]:

@@ -52,7 +52,17 @@ REWRITINGS = (
     ),
 )  # fmt: skip
 _COMPILED = [(re.compile(row.pattern), row.replacement) for row in REWRITINGS]
-TOKENS = ("tokens", "input_ids", "token_ids", "prompt_token_ids", "inputs.input_ids", "prompt_tokens", "ids")
+TOKENS = (
+    "tokens",
+    "input_ids",
+    "prompt_ids",
+    "token_ids",
+    "prompt_token_ids",
+    "inputs.input_ids",
+    "prompt_tokens",
+    "ids",
+)
+GENERATED = ("generated", "generated_ids", "generated_tokens", "decode_tokens", "new_tokens", "output_ids")
 RESIDUAL = (("[0]", "[1]"), (".hidden_states", ".residual"), ("_hidden_states", "_residual"))
 _LAYER = re.compile(rf"^{_L}$|^(?:layer|block)[._ ]?\d{{1,4}}$")
 _FIRST = re.compile(r"^(?P<base>.*\w)\[0\]$")

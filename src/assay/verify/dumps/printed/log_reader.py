@@ -44,6 +44,8 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _DECIMAL = re.compile(r"\d\.\d")
+_LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
+_PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -74,6 +76,18 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
         notes=_columns_note(reader.ignored), later=later,
     )  # fmt: skip
+
+
+def _plainer(line: str) -> str:
+    """The line with three habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, and ids with their text and logit."""
+    if len(line) > 4000:
+        return line
+    line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
+    if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
+        line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
+    if len(_PIECES.findall(line)) > 1:
+        line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
+    return line
 
 
 def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
@@ -118,7 +132,7 @@ class _LogReader:
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
-        line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
+        line = _plainer(line) if block is None else line
         if block is None and len(line) < 200 and (step := _STEP.match(line)) and len(self.steps) < _MAX_STEPS:
             self.steps.append((int(step[1]), len(self.found)))
             self.context, self.table, self.caption = HeadingStack(side=self.context.side), PrintedTable(), None
