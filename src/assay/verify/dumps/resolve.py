@@ -53,6 +53,7 @@ ALSO = {
     "embd": ("inp_scaled",), "ffn_inp": ("sa_out",), "attn_out": ("attn_post_norm",), "Qcur": ("Qcur_scaled",),
     "ffn_out": ("ffn_moe_out", "ffn_post_norm"),
 }  # fmt: skip
+MOST_TRIED = 2  # layers of one template of names whose values are compared before the words decide
 SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
 
 
@@ -312,11 +313,30 @@ def _match_by_value(
     matched: list[Observation] = []
     left: list[Observation] = []
     notes: list[str] = []
-    for obs in unknown:
-        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth)
+    roles: dict[
+        str, tuple[str, int, Observation]
+    ] = {}  # by template: the role, the shift of its layer, the first array
+    tried: dict[str, int] = {}
+    n = len(dump.tokens)
+    for template, number, obs in sorted(((*_numbered(o.foreign), o) for o in unknown), key=lambda row: row[1]):
+        taken = {*named, *(o.name for o in matched)}
+        if template in roles:
+            role, shift, evidence = roles[template]
+            name = join(role, number + shift)
+            fits = (
+                name in model.graph and name not in taken and math.prod(obs.shape or ()) in _sizes(model.graph, name, n)
+            )
+            if fits:
+                matched.append(replace(obs, name=name))
+                notes.append(f"{obs.foreign}: {evidence}")
+                continue
+        if tried.get(template, 0) >= MOST_TRIED:
+            left.append(obs)
+            continue
+        tried[template] = tried.get(template, 0) + (number >= 0)
+        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth, number)
         rivals = [pair for pair in scored if pair[1] not in same]
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
-            taken = {*named, *(o.name for o in matched)}
             one = min(same, key=lambda name: (name in taken, not plain[name]))
             if one in named and scored[0][0] > COPY:  # not the same run: the dump has this node under its own name
                 left.append(obs)
@@ -324,11 +344,20 @@ def _match_by_value(
                 continue
             matched.append(replace(obs, name=one))
             notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))
+            role, layer = split(one)
+            if number >= 0 and layer is not None:
+                roles[template] = role, layer - number, notes[-1].removeprefix(f"{obs.foreign}: ")
         else:
             left.append(obs)
             if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """A name with `#` for its first number, and that number; -1 if it has none."""
+    m = re.search(r"\d{1,4}", name)
+    return (name, -1) if m is None else (f"{name[: m.start()]}#{name[m.end() :]}", int(m[0]))
 
 
 def _after_rotation(
@@ -402,14 +431,19 @@ def _sizes(graph: Graph, name: str, n: int) -> set[int]:
 
 
 def _score_nodes(
-    obs: Observation, model: Model, n: int, truth: Truth
+    obs: Observation, model: Model, n: int, truth: Truth, number: int = -1
 ) -> tuple[list[tuple[float, str]], dict[str, bool], list[str]]:
-    """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest."""
+    """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest.
+
+    With the number of a layer, only the nodes around that layer are asked, so that those behind it are not computed.
+    """
     graph = model.graph
     if obs.kind != "values" or obs.rows not in (None, (0, n)):
         return [], {}, []
     size = obs.array().size if obs.shape is None else math.prod(obs.shape)
     computed = [node.name for node in graph if not node.has(Trait.CACHES | Trait.SHOWS_STATE)]
+    if 0 <= number < model.hparams.n_layer:
+        computed = [name for name in computed if _near_layer(name, number)]
     fits = [name for name in computed if math.prod(shape_of(graph, name, n)) == size]
     array = obs.array().astype(np.float64) if fits else np.zeros(0)
     if not fits or not is_finite(array, maskable=True).all():
@@ -424,6 +458,11 @@ def _score_nodes(
             plain[name] = not best.label
     scored.sort(key=lambda pair: pair[0])
     return scored, plain, [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+
+
+def _near_layer(name: str, number: int) -> bool:
+    layer = split(name)[1]
+    return not name.startswith("result_") if layer is None else abs(layer - number) <= 1
 
 
 def _same_values(a: Array, b: Array) -> bool:
