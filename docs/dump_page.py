@@ -77,6 +77,9 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 - ExecuTorch's `calculate_numeric_gap`, saved as CSV or TSV: the runtime's values, matched by value. Print them whole.
 - Intermediate outputs of a compiler (coremltools' `MLModelInspector`), saved as `.npz`: names such as
   `var_12_cast_fp16` are matched by value.
+- Raw numbers (`.bin`) with a manifest beside them, in lines or JSON: a name, an offset, a shape or a count, and the
+  type of each array; a token's number joins rows.
+- Logits of the last prompt token and of generated tokens in one array, with the ids as `prompt_ids` and `generated`.
 - The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
   `-tokens.bin`, which `llama-debug --save-logits` writes.
 - Printed text: any line with a word for a node and numbers.
@@ -97,6 +100,9 @@ layer 0: [-0.147467, 0.233105, 0.018274]            Layer 0 output first 5 value
 blk.0.attn_norm rms=1.0312 min=-4.1 max=3.9         {"layer": 0, "rms": 1.0312, "values": [-0.1475, 0.2331]}
 12:30:01 INFO layer 0 last token: [-0.147467, ...]  | layer | rms | mean |
 ```
+
+A heading with the token of a decode step ("--- decode step 1, token 64") begins that step; "token #2 (id 99)" names the
+row. JSON lines with a name, a layer, a token and data are read, too.
 
 Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
 below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,

@@ -1,6 +1,7 @@
 """How does `assay diagnose` do at first sight on engines that strangers wrote (bench/strangers/BRIEF.md)?
 
 python bench/strangers/grade.py                       # the logs of the reference data (`$ASSAY_SHARED/strangers`)
+python bench/strangers/grade.py bench/strangers/cases # what two writers made: C and JavaScript; Rust, Go and Python
 python bench/strangers/grade.py FOLDER…               # folders of cases: evidence.* and truth.toml in each
 python bench/strangers/grade.py FOLDER --out build/strangers.jsonl --limit 120
 

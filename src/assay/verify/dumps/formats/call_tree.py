@@ -86,10 +86,10 @@ def _inputs(node: Any, wanted: str = "") -> Iterator[tuple[str, dict[str, Any]]]
     """The tensors that went into a module, those without a name first."""
     given = node.get("inputs") if isinstance(node, dict) else None
     given = given if isinstance(given, dict) else {}
-    named = given.get("kwargs") if isinstance(given.get("kwargs"), dict) else {}
+    named = given.get("kwargs")
     if not wanted:
         yield from (("", value) for value in _tensors(given.get("args")))
-    for name, value in named.items():
+    for name, value in named.items() if isinstance(named, dict) else ():
         if not wanted or name == wanted:
             yield from ((name, found) for found in _tensors(value))
 

@@ -148,6 +148,10 @@ def _stored(machine: _Machine, pid: Any) -> None:
     machine.stack.append(machine.persistent(pid))
 
 
+def _dropped(machine: _Machine, _: Any) -> None:
+    machine.top(1)
+
+
 _IGNORED = {"PROTO", "FRAME"}
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
@@ -181,5 +185,5 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "GET": lambda m, key: m.stack.append(m.memo[int(key)]),
     "BINGET": lambda m, key: m.stack.append(m.memo[key]),
     "LONG_BINGET": lambda m, key: m.stack.append(m.memo[key]),
-    "POP": lambda m, _: m.top(1) and None,
+    "POP": _dropped,
 }
