@@ -313,9 +313,7 @@ def _match_by_value(
     matched: list[Observation] = []
     left: list[Observation] = []
     notes: list[str] = []
-    roles: dict[
-        str, tuple[str, int, Observation]
-    ] = {}  # by template: the role, the shift of its layer, the first array
+    roles: dict[str, tuple[str, int, str]] = {}  # by template: the role, the shift of its layer, the evidence
     tried: dict[str, int] = {}
     n = len(dump.tokens)
     for template, number, obs in sorted(((*_numbered(o.foreign), o) for o in unknown), key=lambda row: row[1]):
