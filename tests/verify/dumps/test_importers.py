@@ -208,6 +208,7 @@ def test_printed_tensors() -> None:
     assert cut is not None and cut.index == (0, 1, 2, 7, 8, 9) and not cut.whole
     whole = printed_tensor("tensor([[1., 2.],\n        [3e-1, nan]], device='cuda:0')")
     assert whole is not None and whole.shape == (2, 2) and whole.texts == ("1.", "2.", "3e-1", "nan")
+    assert all(printed_tensor(text) is None for text in ("1.0 2.0", "tensor(]1.0[)", "tensor([[1.0)", "tensor()"))
     assert printed_tensor("tensor([1., 2.])", (3,)) is None and printed_tensor("tensor([[1], [2, 3]])") is None
 
 

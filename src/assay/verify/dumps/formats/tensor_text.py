@@ -67,6 +67,10 @@ def _nested(parts: list[str]) -> tuple[int, ...] | None:
             counts[depth - 1] += 1
         elif part == "]":
             depth -= 1
+            if depth < 0:
+                return None
     leaves = sum(p not in ("[", "]") for p in parts)
+    if depth or not counts:
+        return () if leaves == 1 and not counts else None
     sizes = [b // a for a, b in zip(counts, [*counts[1:], leaves], strict=True) if a]
     return tuple(sizes) if math.prod(sizes) == leaves else None
