@@ -43,7 +43,7 @@ K_WORDS = "k kcur wk xk"
 V_WORDS = "v vcur wv xv"
 ATT_WORDS = "attn attention att selfattn mha sa gqa mhsa"
 FFN_WORDS = "ffn mlp ff ffw ffwd feedforward feed fc"
-NORM_WORDS = "norm xnorm rmsnorm layernorm ln normed normalized normalised xn nrm"
+NORM_WORDS = "norm xnorm rmsnorm layernorm ln normed normalized normalised nrm"
 _NORMED = "normed normalized normalised"
 _LAST_NORM = "outputnorm lnf normf rmsf finalrms rmsfinal rmslast rmsend resultnorm"
 _OUT_NORM = "outnorm outrmsnorm lastnorm lastrmsnorm lastlayernorm lastln headnorm"
@@ -117,13 +117,13 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     ),
     NodeWords(320, "pre ffn norm", ("ffn_norm-",), ("before pre", FFN_WORDS, NORM_WORDS), "after"),
     NodeWords(
-        310, "ffn norm", ("ffn_norm-",), (f"{FFN_WORDS} post second {_NORM2}", f"{NORM_WORDS} {_NORM2}"), "final"
+        310, "ffn norm", ("ffn_norm-",), (f"{FFN_WORDS} post second {_NORM2}", f"{NORM_WORDS} {_NORM2} xn"), "final"
     ),
     NodeWords(
         300,
         "attn norm",
         ("attn_norm-",),
-        (f"{ATT_WORDS} input pre in first inp before {_NORM1}", f"{NORM_WORDS} {_NORM1}"),
+        (f"{ATT_WORDS} input pre in first inp before {_NORM1}", f"{NORM_WORDS} {_NORM1} xn"),
         "final",
     ),
     NodeWords(295, "attn in", ("attn_norm-",), (ATT_WORDS, "in input"), "out output residual resid after add weights"),

@@ -116,7 +116,11 @@ def _cells_of_row(table: PrintedTable, line: str) -> list[str]:
     cells = _cells(line, table.mark)
     if len(cells) == len(table.widths):
         return [c for cell, n in zip(cells, table.widths, strict=True) for c in (cell.split() if n > 1 else [cell])]
-    return cells if table.mark != "  " or _fits(table, cells) or not _fits(table, line.split()) else line.split()
+    words = line.split()
+    numbers = sum(any(c.isdigit() for c in word) for word in words)
+    if table.mark != "  " or _fits(table, cells) or not _fits(table, words) or 2 * numbers <= len(words) or "=" in line:
+        return cells
+    return words
 
 
 def _fits(table: PrintedTable, cells: list[str]) -> bool:
