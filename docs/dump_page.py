@@ -63,9 +63,32 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 
 ## Other formats
 
-- `.npz`, `.safetensors`, or a folder of `.npy`: one array a node, and the ids as an array `tokens`.
-- The text that `llama-eval-callback` prints.
+- `.npz`, `.safetensors`, or a folder of `.npy`, by NumPy, MLX or others: one array a node, and the ids as an array
+  `tokens` or `input_ids`. bfloat16 is read.
+- `.pt`, `.pth`, `.pkl`, or a folder of them, by `torch.save` or `pickle.dump`: tensors and arrays in dicts, lists and
+  tuples, of every type, stride and offset. The pickle is read as data: no code of it runs.
+- Folders of sglang's dumper (`step=0___rank=0___name=….pt`): steps are joined by their `input_ids`; rank 0 is read.
+- Folders of AWS Neuron's tensor capture (`captured_tensors_cte_step_1_module_….pt`): if the prompt was padded to a
+  power of two, the rows of the tokens are read.
+- The trees of transformers' `model_addition_debugger` (`…_debug_tree_FULL_TENSORS.json`, `…_SUMMARY.json`): printed
+  values, statistics, or safetensors files beside the tree.
+- ONNX Runtime's dump of node outputs: a folder of `.tensorproto` or `.pb` files, or the SQLite file. Names of PyTorch's
+  exporter are understood; other nodes are matched by value.
+- ExecuTorch's `calculate_numeric_gap`, saved as CSV or TSV: the runtime's values, matched by value. Print them whole.
+- Intermediate outputs of a compiler (coremltools' `MLModelInspector`), saved as `.npz`: names such as
+  `var_12_cast_fp16` are matched by value.
+- Raw numbers (`.bin`) with a manifest beside them, in lines or JSON: a name, an offset, a shape or a count, and the
+  type of each array; a token's number joins rows.
+- Logits of the last prompt token and of generated tokens in one array, with the ids as `prompt_ids` and `generated`.
+- The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
+  `-tokens.bin`, which `llama-debug --save-logits` writes.
 - Printed text: any line with a word for a node and numbers.
+
+Names of modules may carry a class, a scope or `output` (`LlamaForCausalLM.model.layers.0.mlp_output`). Of a tuple, the
+first value is the module's. If a layer returns two values of one shape (vLLM, sglang, or `hidden_states` and `residual`
+saved by nnsight), they are the parts of the residual stream and are added. Files of PyTorch, transformers, the onnx
+package and MLX are in the tests; the folders of sglang and Neuron and the table of ExecuTorch are made there by their
+documented structure.
 
 ## Printed text
 
@@ -78,6 +101,9 @@ blk.0.attn_norm rms=1.0312 min=-4.1 max=3.9         {"layer": 0, "rms": 1.0312, 
 12:30:01 INFO layer 0 last token: [-0.147467, ...]  | layer | rms | mean |
 ```
 
+A heading with the token of a decode step ("--- decode step 1, token 64") begins that step; "token #2 (id 99)" names the
+row. JSON lines with a name, a layer, a token and data are read, too.
+
 Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
 below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,
 `max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed number stands for
@@ -87,6 +113,9 @@ If the text does not say which token's row was printed, or which of two nodes a 
 decide for a line whose words are unknown: if its list is near to one row of layer 0 and to no other row, the line is
 that node's print statement. The same words with other numbers are then the same node of other layers. Clear words are
 never overruled. The report shows first what was understood.
+
+A text that holds no values of nodes (a loader's log, a benchmark, a profile), or that states the width, the layers or
+the shapes of another model, is refused with what was found and what to print.
 
 If a line was not understood, the message quotes it with a `--pattern` that would match it.
 

@@ -68,6 +68,15 @@ class Seeds:
         single = io.BytesIO()
         np.save(single, rows)
         self.array = single.getvalue()
+        importers = ROOT / "tests" / "data" / "importers"
+        names = (
+            "types.pt",
+            "numpy5.pkl",
+            "ort/input_ids.tensorproto",
+            "debug_tree_FULL_TENSORS.json",
+            "numeric_gap.csv",
+        )
+        self.foreign = [(Path(name).suffix, (importers / name).read_bytes()) for name in names]
         header = {"__metadata__": {"a": "b"}}
         at = 0
         for name, array in arrays.items():
@@ -290,7 +299,10 @@ def _read_split(seeds: Seeds, raws: list[bytes]) -> None:
 
 
 def _dump(rng: random.Random, seeds: Seeds) -> tuple[str, bytes]:
-    kind = rng.choice(("jsonl", "jsonl", "npz", "safetensors", "npy"))
+    kind = rng.choice(("jsonl", "jsonl", "npz", "safetensors", "npy", "foreign"))
+    if kind == "foreign":
+        suffix, raw = rng.choice(seeds.foreign)
+        return f"x{suffix}", mutate.data(rng, raw)
     if kind == "jsonl":
         lines = [mutate.value(rng, line, 0.1) for line in rng.sample(seeds.lines[1:], rng.randrange(1, 6))]
         head = mutate.value(rng, seeds.lines[0], 0.03)
@@ -307,7 +319,10 @@ def _dump(rng: random.Random, seeds: Seeds) -> tuple[str, bytes]:
 
 def _read_dump(seeds: Seeds, item: tuple[str, bytes]) -> None:
     name, raw = item
-    if name == "folder":
+    if name.endswith(".tensorproto"):
+        (seeds.folder / "protos").mkdir(exist_ok=True)
+        path = seeds.put("protos/embd.tensorproto", raw).parent
+    elif name == "folder":
         (seeds.folder / "npy").mkdir(exist_ok=True)
         path = seeds.put("npy/embd.npy", raw).parent
         np.save(path / "tokens.npy", np.array([1, 5, 6]))

@@ -74,18 +74,23 @@ DUMPS: dict[str, set[str]] = {
     "observation": set(),
     "print_rounding": set(),
     "naming": set(),
+    "other_evidence": {"observation"},
     "contradictions": {"observation"},
     "finite": {"observation"},
     "reader_table": {"observation"},
     "formats": {"observation", "print_rounding"},
     "printed": {"observation", "print_rounding", "naming"},
-    "matching": {"observation"},
+    "matching": {"observation", "other_evidence"},
     "draft_tracing": {"observation"},
     "tracing": {"observation", "formats"},
     "state_rows": {"observation"},
-    "resolve": {"observation", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing"},
-    "load": {"observation", "reader_table", "formats", "printed", "matching", "resolve"},
-}
+    "unknown_names": {"observation", "finite", "naming", "matching", "tracing"},
+    "resolve": {
+        "observation", "other_evidence", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing",
+        "unknown_names",
+    },
+    "load": {"observation", "other_evidence", "reader_table", "formats", "printed", "matching", "resolve"},
+}  # fmt: skip
 
 
 def test_the_rooms_of_dumps_import_one_way() -> None:

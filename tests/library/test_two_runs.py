@@ -113,7 +113,7 @@ def test_watch_a_file_that_is_written(path: Path, values: Path, tmp_path: Path) 
     [
         (["watch", "MODEL"], "no command given"),
         (["watch", "MODEL", "--once", "--", "/no/such/engine"], "no such program"),
-        (["watch", "MODEL", "--once", "--", "echo", "hello"], "no line that names a node"),
+        (["watch", "MODEL", "--once", "--", "echo", "hello"], "a text without numbers, not values of nodes"),
         (["watch", "MODEL", "--once", "--", "echo", "layer 0: [1.5, 2.5, 3.5]"], "has no token ids"),
         (["bisect", "x", "x"], "A and B are the same"),
         (["bisect", "/no/such/a", "/no/such/b"], "no such program"),

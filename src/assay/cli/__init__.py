@@ -50,6 +50,7 @@ GROUPS = {
         "diff",
         "watch",
         "bisect",
+        "ci",
         "tokenize",
         "trace",
         "check",

@@ -11,19 +11,26 @@ from assay.cli.number_types import MOST_TOKENS, whole
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
 
-HELP = "compare a trace, a dump or an engine with the definition, node by node"
+HELP = "compare a trace, a dump or an engine with the definition, or runs with each other"
 EXAMPLE = """\
 assay diff smollm2 dump.npz                      # another engine's dump against the definition
 assay diff truth.safetensors smollm2@cpu         # exit 0: same or noise, 1: wrong, 2: cannot be compared
-assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: is the difference justified?"""
+assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: is the difference justified?
+assay diff smollm2 --runs a.npz b.npz c.npz      # runs that differ: the first node that varies, and with what
+assay diff --runs "./engine --dump" --repeat 5   # the same from a command; exit 1: the runs differ"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "a", metavar="A", help="the right side: MODEL (its definition), MODEL@engine, a trace or a dump"
+        "a", metavar="A", nargs="?", help="the right side: MODEL (its definition), MODEL@engine, a trace or a dump"
     )
-    parser.add_argument("b", metavar="B", help="what to judge: a dump (.jsonl, .npz, .safetensors, folder of .npy, "
-                        "llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
+    parser.add_argument("b", metavar="B", nargs="?", help="what to judge: a dump (.jsonl, .npz, .safetensors, .pt, a "
+                        "folder, llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
+    parser.add_argument("--runs", nargs="+", default=[], metavar="RUN",
+                        help="compare runs of one engine with each other: dumps, or quoted commands that make one, in "
+                        "the order in which they ran")  # fmt: skip
+    parser.add_argument("--repeat", type=whole(1, 64), default=1, metavar="N", help="--runs: run each command N times")
+    parser.add_argument("--dump", metavar="FILE", help="--runs: read this file, written by the commands")
     parser.add_argument("--model", metavar="MODEL", help="the model, if neither A nor B names it")
     add_token_arguments(parser)
     add_reading_arguments(parser)
@@ -47,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from assay.library.verdicts import Side, diff
     from assay.verify.dumps.load import read_map
 
+    if args.runs:
+        return _runs(args)
+    if args.a is None or args.b is None:
+        raise AssayError("diff: needs two sides, A and B, or --runs RUN RUN …; see `assay diff --help`")
     a, b = Side.of(args.a, truth=True), Side.of(args.b)
     if a.is_file and b.is_file:
         return _two_files(args)
@@ -59,6 +70,20 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: found.words(10**9 if args.all else 12))
+    return 0 if found else 1
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from assay.library.several_runs import compare_runs
+    from assay.verify.dumps.load import read_map
+
+    if args.b is not None or (args.a is not None and args.model is not None):
+        raise AssayError("--runs: compares the runs with each other; give at most the model before it")
+    found = compare_runs(
+        args.runs, args.model or args.a, repeat=args.repeat, dump=Path(args.dump) if args.dump else None,
+        tokens=args.tokens or (), names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern,
+    )  # fmt: skip
+    emit(args, found.to_dict(), lambda: repr(found))
     return 0 if found else 1
 
 

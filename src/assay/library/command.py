@@ -1,12 +1,14 @@
-"""Run another engine as a command, and read its output as a dump. Used by `watch` and `bisect`."""
+"""Run another engine as a command, and read its output as a dump. Used by `watch`, `bisect` and `ci`."""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,14 +24,14 @@ _GRACE_S = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command with its output going to `log`. It is killed at the end of the block if it still runs."""
-    if not command or shutil.which(command[0]) is None:
+    if not command or (shutil.which(command[0]) is None and not (cwd and (cwd / command[0]).is_file())):
         raise AssayError(f"{command[0] if command else 'no command'}: no such program; give the command after --")
     with open(log, "wb") as out:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd
             )
         except OSError as error:
             raise AssayError(f"{command[0]}: cannot be started ({(error.strerror or str(error)).lower()})") from None
@@ -75,17 +77,26 @@ def as_dump(path: Path, source: str, patterns: Sequence[str] = ()) -> Dump:
 
 
 def run_to_dump(
-    command: Sequence[str], folder: Path, *, dump: Path | None = None, patterns: Sequence[str] = ()
+    command: Sequence[str],
+    folder: Path,
+    *,
+    dump: Path | None = None,
+    patterns: Sequence[str] = (),
+    cwd: Path | None = None,
+    timeout: float = math.inf,
 ) -> Dump:
-    """Run the command to its end, and read the dump file that it wrote, or its output."""
+    """Run the command to its end, or for `timeout` seconds, and read the dump file that it wrote, or its output."""
     log, name = folder / "output.log", shlex.join(command)
     before = stamp(dump) if dump is not None else None
-    with running(command, log) as process:
+    ends = time.monotonic() + timeout
+    with running(command, log, cwd) as process:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
                 break
             check_size(log, command)
+            if time.monotonic() > ends:
+                raise AssayError(f"{name}: still runs after {timeout:g} seconds; it printed: {_tail(log)}")
     if dump is None:
         return as_dump(log, name, patterns)
     if stamp(dump) in (None, before):

@@ -137,7 +137,7 @@ def _bisect(
         if not all(servers) or model is None:
             raise AssayError("bisect: servers are compared with each other and need their model; give it with -m MODEL")
         return _servers(a, b, opened(model), prompt)
-    dumps = [_dump(side, dump, patterns) for side in (a, b)]
+    dumps = [side_dump(side, dump, patterns) for side in (a, b)]
     on = None if model is None else opened(model)
     ids = tuple(tokens) or dumps[0].tokens or dumps[1].tokens
     if not ids and on is not None and prompt is not None:
@@ -159,7 +159,8 @@ def _bisect(
     return Bisection(a, b, tuple(nodes), _who(judged), judged)
 
 
-def _dump(side: str, file: Path | None, patterns: Sequence[str]) -> Dump:
+def side_dump(side: str, file: Path | None, patterns: Sequence[str]) -> Dump:
+    """The dump of a file, or of a command that prints one or writes `file`."""
     if Path(side).exists() and (Path(side).is_dir() or not _is_program(Path(side))):
         return read_dump(Path(side), patterns)
     try:
@@ -221,7 +222,7 @@ def _parting(name: str, pairs: Sequence[tuple[Observation, Observation]], on: Op
                     range(*(one.rows or ((0, n) if on is not None else (0, 0))))
                 )  # a bare print has no row numbers
             continue
-        axis = _token_axis(name, x.shape, on, n)
+        axis = graph_axis(name, x.shape, on, n)
         for t in range(x.shape[axis] if x.ndim else 1):
             part = [rows_of(v, axis, (t, t + 1)) if x.ndim else v for v in (off, finite)]
             if np.sum(part[0] ** 2) > _ALIKE * np.sum(part[1] ** 2):
@@ -230,7 +231,8 @@ def _parting(name: str, pairs: Sequence[tuple[Observation, Observation]], on: Op
     return NodeDifference(name, squares / (base + 1e-30), equal, parted, tuple(sorted(rows)), n, example)
 
 
-def _token_axis(name: str, shape: tuple[int, ...], on: Opened | None, n: int) -> int:
+def graph_axis(name: str, shape: tuple[int, ...], on: Opened | None, n: int) -> int:
+    """The axis of a value that counts tokens."""
     if on is not None and name in on.model.graph:
         return token_axis(on.model.graph, name)
     return 1 if len(shape) == 3 and shape[0] != n and shape[1] == n else 0

@@ -138,7 +138,7 @@ def load_dump(
     patterns  patterns of log lines, such as "{name} {layer}: rms={rms}"
     side      engine whose values to read, if a log has several
     """
-    dump = _read(values, patterns)
+    dump = _read(values, patterns, lenient=model is not None)
     return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
 
 
@@ -152,13 +152,13 @@ def _report_reading(dump: Dump, say: Callable[[str], None] | None) -> Dump:
     return dump
 
 
-def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
+def _read(values: Values, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
     if isinstance(values, Dump):
         return values
     if isinstance(values, Trace):
         return values.dump
     if isinstance(values, str | Path):
-        return read_dump(Path(values), patterns)
+        return read_dump(Path(values), patterns, lenient=lenient)
     if not isinstance(values, Mapping):
         raise AssayError(f"values: must be a path, a mapping from names to arrays, or a trace (found {values!r:.60})")
     arrays = {str(name): np.asarray(value) for name, value in values.items()}
@@ -249,7 +249,8 @@ def _diff(
     first, second = Side.of(a, truth=True), Side.of(b)
     if first.is_file and second.is_file:
         return two_files(opened(first.model), opened(second.model), tokens=tokens, prompt=prompt)
-    raw = {s: _read(s.values, patterns) for s in (first, second) if s.values is not None}
+    known = model is not None or first.model is not None or second.model is not None
+    raw = {s: _read(s.values, patterns, lenient=known) for s in (first, second) if s.values is not None}
     name = model or first.model or second.model or _provenance(raw.values())
     if name is None:
         return _finding(compare(raw[first], raw[second]), None, raw[second])
@@ -339,7 +340,7 @@ def diagnose(
         elif values is None:
             raise AssayError("diagnose: needs values (a dump) or an endpoint")
         else:
-            read = _read(values, patterns)
+            read = _read(values, patterns, lenient=True)
             text = prompt if prompt is not None else read.prompt or None
             if text is not None and not (tokens or read.tokens):
                 tokens = _ids_of_prompt(on, text, chat, system)

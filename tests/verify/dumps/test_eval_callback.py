@@ -93,3 +93,29 @@ def test_eval_callback_truncated(model: Model, truth: Dump, tmp_path: Path) -> N
     path.write_text(text[0])
     with pytest.raises(AssayError, match="no values are printed"):
         read_eval_callback(path)
+
+
+def test_llama_debug_text(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """`llama-debug` adds the sum of squares and the ids; the callback of 2025 on prints the ids one a line."""
+    plain = print_like_llamacpp(truth, model, tmp_path / "log.txt").read_text()
+    squares = iter(np.sum(np.square(obs.array(), dtype=np.float64)) for obs in truth.observations)
+    text = re.sub(r"sum = (\S+)", lambda m: f"sum    = {m[1]}\n{' ' * 37}sum_sq = {next(squares):f}", plain)
+    shown = "".join(f"w{t}({t}) " for t in TOKENS)
+    (tmp_path / "debug.txt").write_text(f'{text}Input prompt: "a (1) b"\nToken ids ({len(TOKENS)}):\n{shown}\n\n')
+    ids = "\n".join(f"  {t}" for t in TOKENS)
+    (tmp_path / "callback.txt").write_text(f"run : number of input tokens = {len(TOKENS)}\n{ids}\n{plain}")
+    for name in ("debug.txt", "callback.txt"):
+        dump = load_dump(tmp_path / name, model)
+        assert dump.tokens == tuple(TOKENS) and judge(model, dump).verdict == "same"
+        assert ("norm" in {o.kind for o in dump.observations}) == (name == "debug.txt")
+
+
+def test_a_sum_of_the_printed_values_is_not_the_nodes_sum(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """Versions of 2024 added up what they printed."""
+    path = print_like_llamacpp(truth, model, tmp_path / "log.txt")
+    out, seen = [], 0.0
+    for line in path.read_text().splitlines():
+        seen = 0.0 if "debug_cb_eval" in line else seen + sum(map(float, re.findall(r"-?\d+\.\d{4}(?=[,\]])", line)))
+        out.append(re.sub(r"sum = \S+", f"sum = {seen:f}", line))
+    path.write_text("\n".join(out))
+    assert judge(model, load_dump(path, model, tokens=TOKENS)).verdict == "same"

@@ -288,3 +288,39 @@ def test_a_table_of_norms_is_read_whole(form: str, heads: str) -> None:
     found = {(o.name, o.kind): o.data for o in dump.observations}
     names = ("attn_out", "ffn_out", "l_out")
     assert found == {(f"{n}-{i}", "norm"): x for i, row in enumerate(_NORMS) for n, x in zip(names, row, strict=True)}
+
+
+PANDAS = """\
+tokens: [1, 5, 6]
+   layer     tensor      mean       std        min        max dtype  time_us
+0      0  attn_norm -0.079961  1.000506  -2.807089   1.905982   f32     12.5
+1      0   attn_out -0.043233  2.319012 -14.082861  15.149072   f32     12.5
+"""
+NO_INDEX = """\
+ layer  attn_out_rms  mlp_out_rms
+     0      2.319415 5.746984
+     1      1.726833 5.419363
+"""
+CUT = """\
+   layer     tensor     mean      std  ...  dtype time_us
+0      0  attn_norm -0.07996  1.00051  ...    f32    12.5
+1      0   attn_out -0.04323  2.31901  ...    f32    12.5
+"""
+JIRA = "|| layer || attn_out_rms || mlp_out_rms ||\n| 0 | 2.319415 | 5.746984 |\n| 1 | 1.726833 | 5.419363 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kinds"),
+    [(PANDAS, 8, {"mean", "std", "min", "max"}), (NO_INDEX, 4, {"rms"}), (CUT, 4, {"mean", "std"}), (JIRA, 4, {"rms"})],
+)
+def test_data_frames_and_other_tables(text: str, count: int, kinds: set[str]) -> None:
+    found = read_log(Path("log"), (), text).observations
+    assert len(found) == count and {o.kind for o in found} == kinds
+    assert {o.layer if o.layer is not None else int(o.name[-1]) for o in found} <= {0, 1}
+
+
+def test_a_column_that_is_not_read_is_said() -> None:
+    text = "layer,attn_out_norm,weird_thing,rms\n0,1.5,3.5,1.0\n1,2.5,4.5,2.0\n"
+    dump = read_log(Path("log"), (), text)
+    assert len(dump.observations) == 2 and "weird_thing, rms" in dump.notes[0]
+    assert not read_log(Path("log"), (), text.replace(",weird_thing,rms", "").replace(",3.5,1.0", "")).notes

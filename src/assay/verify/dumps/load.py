@@ -9,17 +9,24 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
-from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors
+from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
+from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
-from assay.verify.dumps.formats.json_lines import read_json_lines
-from assay.verify.dumps.matching.by_values import can_identify
-from assay.verify.dumps.matching.reading_notes import nothing_read_error
+from assay.verify.dumps.formats.folders import has_values, read_database, read_folder
+from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
+from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
+from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
+from assay.verify.dumps.formats.raw_manifest import manifest_of, read_manifest
+from assay.verify.dumps.formats.torch_files import is_torch_archive
+from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.other_evidence import claims_of_file
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
@@ -39,15 +46,21 @@ __all__ = [
 ]
 
 
-def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
-    """The observations as they were written. The first bytes decide which reader takes the file."""
+def read_dump(path: Path, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
+    """The observations as they were written. The first bytes decide which reader takes the file.
+
+    A text in which nothing can be read is an error here; with `lenient`, `resolve` raises it and names the model.
+    """
     plugins.register_all("assay.readers")
     try:
         source = DumpSource(path, b"" if path.is_dir() else _first_bytes(path), tuple(patterns))
         reader = next(row for row in registered_readers() if _takes(row, source))
-        return reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)
+        dump = reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)
     except OSError as error:
         raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()})") from None
+    if not lenient and says_nothing(dump):
+        raise nothing_read_error(dump)
+    return dump
 
 
 def _takes(reader: DumpReader, source: DumpSource) -> bool:
@@ -86,13 +99,30 @@ def _no_dump(source: DumpSource) -> Dump:
 
 
 def _read_print(source: DumpSource) -> Dump:
-    dump = read_log(source.path, source.patterns)
-    if not dump.observations and not can_identify(dump.unread):
-        raise nothing_read_error(dump)
-    return dump
+    return replace(read_log(source.path, source.patterns), claims=claims_of_file(source.path))
+
+
+def _is_torch(source: DumpSource) -> bool:
+    """A zip file with data.pkl, or a pickle: its protocol from 2 on is the second byte."""
+    if source.head[:4] == b"PK\x03\x04":
+        return is_torch_archive(source.path)
+    return source.head[:1] == b"\x80" and source.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 _BUILT_IN = (
+    DumpReader(
+        "llama-debug's logits", 105, lambda s: saved_logits(s.path) is not None, lambda s: read_saved_logits(s.path)
+    ),
+    DumpReader(
+        "folder of .pt, .tensorproto, …",
+        104,
+        lambda s: s.is_folder and has_values(s.path),
+        lambda s: read_folder(s.path),
+    ),
+    DumpReader("torch.save, pickle", 103, _is_torch, lambda s: read_torch(s.path)),
+    DumpReader(
+        "ONNX Runtime's database", 102, lambda s: s.head[:15] == b"SQLite format 3", lambda s: read_database(s.path)
+    ),
     DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
     DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
     DumpReader(
@@ -107,12 +137,19 @@ _BUILT_IN = (
         lambda s: s.head.lstrip()[:1] == b"{" and b"assay_dump" in s.head.splitlines()[0],
         lambda s: read_json_lines(s.path),
     ),
-    DumpReader("array without a header", 60, lambda s: s.path.suffix in (".jsonl", ".npy"), _no_dump),
+    DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
+    DumpReader(
+        "raw numbers with a manifest", 55, lambda s: manifest_of(s.path) is not None, lambda s: read_manifest(s.path)
+    ),
     DumpReader(
         "llama-eval-callback",
         50,
         lambda s: is_eval_callback(s.head.decode("utf-8", "replace")),
         lambda s: read_eval_callback(s.path),
+    ),
+    DumpReader("transformers' debugger", 45, lambda s: is_call_tree(s.head), lambda s: read_call_tree(s.path)),
+    DumpReader(
+        "ExecuTorch's numeric gap", 40, lambda s: is_inspector_table(s.head), lambda s: read_inspector_table(s.path)
     ),
     DumpReader("printed text", 10, lambda s: True, _read_print),
 )
@@ -130,7 +167,7 @@ def load_dump(
     side: str = "",
 ) -> Dump:
     """Read a dump. With a model, its observations carry the model's names and layouts."""
-    dump = read_dump(Path(path), patterns)
+    dump = read_dump(Path(path), patterns, lenient=model is not None)
     return dump if model is None else resolve(dump, model, map, tokens=tokens, side=side)
 
 

@@ -115,6 +115,18 @@ class NotFinite:
     masked: int | None = None  # A row of earlier scores in which every key is masked.
 
 
+@dataclass(frozen=True)
+class Claims:
+    """What a text is (`other_evidence.py`), and the sizes of the model that it states."""
+
+    kind: str = ""  # A loader's log, a benchmark, …; empty for values.
+    widths: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()  # Numbers of layers.
+    vocabularies: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()  # Last axes of printed shapes.
+    numbered: tuple[int, ...] = ()  # Indices of layers that lines name.
+
+
 @dataclass(frozen=True, repr=False)
 class Dump:
     """A run: the tokens, the steps in which they were fed, and the observations."""
@@ -136,6 +148,8 @@ class Dump:
     not_finite: NotFinite | None = None  # The first value that is not finite; later nodes are left out.
     states: tuple[Observation, ...] = ()  # Of recurrent layers; their rows count calls (`state_rows.py`).
     prompt: str = ""  # The text of the run, if a log quotes it.
+    claims: Claims | None = None  # Of a printed text.
+    later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
 
     def __repr__(self) -> str:
         names = list(self.by_name)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph, Trait
+from assay.graph import Graph, Trait, join
 from assay.models import Model
 from assay.verify.dumps.draft_tracing import model_of
-from assay.verify.dumps.finite import is_finite, up_to_first
+from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
@@ -32,19 +32,20 @@ from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
     nothing_read_error,
     reading_summary,
+    says_nothing,
     suggested_pattern,
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
+from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
 from assay.verify.dumps.state_rows import shown_states, states_after, take_states
 from assay.verify.dumps.tracing import shape_of
-from assay.verify.thresholds import COPY, MATCHED, RIVAL
+from assay.verify.dumps.unknown_names import SPARE_VALUES, after_rotation, match_by_value, match_by_words, same_role
 
 Array = NDArray[Any]
 MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
-SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
 
 
 class Truth:
@@ -88,7 +89,12 @@ def resolve(
 
     `truth` has values of earlier dumps of these tokens, so that several dumps of one prompt are resolved faster.
     """
+    if dump.later:
+        return _with_decode_steps(dump, model, map, tuple(tokens), side)
     model = model_of(model, dump)
+    if says_nothing(dump):
+        raise nothing_read_error(dump, different_sizes(dump.claims, model) if dump.claims is not None else "")
+    refuse_other_evidence(dump, model)
     dump = _check_tokens(dump, model, tuple(tokens))
     if truth is None or not truth.fits(model, dump):
         truth = Truth(model, dump.tokens, dump.positions)
@@ -98,6 +104,8 @@ def resolve(
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = after_rotation(named, model, len(dump.tokens), truth)
+    notes += note
     named, broken = up_to_first(named, model.graph, dump.steps)
     named, states = take_states(named, model.graph, dump.steps)
     states, note = _lay_states(states, model, dump, truth)
@@ -110,7 +118,10 @@ def resolve(
     )
     if dump.log and not named and not states and not broken:
         raise nothing_read_error(dump)
-    matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
+    matched, left, note = match_by_value(unknown, model, dump, truth, {o.name for o in named})
+    notes += note
+    spoken, left, note = match_by_words(left, model, len(dump.tokens), {o.name for o in (*named, *matched)})
+    matched += spoken
     notes += note
     laid: list[Observation] = []
     for obs in (*named, *matched):
@@ -142,6 +153,39 @@ def resolve(
         not_finite=broken or dump.not_finite,
     )
     return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
+
+
+def _with_decode_steps(
+    dump: Dump, model: Model, map: Mapping[str, str] | None, tokens: tuple[int, ...], side: str
+) -> Dump:
+    """A log of a prompt and of decode steps: the prompt is read alone, then each step is a row behind it."""
+    first = resolve(replace(dump, later=()), model, map, tokens=tokens, side=side)
+    n, graph = len(first.tokens), model.graph
+    found = []
+    for obs in first.observations:
+        shape = obs.shape or (shape_of(graph, obs.name, n) if "S" in graph.shapes[obs.name] else None)
+        found.append(replace(obs, rows=obs.rows or (0, n), shape=shape))
+    fed = [*first.tokens]
+    for token, seen in dump.later:
+        fed.append(token)
+        rows = (len(fed) - 1, len(fed))
+        step = replace(
+            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
+            unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
+        )  # fmt: skip
+        found += resolve(step, model, map, side=side).observations
+    order = {node.name: i for i, node in enumerate(graph)}
+    found.sort(key=lambda obs: order[obs.name])
+    done = replace(
+        first, tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(n, *(1 for _ in dump.later)),
+        observations=tuple(found), notes=(*first.notes, f"{len(dump.later)} decode steps are read behind the prompt"),
+    )  # fmt: skip
+    return replace(done, reading=tuple(reading_summary(done, len(fed))))
+
+
+def _in_row(obs: Observation, rows: tuple[int, int]) -> Observation:
+    others = tuple(replace(other, rows=rows, possible_row=None) for other in obs.alternatives)
+    return replace(obs, rows=rows, possible_row=None, alternatives=others)
 
 
 def decide_by_values(
@@ -251,83 +295,12 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
     for several in ((obs.name, *obs.others), obs.fallbacks):
-        names = (name.replace("-last", "-" + last) for name in several)
+        names = [name.replace("-last", "-" + last) for name in several]
+        if obs.template and not obs.fallbacks:  # words, not a name
+            names += [join(role, layer) for name in names for role, layer in same_role(name)]
         if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
             return nodes
     return ()
-
-
-def _match_by_value(
-    unknown: list[Observation], model: Model, dump: Dump, truth: Truth, named: Collection[str]
-) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Match unknown names that carry whole values: the one node with these values, or a list of candidates.
-
-    Nodes with the same values in another shape, such as kqv-0 and kqv_out-0, count as one. The first of them that has
-    the dumped axes and that the dump does not name itself stands for all.
-    """
-    matched: list[Observation] = []
-    left: list[Observation] = []
-    notes: list[str] = []
-    for obs in unknown:
-        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth)
-        rivals = [pair for pair in scored if pair[1] not in same]
-        if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
-            taken = {*named, *(o.name for o in matched)}
-            one = min(same, key=lambda name: (name in taken, not plain[name]))
-            if one in named and scored[0][0] > COPY:  # not the same run: the dump has this node under its own name
-                left.append(obs)
-                notes.append(_evidence(obs, [(scored[0][0], one)], "not used; the dump itself names"))
-                continue
-            matched.append(replace(obs, name=one))
-            notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))
-        else:
-            left.append(obs)
-            if scored and scored[0][0] < MATCHED:
-                notes.append(_evidence(obs, scored, "not used: it might be"))
-    return matched, left, notes
-
-
-def _score_nodes(
-    obs: Observation, model: Model, n: int, truth: Truth
-) -> tuple[list[tuple[float, str]], dict[str, bool], list[str]]:
-    """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest."""
-    graph = model.graph
-    if obs.kind != "values" or obs.rows not in (None, (0, n)):
-        return [], {}, []
-    size = obs.array().size if obs.shape is None else math.prod(obs.shape)
-    computed = [node.name for node in graph if not node.has(Trait.CACHES | Trait.SHOWS_STATE)]
-    fits = [name for name in computed if math.prod(shape_of(graph, name, n)) == size]
-    array = obs.array().astype(np.float64) if fits else np.zeros(0)
-    if not fits or not is_finite(array, maskable=True).all():
-        return [], {}, []
-    values = truth(fits)
-    scored, plain = list[tuple[float, str]](), dict[str, bool]()
-    for name in fits:
-        reading = layouts.readings(graph, name, array, (0, n), n)
-        if reading:
-            best = layouts.nearest(reading, values[name], token_axis(graph, name))
-            scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
-            plain[name] = not best.label
-    scored.sort(key=lambda pair: pair[0])
-    return scored, plain, [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
-
-
-def _same_values(a: Array, b: Array) -> bool:
-    """Whether both hold the same numbers, in any shape."""
-    return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
-
-
-def _distance(array: Array, truth: Array, axis: int) -> float:
-    """Mean over token rows of the nmse, so that one row of large values does not decide alone."""
-    a, b = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (array, truth))
-    return float(np.mean(np.sum((a - b) ** 2, axis=1) / (np.sum(b**2, axis=1) + 1e-30)))
-
-
-def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str, same: Sequence[str] = ()) -> str:
-    near = ", ".join(f"{name} (nmse {nmse:.1e})" for nmse, name in scored[: 1 if "taken" in verb else 3])
-    rest = f"; next {scored[1][1]} (nmse {scored[1][0]:.1e})" if len(scored) > 1 and "taken" in verb else ""
-    shared = f", whose values {' and '.join(same)} shares" if same else ""
-    return f"{obs.foreign}: matched by value, {verb} {near}{shared}{rest}"
 
 
 def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:

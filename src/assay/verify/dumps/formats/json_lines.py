@@ -52,6 +52,15 @@ def read_json_lines(path: Path) -> Dump:
     return _unique(Dump(engine, tuple(tokens), tuple(positions), tuple(steps), tuple(found), str(path)))
 
 
+def is_headless(head: bytes) -> bool:
+    """Whether the first line is an observation of this format, so that the header is missing."""
+    try:
+        first = json.loads(head.splitlines()[0])
+    except (ValueError, RecursionError, IndexError):
+        return False
+    return isinstance(first, dict) and "name" in first and set(first) <= _FIELDS
+
+
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(path, "rb") as file:
         for number in range(1, 1 << 31):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.system.box import Box
+from assay.verify.dumps.formats.element_types import as_numbers
 from assay.verify.dumps.formats.recent_arrays import RecentArrays
 
 Array = NDArray[Any]
@@ -52,8 +53,10 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def array(self, raw: bytes | NDArray[np.uint8]) -> Array:
-        """The numbers in `raw`, which begins with the first of them."""
-        flat = np.frombuffer(raw, self.dtype, math.prod(self.shape))
+        """The numbers in `raw`, which begins with the first of them. Two bytes without a type are bfloat16."""
+        stored = np.dtype("<u2") if self.dtype.kind == "V" else self.dtype
+        flat = np.frombuffer(raw, stored, math.prod(self.shape))
+        flat = as_numbers(flat, "bfloat16") if self.dtype.kind == "V" else flat
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
 
 
@@ -75,7 +78,7 @@ def header(where: str, start: bytes, size: int) -> Header:
         dtype = np.dtype(descr[1].decode())
     except TypeError:
         dtype = np.dtype(bool)
-    if dtype.kind not in "fiu":
+    if dtype.kind not in "fiu" and dtype != np.dtype("V2"):
         raise AssayError(f"{where}: must hold numbers (found dtype {descr[1].decode()})")
     if len(dims) > MAX_AXES:
         raise AssayError(f"{where}: {len(dims)} axes (expected at most {MAX_AXES})")
@@ -100,10 +103,15 @@ def folder_arrays(path: Path) -> Arrays:
     """The .npy files of a folder."""
     arrays: Arrays = {}
     for file in sorted(path.glob("*.npy")):
-        with open(file, "rb") as handle:
-            found = header(str(file), handle.read(_MAX_HEADER), file.stat().st_size)
-        arrays[file.stem] = found.shape, partial(_read_file, file, found)
+        arrays[file.stem] = file_array(file)
     return arrays
+
+
+def file_array(file: Path) -> tuple[tuple[int, ...], Callable[[], Array]]:
+    """Shape of a .npy file, and a function that reads it."""
+    with open(file, "rb") as handle:
+        found = header(str(file), handle.read(_MAX_HEADER), file.stat().st_size)
+    return found.shape, partial(_read_file, file, found)
 
 
 def _read_file(path: Path, found: Header) -> Array:
@@ -127,13 +135,13 @@ def archive_arrays(path: Path) -> Arrays:
         where = f"{path}: {name}"
         if name in arrays:
             raise AssayError(f"{where}: the name appears twice")
-        found = header(where, _member(where, path, member, _MAX_HEADER), member.file_size)
+        found = header(where, member_bytes(where, path, member, _MAX_HEADER), member.file_size)
         arrays[name] = found.shape, partial(recent.get, name, partial(_read_member, where, path, member, found))
     return arrays
 
 
 def _read_member(where: str, path: Path, member: zipfile.ZipInfo, found: Header) -> Array:
-    raw = _member(where, path, member, found.offset + found.nbytes)
+    raw = member_bytes(where, path, member, found.offset + found.nbytes)
     if len(raw) == member.file_size and zlib.crc32(raw) != member.CRC:
         raise AssayError(f"{where}: its checksum is wrong; the file is damaged")
     if len(raw) < found.offset + found.nbytes:
@@ -141,7 +149,7 @@ def _read_member(where: str, path: Path, member: zipfile.ZipInfo, found: Header)
     return found.array(raw[found.offset :])
 
 
-def _member(where: str, path: Path, member: zipfile.ZipInfo, most: int) -> bytes:
+def member_bytes(where: str, path: Path, member: zipfile.ZipInfo, most: int) -> bytes:
     """The first `most` bytes of a member, inflated if it is compressed."""
     if member.flag_bits & 0x1:
         raise AssayError(f"{where}: is encrypted; save it without a password")
@@ -162,6 +170,13 @@ def _member(where: str, path: Path, member: zipfile.ZipInfo, most: int) -> bytes
     if "raw" not in reply:
         raise AssayError(f"{where}: cannot be inflated ({reply.get('message') or reply['fault']}); it is damaged")
     return base64.b64decode(reply["raw"])
+
+
+def member_offset(where: str, path: Path, member: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member begin in the file."""
+    with open(path, "rb") as file:
+        _seek_data(where, file, member)
+        return file.tell()
 
 
 def _seek_data(where: str, file: BinaryIO, member: zipfile.ZipInfo) -> None:

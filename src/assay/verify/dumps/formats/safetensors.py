@@ -96,7 +96,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[s
             raise AssayError(f"{path}: not a safetensors file, or truncated (header of {length} bytes in {size})")
         try:
             header = json.loads(file.read(length))
-            metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
+            metadata = {str(k): str(v) for k, v in (header.pop("__metadata__", None) or {}).items()}
             entries = {name: _entry(path, name, item, 8 + length, size) for name, item in header.items()}
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if isinstance(error, AssayError):

@@ -20,6 +20,7 @@ from assay.verify.dumps.matching.state_layouts import value_head_order
 from assay.verify.dumps.observation import Observation, from_hf, measure, rows_of, token_axis
 
 Array = NDArray[Any]
+BUCKET = 32  # rows of the smallest padded prompt
 MOST_TAPS = 8  # of a convolution whose padding is recognised
 
 
@@ -84,6 +85,16 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
         want = tuple(count if d == "T" else keys if d == "S" else int(d) for d in symbolic)
         for label, a in _arrange(array, want, axis):
             yield ArrayReading(", ".join(filter(None, (note, label, "padded keys cut" if padded else ""))), a, covered)
+    if (cut := _bucket_cut(array, symbolic, n)) is not None:
+        yield ArrayReading(f"the first {n} rows of a padded prompt", cut, whole)
+
+
+def _bucket_cut(array: Array, symbolic: tuple[int | str, ...], n: int) -> Array | None:
+    """The rows of the tokens, where a compiler has padded the prompt to a power of two."""
+    if len(symbolic) != 2 or symbolic[0] != "T" or array.ndim < 2 or array.shape[-1] != symbolic[1]:
+        return None
+    rows = array.size // array.shape[-1]
+    return array.reshape(rows, -1)[:n] if rows > n and rows >= BUCKET and rows & (rows - 1) == 0 else None
 
 
 def _channels_first(array: Array, n: int, channels: int) -> Array | None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from assay.errors import AssayError
 from assay.graph import split
+from assay.verify.dumps.matching.by_values import can_identify
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
+from assay.verify.dumps.other_evidence import PRINT
 
 
 def grouped_notes(notes: Iterable[str]) -> list[str]:
@@ -65,16 +67,23 @@ def _what(observations: Sequence[Observation]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def nothing_read_error(dump: Dump) -> AssayError:
-    """The error for a text in which no line names a node."""
+def says_nothing(dump: Dump) -> bool:
+    """Whether no line of a printed text names a node, or holds values by which one could be found."""
+    return dump.claims is not None and not dump.observations and not can_identify(dump.unread)
+
+
+def nothing_read_error(dump: Dump, differs: str = "") -> AssayError:
+    """The error for a text in which no line names a node. `differs` are sizes that are not the model's."""
+    kind = dump.claims.kind if dump.claims is not None else ""
+    other = f", of another model ({differs})" if differs else ""
+    if kind or differs:
+        return AssayError(f"{dump.source}: {kind or 'a text'}, not values of nodes{other}; {PRINT}")
     hint = (
         f"; --pattern {suggested_pattern(dump.unexplained[0])!r} would take {dump.unexplained[0]!r}"
         if dump.unexplained
         else ""
     )
-    return AssayError(
-        f"{dump.source}: no known format, and no line that names a node{hint}; see docs/reference/dump-format.md"
-    )
+    return AssayError(f"{dump.source}: no known format, and no line that names a node{hint}; {PRINT}")
 
 
 _LIST = re.compile(r"[\[({](?!\d{1,6}[\])}])\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")

@@ -43,7 +43,8 @@ K_WORDS = "k kcur wk xk"
 V_WORDS = "v vcur wv xv"
 ATT_WORDS = "attn attention att selfattn mha sa gqa mhsa"
 FFN_WORDS = "ffn mlp ff ffw ffwd feedforward feed fc"
-NORM_WORDS = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
+NORM_WORDS = "norm xnorm rmsnorm layernorm ln normed normalized normalised nrm"
+_NORMED = "normed normalized normalised"
 _LAST_NORM = "outputnorm lnf normf rmsf finalrms rmsfinal rmslast rmsend resultnorm"
 _OUT_NORM = "outnorm outrmsnorm lastnorm lastrmsnorm lastlayernorm lastln headnorm"
 _NORM1 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn an"
@@ -73,9 +74,11 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(500, "attn times v", ("kqv_out-",), (ATT_WORDS + " a p", "times", V_WORDS), ""),
     NodeWords(490, "q k v", ("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
     NodeWords(480, "before wo", ("kqv_out-",), ("before pre input", "wo oproj outproj outputprojection"), "norm"),
+    NodeWords(475, "router probs", ("ffn_moe_probs-",), ("router gating", "softmax probs probabilities"), ""),
     NodeWords(470, "softmax", ("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     NodeWords(460, "attention weights", ("kq_soft_max-",), (ATT_WORDS, "weights weight probability"), NORM_WORDS),
     NodeWords(450, "scores", ("kq-",), ("scores score qk kq qkt",), "logits"),
+    NodeWords(445, "router logits", ("ffn_moe_logits-",), ("router routing gating", "logits logit scores"), ""),
     NodeWords(
         440,
         "logits",
@@ -102,16 +105,30 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         ("post normafter", ATT_WORDS, NORM_WORDS),
         "in input pre",
     ),
+    NodeWords(
+        325, "attn out normed", ("attn_post_norm-", "ffn_norm-"), (ATT_WORDS, "proj out output", _NORMED), "before pre"
+    ),
+    NodeWords(
+        324,
+        "ffn out normed",
+        ("ffn_post_norm-", "ffn_norm-"),
+        (FFN_WORDS, "down out output", _NORMED),
+        "before pre",
+    ),
     NodeWords(320, "pre ffn norm", ("ffn_norm-",), ("before pre", FFN_WORDS, NORM_WORDS), "after"),
     NodeWords(
-        310, "ffn norm", ("ffn_norm-",), (f"{FFN_WORDS} post second {_NORM2}", f"{NORM_WORDS} {_NORM2}"), "final"
+        310, "ffn norm", ("ffn_norm-",), (f"{FFN_WORDS} post second {_NORM2}", f"{NORM_WORDS} {_NORM2} xn"), "final"
     ),
     NodeWords(
         300,
         "attn norm",
         ("attn_norm-",),
-        (f"{ATT_WORDS} input pre in first inp before {_NORM1}", f"{NORM_WORDS} {_NORM1}"),
+        (f"{ATT_WORDS} input pre in first inp before {_NORM1}", f"{NORM_WORDS} {_NORM1} xn"),
         "final",
+    ),
+    NodeWords(295, "attn in", ("attn_norm-",), (ATT_WORDS, "in input"), "out output residual resid after add weights"),
+    NodeWords(
+        294, "mlp in", ("ffn_norm-", "ffn_inp-"), (FFN_WORDS, "in input"), "out output down gate up w1 w2 w3 proj after"
     ),
     NodeWords(290, "wq", ("Qcur_proj-", "Qcur_biased-", "Qcur-"), (Q_WORDS,), ""),
     NodeWords(280, "wk", ("Kcur_proj-", "Kcur_biased-", "Kcur-"), (K_WORDS,), ""),
@@ -171,6 +188,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(60, "gate", ("ffn_gate-",), ("gate w1",), ""),
     NodeWords(50, "up", ("ffn_up-",), ("up w3",), ""),
     NodeWords(40, "after mlp", ("ffn_out-", "l_out-"), ("after post", FFN_WORDS), "down w2 out output"),
+    NodeWords(35, "moe out", ("ffn_moe_out-", "ffn_out-"), ("moe experts",), "weights"),
     NodeWords(30, "mlp", ("ffn_out-",), (FFN_WORDS + " down w2",), ""),
     NodeWords(20, "norm", ("attn_norm-", "ffn_norm-"), (NORM_WORDS,), "final"),
     NodeWords(10, "residual", ("l_out-", "ffn_inp-"), ("residual resid",), "input pre before incoming post end stream"),

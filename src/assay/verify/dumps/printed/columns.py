@@ -4,7 +4,7 @@
     rms, mean, norm …              rms                   that statistic of the row's subject
     layer, row, name, index, id    block, pos, stage     a part of the row's subject
     logit, value                   score, val            one number
-    first                          sample                a list of values
+    first, last                    sample, tail          a list of values at that end
     #3                             h[3]                  element 3
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
@@ -30,11 +30,13 @@ FUNCTION = re.compile(r"\b([A-Za-z]\w{1,11})\(([\w. ]{1,40})\)")  # norm(attn_ou
 _NUMBERED = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
+_NODE_ELEMENT = re.compile(r"([a-z]\w{0,30}_\w{1,30})\[(\d{1,5})\]")
+_OUTPUTS = {"o", "out", "output", "mid", "post", "residual", "resid"}
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "file", "filename", "dump",
                  "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
-_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
+_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len", "..."}
 _ROW_COLUMN = ROW | {"token", "tok"}
 _VECTORS = {"x", "h", "y", "v", "z"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
@@ -102,6 +104,18 @@ def _statistic(head: ColumnHead) -> str | None:
     return f"={kind}" if kind and rest and len(rest) < 6 and _is_node(rest) else kind
 
 
+def _statistic_before(head: ColumnHead) -> str | None:
+    """norm_att_o, mean_resid_out: a statistic of an output. `norm_attn` may be the norm before attention."""
+    words = head.words
+    kind = statistic(words[:1]) if len(words) > 2 and "(" not in head.cell else None
+    return f"={kind}" if kind and set(words[1:]) & _OUTPUTS and _is_node(words[1:]) else None
+
+
+def _element_of_a_node(head: ColumnHead) -> str | None:
+    m = _NODE_ELEMENT.fullmatch(head.word)
+    return f"=#{int(m[2])}" if m and m[1] not in LAYERS and _is_node([m[1]]) else None
+
+
 def _element(head: ColumnHead) -> str | None:
     m = _ELEMENT.fullmatch(head.word)
     return f"#{int(m[2])}" if m and m[1] not in LAYERS else None
@@ -117,6 +131,10 @@ def _logit(head: ColumnHead) -> str | None:
 
 def _value(head: ColumnHead) -> str | None:
     return "value" if head.word in ("value", "val") else None
+
+
+def _ending(head: ColumnHead) -> str | None:
+    return "last" if head.word in ("last", "tail", "end") else None
 
 
 def _dull(head: ColumnHead) -> str | None:
@@ -185,6 +203,20 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5", "ffn_out-0 rms 2.5"),
         _function_of_a_node,
     ),
+    Rule(
+        "statistic before a node",
+        152,
+        "layer,norm_att_o,mean_resid_out\n0,1.5,2.5\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5", "l_out-0|ffn_inp-0 mean 2.5"),
+        _statistic_before,
+    ),
+    Rule(
+        "element of a node",
+        145,
+        "layer,norm_att_o,resid_out[0],resid_out[1]\n0,1.5,2.5,3.5\n",
+        ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5", "l_out-0|ffn_inp-0 at 0:2.5 1:3.5"),
+        _element_of_a_node,
+    ),
     Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
     Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),
     Rule("token id", 130, "| token id | logit |\n| 5 | 1.5 |\n", ("result_output at 5:1.5",), _token_id),
@@ -207,6 +239,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         "| layer | rms | sample |\n| 0 | 1.5 | 0.5 0.25 |\n",
         ("l_out-0 rms 1.5", "l_out-0 first 0.5 0.25"),
         _first_values,
+    ),
+    Rule(
+        "last values",
+        45,
+        "layer,first,last\n0,1.5,2.5\n",
+        ("l_out-0 first 1.5", "l_out-0 last 2.5"),
+        _ending,
     ),
     Rule(
         "one row",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from assay.verify.dumps.naming.layer_and_row import row_of
-from assay.verify.dumps.naming.phrases import TIMES, VALUES, meaning, split_words
+from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.habits import by_habit
@@ -27,13 +27,25 @@ from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
-from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row
+from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row, unread_columns
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
 MAX_BYTES = 1 << 27  # of a log
 _MAX_UNEXPLAINED = 200  # lines with numbers that were not understood, kept for the message
+_MAX_STEPS = 4096
 _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
+_NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
+_TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
+# A heading such as: --- decode step 1, token 64, n_past 8
+_STEP = re.compile(
+    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
+    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
+    re.IGNORECASE,
+)
+_DECIMAL = re.compile(r"\d\.\d")
+_LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
+_PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -57,11 +69,43 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     for number, line, block in blocks(path, one_record_a_line(text)):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
+    now, later = _steps_of(reader)
     return Dump(
-        path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(reader.found)),
+        path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
+        notes=_columns_note(reader.ignored), later=later,
     )  # fmt: skip
+
+
+def _plainer(line: str) -> str:
+    """The line with three habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, and ids with their text and logit."""
+    if len(line) > 4000:
+        return line
+    line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
+    if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
+        line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
+    if len(_PIECES.findall(line)) > 1:
+        line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
+    return line
+
+
+def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
+    told = list(dict.fromkeys(heads))
+    if not told:
+        return ()
+    rest = f" and {len(told) - 5} more" if len(told) > 5 else ""
+    return (f"columns that were not read: {', '.join(told[:5])}{rest}; head a column with a node or a statistic",)
+
+
+def _steps_of(reader: _LogReader) -> tuple[list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
+    """What the log shows of the prompt, and of each decode step below a heading with its token."""
+    found, marks = reader.found, reader.steps
+    if not marks or not marks[0][1] or not reader.tokens:
+        return found, ()
+    ends = [*(at for _, at in marks[1:]), len(found)]
+    later = ((token, tuple(joined(found[at:end]))) for (token, at), end in zip(marks, ends, strict=True))
+    return found[: marks[0][1]], tuple(step for step in later if step[1])
 
 
 @dataclass
@@ -83,10 +127,19 @@ class _LogReader:
     caption: tuple[str, Statement] | None = None  # the last of them, if it is no heading
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
+    steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
+    ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
+        line = _plainer(line) if block is None else line
+        if block is None and len(line) < 200 and (step := _STEP.match(line)) and len(self.steps) < _MAX_STEPS:
+            self.steps.append((int(step[1]), len(self.found)))
+            self.context, self.table, self.caption = HeadingStack(side=self.context.side), PrintedTable(), None
+            return
         self.fenced ^= line.lstrip().startswith("```")
+        if block is None and self._at_token(line):
+            return
         outer = self.context
         fresh = _CELL.fullmatch(line)
         self.context = HeadingStack(possible_row=outer.possible_row) if fresh else outer.at(line)
@@ -141,6 +194,19 @@ class _LogReader:
         self.tokens = self.tokens or matched[1]
         return True
 
+    def _at_token(self, line: str) -> bool:
+        """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
+        m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
+        at, token = (-1, -1) if m is None else (int(m[1]), int(m[2]))
+        if 0 < at == len(self.tokens) + len(self.steps) and self.found:
+            self.steps.append((token, len(self.found)))
+        elif not 0 <= at < len(self.tokens) or self.tokens[at] != token:
+            return False
+        row = Meaning(row=at) if at < len(self.tokens) else Meaning()
+        self.context = HeadingStack(side=self.context.side).entering(row, (), 0)
+        self.table, self.caption = PrintedTable(), None
+        return True
+
     def _read_table_header(self, line: str) -> bool:
         header = table_header(line)
         if header is None:
@@ -168,6 +234,8 @@ class _LogReader:
 
     def _table_row(self, line: str) -> list[Statement]:
         rows = table_row(self.table, line, self.nth)
+        if rows and not self.nth:
+            self.ignored += unread_columns(self.table)
         self.nth += bool(rows)
         for cells in rows if "layer" in self.table.columns else ():
             self.layer = self.layer if cells.layer is None else cells.layer

@@ -88,7 +88,12 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
     rows = len({m.row if m.row is not None else m.possible_row for m in own} - {None}) > 1
     found: list[Meaning] = []
     now = line
-    for item, m in zip(statement.items, own, strict=True):
+    later = next((i for i, m in enumerate(own) if m.row is not None), 0)
+    apart = later > 0 and own[later].row == line.row and all(i.kind in STATISTICS for i in statement.items[:later])
+    if apart and statement.items[later].kind == "list":  # sum=1.5 l2=2.5 last_tok=[…]: the sums may be of all rows
+        now = replace(line, row=statement.row)
+    for i, (item, m) in enumerate(zip(statement.items, own, strict=True)):
+        now = replace(now, row=line.row) if apart and i == later else now
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in statement.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
         dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5

@@ -7,10 +7,11 @@ a layer or of a node, whose rows are elements or statistics; a row named after a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from assay.verify.dumps.naming.phrases import meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import BARS, FUNCTION, column_kind, without_statistics
 from assay.verify.dumps.printed.lexer import MOST, Number, NumberList, lex, listed
 from assay.verify.dumps.printed.statements import Statement
@@ -19,6 +20,7 @@ _INDEX = re.compile(r"\[\d{1,5}\]")
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
+_LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
 _DECIMAL = re.compile(r"\d\.\d")
 
@@ -31,6 +33,8 @@ class PrintedTable:
     heads: tuple[str, ...] = ()
     kind: str = ""  # the statistic in the title above
     mark: str = ""  # the separator of its cells
+    widths: tuple[int, ...] = ()  # numbers in each cell between bars, where a cell has several
+    otherwise: PrintedTable | None = None  # the table, if heads with one blank between them are one column
 
 
 def _mark(line: str) -> str:
@@ -51,6 +55,8 @@ def _mark(line: str) -> str:
 def _cells(line: str, mark: str) -> list[str]:
     text = line.strip()
     if mark == "|":
+        if text.startswith("|| ") and text.endswith(" ||"):  # Jira's header
+            text = text.replace("||", "|")
         return [c.strip() for c in _BARRED.sub(r"| norm(\1)", text).strip("|").split("|")]
     if mark == " & ":
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
@@ -67,20 +73,59 @@ def table_header(line: str) -> PrintedTable | None:
         return None
     if ":" in line.replace(":-", "").replace("-:", "") and not (line.lstrip()[:1] == "|" and line.count("|") > 3):
         return None
+    line = _LENGTH.sub(r" norm(\1)", line) if " | " in line else line
     mark = _mark(line)
     cells = _cells(line, mark)
+    widths = tuple(len(_heads_in(cell)) for cell in cells) if mark == "|" else ()
+    if any(width > 1 for width in widths):
+        found = _header_of([head for cell in cells for head in _heads_in(cell)], mark, line)
+        return None if found is None else replace(found, widths=widths)
     if len(cells) < 2 or len(cells) > 2048 or (mark == "," and (". " in line or line.rstrip().endswith("."))):
         return None  # a sentence
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
-    columns = tuple(column_kind(c) for c in cells)
-    if mark == "  " and "" in columns and all(map(column_kind, line.split())):
-        mark, cells = " ", line.split()  # "layer tensor      mean      std"
-        columns = tuple(column_kind(c) for c in cells)
-    columns = _beside_each_other(columns, cells, line)
+    found = _header_of(cells, mark, line)
+    if mark != "  " or not any(column_kind(c) in ("", "=") and _is_run_together(c) for c in cells):
+        return found
+    apart = _header_of(line.split(), " ", line)  # "layer tensor      mean      std"
+    return found if apart is None else replace(apart, otherwise=found)
+
+
+def _header_of(cells: list[str], mark: str, line: str) -> PrintedTable | None:
+    columns = _beside_each_other(tuple(column_kind(c) for c in cells), cells, line)
     if not _is_header(columns, cells, line):
         return None
     return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
+
+
+def _heads_in(cell: str) -> list[str]:
+    """Heads that stand between the same two bars: "attn_out sum   norm(attn_out)"."""
+    heads = re.split(r"\s{2,}", cell)
+    return heads if len(heads) > 1 and all(column_kind(head).startswith("=") for head in heads) else [cell]
+
+
+def _is_run_together(cell: str) -> bool:
+    """Whether these are heads of several columns with one blank between them."""
+    kinds = [column_kind(word) for word in cell.split() if not word.isdecimal()]
+    nodes = any(kind.startswith("=") for kind in kinds)
+    return len(kinds) > 1 and not nodes and any(kind[:1] in ("-", "#") or kind in ("layer", "name") for kind in kinds)
+
+
+def _cells_of_row(table: PrintedTable, line: str) -> list[str]:
+    """The cells of a row. Wide numbers leave one blank between columns that the header keeps apart by more."""
+    cells = _cells(line, table.mark)
+    if len(cells) == len(table.widths):
+        return [c for cell, n in zip(cells, table.widths, strict=True) for c in (cell.split() if n > 1 else [cell])]
+    words = line.split()
+    numbers = sum(any(c.isdigit() for c in word) for word in words)
+    if table.mark != "  " or _fits(table, cells) or not _fits(table, words) or 2 * numbers <= len(words) or "=" in line:
+        return cells
+    return words
+
+
+def _fits(table: PrintedTable, cells: list[str]) -> bool:
+    """Whether there is a cell for every column, or one more for the count of a data frame."""
+    return len(cells) in (len(table.columns), len(table.columns) + 1)
 
 
 def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) -> tuple[str, ...]:
@@ -131,7 +176,8 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
     if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
         return False
     unknown = sum(1 for c in columns[1:] if not c)
-    if not strong and (_SPEECH.search(FUNCTION.sub("", line.replace("[0]", ""))) or 3 * unknown > len(cells)):
+    plain = FUNCTION.sub("", line.replace("[0]", "").replace("...", ""))
+    if not strong and (_SPEECH.search(plain) or 3 * unknown > len(cells)):
         return False
     if across and not about and not ("|" in line or "\t" in line or "  " in line.strip()):
         return False  # prose with a comma
@@ -157,11 +203,24 @@ def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ..
     )
 
 
+def unread_columns(table: PrintedTable) -> list[str]:
+    """Heads of columns whose cells no statement takes: unknown ones, and statistics beside columns of nodes."""
+    beside = any(kind.startswith("=") for kind in table.columns)
+    ends = () if "layer" in table.columns else ("first", "last")
+    return [
+        head[:40]
+        for kind, head in zip(table.columns, table.heads, strict=True)
+        if head.strip(" .-") and (not kind or (beside and (kind in STATISTICS or kind in ends)))
+    ]
+
+
 def table_row(table: PrintedTable, line: str, nth: int = 0) -> list[Statement]:
     """The statements of the nth row: one of its own, and one for every column that names a layer or a node."""
-    if not table.columns or len(line) > MOST or table.mark not in line:
+    if not table.columns or len(line) > MOST or table.mark.strip() not in line:
         return []
-    cells = _cells(line, table.mark)
+    cells = _cells_of_row(table, line)
+    if table.otherwise is not None and not _fits(table, cells):
+        return table_row(replace(table.otherwise, kind=table.kind), line, nth)
     columns, heads = table.columns, table.heads
     if len(cells) == len(columns) + 1 and columns[0]:
         counted = cells[0].isdecimal() and all(c[:1] == "=" for c in columns)
@@ -194,8 +253,12 @@ class _RowReader:
         if "logit" in self.columns and column in ("row", "name", "index"):
             if column == "row" and "id" not in self.columns and whole is not None:
                 self.index = whole
+        elif column == "id" and "row" in self.columns:
+            pass  # the token at that position
         elif column in ("index", "id") and whole is not None:
             self.index = whole
+        elif column == "layer" and whole == -1:
+            self.statement.label.append("embd")  # before layer 0
         elif column == "layer" and whole is not None:
             self.statement.layer = whole
         elif column == "row" and whole is not None:
@@ -208,10 +271,10 @@ class _RowReader:
             self._take_value(column, cell, value)
 
     def _take_value(self, column: str, cell: str, value: Number | None) -> None:
-        if column == "first":
+        if column in ("first", "last"):
             values = listed(lex(cell))
             if isinstance(values, NumberList):
-                self.statement.add("list", values, ["first"])
+                self.statement.add("list", values, [column])
         elif column.startswith("#") and value is not None:
             self.elements.append((int(column[1:]), value))
         elif column in ("value", "logit"):
@@ -238,6 +301,9 @@ class _RowReader:
             self.index = nth  # nothing but columns of values
         several = [_across(statement, kind, title, head, cell, self.index) for kind, head, cell in self.across]
         found = [s for s in several if s is not None]
+        lists = [item for item in statement.items if item.kind in ("list", "at")]
+        if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
+            return [*found, replace(statement, items=lists)]
         return found or ([statement] if statement.items else [])
 
 
@@ -247,6 +313,8 @@ def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: 
     values = listed(lexemes)
     if not isinstance(values, NumberList) or values.whole:
         return None
+    if kind.startswith("#"):
+        index, kind, head = int(kind[1:]), "", head.partition("[")[0]
     own = kind  # a statistic that the head names is no element, whatever counts the rows
     head = " ".join(without_statistics(split_words([head]))) if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")

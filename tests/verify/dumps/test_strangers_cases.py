@@ -1,0 +1,30 @@
+"""What strangers' engines printed (bench/strangers/cases): right engines are right, wrong ones wrong at their node."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from assay.gguf import open_file
+from assay.models import load
+from assay.verify.dumps.load import load_dump, read_dump
+from assay.verify.judge.verdict import judge
+
+CASES = Path(__file__).parents[3] / "bench" / "strangers" / "cases"
+FIRST = {  # None: the engine is right
+    "A-01": None, "A-02": "Qcur-0", "A-03": None, "A-07": None, "A-08": "ffn_moe_out-0", "A-09": "l_out-0",
+    "A-10": "kqv_out-0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_the_first_wrong_node(shared_dir: Path, case: str) -> None:
+    truth = tomllib.loads((CASES / case / "truth.toml").read_text())
+    assert truth["healthy"] == (FIRST[case] is None)
+    path = min((CASES / case).glob("evidence*"), key=lambda p: "manifest" in p.name)
+    model = load(open_file(shared_dir / "data" / truth["model"]))
+    own = read_dump(path).tokens
+    found = judge(model, load_dump(path, model, tokens=() if own else truth["tokens"]))
+    assert (found.first_wrong.name if found.first_wrong is not None else None) == FIRST[case]
