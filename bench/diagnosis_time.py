@@ -24,6 +24,7 @@ from assay.gguf import open_file  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
 from assay.verify.diagnosis.diagnose_dump import diagnose  # noqa: E402
+from assay.verify.thresholds import SECONDS  # noqa: E402
 
 CASES = ("full:rope-type", "layers:rope-type", "last:rope-type", "last:rope-base", "layers::q8", "last::q8")
 
@@ -31,6 +32,7 @@ CASES = ("full:rope-type", "layers:rope-type", "last:rope-type", "last:rope-base
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a file, or a model that assay knows")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="deadline of each diagnosis")
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
     args = parser.parse_args()
     model = load(open_file(hub.resolve(args.model)))
@@ -44,7 +46,8 @@ def main() -> None:
             dump = planting.dump(run, style, model, Path(folder), tokens)
             said: list[float] = []
             begun = time.process_time()
-            found = diagnose(model, dump, cache=False, progress=lambda _, s=said: s.append(time.process_time()))
+            hear = lambda _, s=said: s.append(time.process_time())  # noqa: E731
+            found = diagnose(model, dump, cache=False, progress=hear, seconds=args.seconds)
             ended = time.process_time()
         first = said[0] if said else ended
         print(f"{case:32}{first - begun:7.1f}s{ended - begun:7.1f}s  {found}", flush=True)

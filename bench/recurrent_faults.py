@@ -160,7 +160,10 @@ def grade(model: Model, weights: Weights, name: str, bug: str, style: str) -> di
         return {**row, "grade": "refused", "answer": found[:200], "seconds": seconds}
     mark = _fault_grade(found, case)
     sure = mark == "wrong" and bool(found.causes) and found.causes[0].confidence >= SURE
-    return {**row, "grade": mark, "sure": sure, "answer": _answer(found), "seconds": seconds}
+    surest = max((c.confidence for c in found.causes), default=0.0)
+    return {
+        **row, "grade": mark, "sure": sure, "confidence": surest, "answer": _answer(found), "seconds": seconds
+    }  # fmt: skip
 
 
 def grade_right(model: Model, weights: Weights, name: str, kind: str, prompt: str, style: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from assay.cli.common import (
     text_argument,
     token_ids,
 )
+from assay.cli.number_types import real
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids, if the dump has none")
     add_reading_arguments(parser)
     parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
+    parser.add_argument(
+        "--seconds",
+        type=real(0, above=True),
+        metavar="S",
+        help="end the search of a dump after S seconds of computing (default 30)",
+    )
+    parser.add_argument("--thorough", action="store_true", help="search for up to 60 seconds")
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--api-key", default="", metavar="KEY", help="API key of the endpoint, sent as a bearer token")
     parser.add_argument("--api-model", default="", metavar="NAME", help="name of the model at the endpoint")
@@ -71,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.library.verdicts import diagnose
+    from assay.verify.thresholds import SECONDS, THOROUGH_SECONDS
 
     on = opened(args)
     share = _share_on_cluster(args, on, evidence) if args.cluster is not None and args.dump is not None else None
-    found = diagnose(on, share=share, **evidence)
+    seconds = args.seconds or (THOROUGH_SECONDS if args.thorough else SECONDS)
+    found = diagnose(on, share=share, seconds=seconds, **evidence)
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: repr(found))

@@ -36,6 +36,7 @@ from assay.verify.judge import text as judged
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
+from assay.verify.thresholds import SECONDS
 from assay.verify.witness import WITNESSES
 from assay.verify.witness.engines_by_name import known, open_engine, open_talker, talkers
 
@@ -325,12 +326,14 @@ def diagnose(
     side: str = "",
     progress: Report | None = None,
     share: Share | None = None,
+    seconds: float = SECONDS,
 ) -> Finding:
     """Find the wrong operation, the known mistake that reproduces the values, and the right formula.
 
     The evidence is a dump or, with `endpoint`, the answers of an OpenAI-compatible server. With `prompt`, the text of
     the run (a user message for the chat template, with `chat`), the token ids are judged, too; if the values have no
     ids, those of the prompt are taken. `progress` is called with label, amount done and total; a note has 0 of 0.
+    The search of a dump ends after about `seconds` of computing; a note then says what was not tried.
     """
     with watched(progress):
         on = opened(model)
@@ -348,7 +351,7 @@ def diagnose(
                 note(f"{read.source}: has no token ids; those of {source} are taken: {', '.join(map(str, tokens))}")
             dump = load_dump(read, on, tokens=tokens, names=names, side=side)
             _report_reading(dump, note)
-            result = _by_values(on, dump, share)
+            result = _by_values(on, dump, share, seconds)
             if prompt is not None:
                 result = _with_token_causes(on, dump, result, prompt, chat, system)
     return _diagnosed(result, on, dump, endpoint or "")
@@ -367,10 +370,10 @@ def _by_endpoint(on: Opened, endpoint: str, api_key: str, api_model: str) -> Dia
     return diagnose_endpoint(on.model, Client(endpoint, on.tokenizer, key=api_key, model=api_model))
 
 
-def _by_values(on: Opened, dump: Dump, share: Share | None) -> Diagnosis:
+def _by_values(on: Opened, dump: Dump, share: Share | None, seconds: float) -> Diagnosis:
     from assay.verify.diagnosis import diagnose_dump as by_values
 
-    result = by_values.diagnose(on.model, dump, share=share)
+    result = by_values.diagnose(on.model, dump, share=share, seconds=seconds)
     if dump.not_finite is None:
         return result
     first = result.first_wrong or dump.not_finite.node

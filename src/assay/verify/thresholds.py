@@ -37,6 +37,8 @@ AMPLIFIED = 1e-4  # Share left at which a deviation is explained although the fa
 NEAR_UNITS, NEAR_Q8 = 64, 0.02
 TIE = 3.0  # Residuals within this factor, or both below the noise, cannot be told apart.
 A_GUESS = 0.5  # Highest confidence in a fault that leaves more than noise and more than COARSE.
+CUT_SHORT = 0.85  # Highest confidence where the time was up before every alternative was tried.
+SECONDS, THOROUGH_SECONDS = 30.0, 60.0  # of computing that a user waits for, without and with --thorough.
 COARSE = 0.05  # Share that a fault may leave where the engine's arithmetic is coarse.
 ONE_BIT = 0.01  # Share that a flipped bit may leave: one of thousands of bits is near any deviation.
 NARROW = 0.01  # of the squared size: a narrow type in one place changes less, even after some layers.
@@ -101,6 +103,8 @@ AROUND = 0.03  # Relative distance within which a parameter found on the first r
 A_LAYERS_WORTH = 24  # Places in a file that are tried at once: two in each tensor of a layer.
 PROMISING = 0.95  # Share left after a rough scan: above it, a refinement finds nothing.
 LARGE_LAYER = 40_000_000  # Weights of a segment: decoding them takes a second, so misread weights are tried last.
+LARGE_MODEL = 200_000_000  # Weights of a model that takes more than 5 s to judge whole; its first layers come first.
+FIRST_WEIGHTS = 60_000_000  # Weights of the layers that are judged first.
 MOST_DECODED = 150_000_000  # Elements decoded in one scan of a weight's layout.
 
 # -- endpoint: log-probabilities, in nats ------------------------------------------------------------------------------

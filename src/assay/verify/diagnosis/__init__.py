@@ -13,10 +13,9 @@ reproduces the wrong values. Where none without a number does, edits composed fo
 `fault_trials` computes the values that a mistake would have given. `result` holds the answer, `answer` and `wording`
 put it into words.
 
-`candidates.confidence` computes the confidence of a cause, for `by_nodes`, `by_runs`, `by_feeds` and for the package
-`endpoint`. `by_runs` lowers it to the share of wrong nodes that the fault explains. There are two exceptions.
-`likelihood` reports 0.99 for a significant score, 0.5 where most of the deviation is left, divided by the number of
-faults that fit equally well. `by_tokens` reports a constant of `thresholds`, because it compares ids exactly.
+`posterior` turns a fit into a confidence, for every search and for the package `endpoint`. `by_tokens` alone reports a
+constant of `thresholds`, because it compares ids exactly. `time_budget` ends the searches in time, and `early_layers`
+judges the first layers of a large model before the rest.
 
 Touch this package when a mistake of the catalogue is not named, or the wrong one is. A new mistake belongs in `faults`.
 """

@@ -20,7 +20,6 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import Graph
 from assay.models import Model
-from assay.system.stages import each
 from assay.verify.diagnosis.by_feeds import cause_of, comparable
 from assay.verify.diagnosis.fault_trials import FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
@@ -209,15 +208,14 @@ def other_calls(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> 
     rows = [row for row in hidden_calls(trials.model, trials.dump.tokens, trials.dump.steps)
             if later is None or later == row.decoding]  # fmt: skip
     plain = _compared(trials, dumped_calls(trials.dump.tokens, trials.dump.steps), names)
-    for row in each(rows, "trying calls that the dump does not name", "calls"):
+    for row in trials.budget.each(rows, "trying calls that the dump does not name", "calls"):
         first = _compared(trials, row.calls, [wrong[0].name])
         if first[wrong[0].name].ratio > RULED_OUT * ACCEPT:
             continue
         fits = _compared(trials, row.calls, names)
-        cause = cause_of(trials, row.fault, row.label, plain, fits, wrong, len(rows))
+        cause = cause_of(trials, row.fault, row.label, plain, fits, wrong, len(rows), row.same)
         if cause is not None:
-            shared = cause.confidence / (1 + len(row.same))
-            return replace(cause, equivalent=row.same, confidence=shared)
+            return cause
     return None
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.engines.reference import interpret
-from assay.system.stages import each
 from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.fault_trials import NEVER, FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
@@ -85,7 +84,7 @@ def other_feed(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> C
     say("trying other feeds of the same tokens")
     trials = trials.on(replace(trials.terms, carried=True))
     plain = compare_feed(trials, names, tokens, range(len(tokens)))
-    for feed in each(FEEDS, "trying other feeds of the same tokens", "feeds"):
+    for feed in trials.budget.each(FEEDS, "trying other feeds of the same tokens", "feeds"):
         made = feed.make(tokens, prompt)
         if made is None:
             continue
@@ -111,6 +110,7 @@ def cause_of(
     fits: Mapping[str, ObservationFit],
     wrong: Sequence[NodeVerdict],
     tried: int,
+    same: Sequence[str] = (),
 ) -> Cause | None:
     """The fault as a cause, if its run (`fits`) explains nearly every node that the definition (`plain`) does not."""
     deviation = sum(plain[n.name].residual for n in wrong)
@@ -126,9 +126,9 @@ def cause_of(
         node=first.name,
         how=label,
         nodes=tuple(n.name for n in wrong if fits[n.name].explained),
-        confidence=confidence(before, after, tried, False),
+        confidence=confidence(before, after, tried, False, rivals=len(same)),
         explains=float(share),
-        equivalent=(),
+        equivalent=tuple(same),
         before=before.ratio,
         after=after.ratio,
     )

@@ -39,6 +39,8 @@ def by_nodes(
     right = [n for n in diff.nodes if not n.own and n.evidence.whole and n.name not in open_units]
     while open_units and len(causes) < MOST_CAUSES and len(unexplained) < most_unexplained:
         first = next(iter(open_units.values()))
+        if trials.budget.over(f"{first.target}: trying known mistakes"):
+            break
         say(f"{first.target}: trying the catalogue")
         seen = {split(name)[0] for name in unexplained}
         found = _explain(trials, first, list(open_units.values()), right, deep=split(first.target)[0] not in seen)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from assay.graph import split
-from assay.system.stages import each
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
@@ -24,6 +23,8 @@ from assay.verify.diagnosis.candidates import (
     candidates_at,
     described,
     make_cause,
+    other_readings,
+    same_name,
 )
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
@@ -52,17 +53,17 @@ def by_runs(
     if not held:
         return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
     best = held[0]
-    same = [c for c in held if c.hypothesis.fault != best.hypothesis.fault and _as_good(best, c)]
-    faults = {c.hypothesis.fault for c in same}
+    same = [c for c in held if not same_name(best, c) and _as_good(best, c)]
+    faults = {c.hypothesis.fault for c in same} - {best.hypothesis.fault}
     if len(faults) > FEW:
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
-    cause = make_cause(best, same, first.name, _explained_by(trials, unit, diff, best.hypothesis), before, found.tried)
+    nodes, most = _explained_by(trials, unit, diff, best.hypothesis), _most_certain(best.explained, len(wrong))
+    cause = make_cause(best, same, first.name, nodes, before, found.tried, most)
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
-    cause = replace(cause, confidence=min(cause.confidence, _most_certain(best.explained, len(wrong))))
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
-    if cause.confidence * (1 + len(faults)) < 0.5:
+    if cause.confidence * (1 + len(faults) + len(other_readings(best, same))) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
@@ -98,7 +99,7 @@ def _compared_with_all(
     held = []
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
-    for c in each(candidates, "comparing with everything observed", "mistakes"):
+    for c in trials.budget.each(candidates, "comparing with everything observed", "mistakes", share=1.0):
         values = trials.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
         base = trials.base(unit)
         explained = contradicted = 0

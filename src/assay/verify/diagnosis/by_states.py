@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from assay.graph import Graph, Trait
+from assay.verify.diagnosis.posterior import posterior
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.faults import FAULTS
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.state_evidence import narrow_type
-from assay.verify.thresholds import A_GUESS
 
 _FAULT = {"bf16": "st-bf16", "f16": "st-f16"}
-_SURE = 0.99  # of a narrow state: hundreds of values have no digit beyond 16 bits, and the node that keeps it is wrong
+_BITS = 40.0  # of a narrow state: hundreds of values have no digit beyond 16 bits, and the node that keeps it is wrong
 _NEXT = "a dump of one more call, which shows what reads this state"
 
 
@@ -62,5 +62,5 @@ def _narrow(diff: Diff, dump: Dump, graph: Graph, states: list[NodeVerdict], own
     deviations = [float(n.evidence.local[i]) for n in states]
     named = tuple(n.name for n in own) or tuple(kinds)
     how = f"every value of {', '.join(kinds)} is a {'bfloat16' if kind == 'bf16' else 'half'}"
-    sure = _SURE if any(n.name in keepers for n in own) or own else A_GUESS
+    sure = posterior(_BITS, leaves_much=not own)
     return Cause(_FAULT[kind], named[0], how, named, sure, 1.0, (), max(deviations), 0.0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from assay.graph import split
-from assay.system.stages import counting, each
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
+from assay.verify.diagnosis.posterior import SURE, gained, posterior
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
@@ -23,7 +24,6 @@ from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
 from assay.verify.faults.edit_grammar import INDEX, OPERAND, TOKEN, descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
-    A_GUESS,
     ACCEPT,
     COARSE,
     ENOUGH,
@@ -39,6 +39,8 @@ from assay.verify.thresholds import (
 SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
 }  # fmt: skip
+MOST_READINGS = 2  # that are named beside the best
+COMPOSED = {OPERAND, INDEX, TOKEN}  # rows of the grammar, each of many edits
 SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",
@@ -162,9 +164,9 @@ def candidates_at(
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
-    screen = Screen(trials, unit)
+    screen, budget = Screen(trials, unit), trials.budget
     listed = hypotheses(trials, unit, decode=only_decode(trials, unit))
-    for i, h in counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
+    for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
         if h.fault == "path-split" and (found or screen.head is not None):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
@@ -185,14 +187,15 @@ def candidates_at(
             rough.append(Candidate(h, fit))
     if deep and within is not None and screen.head is None and not any(c.short for c in found):
         composed = [Hypothesis(*d) for d in descriptions(trials.context, within or unit.segment)]
-        for h in each(composed, f"{unit.target}: trying the grammar of edits", "edits"):
+        for h in budget.each(composed, f"{unit.target}: trying the grammar of edits", "edits"):
             if trials.touches(h.variant, unit):
                 tried += 1
                 if better(fit := _composed_fit(screen, h), before):
                     found.append(Candidate(h, fit))
     bits: list[Candidate] = []
     if not found:
-        for h in (*damage_in_tensor(trials, unit), *damage_in_prints(trials, unit, (unit.target,))):
+        damage = chain(damage_in_tensor(trials, unit), damage_in_prints(trials, unit, (unit.target,)))
+        for h in budget.counting(damage, 0, f"{unit.target}: looking for a damaged weight"):
             tried += 1
             bits.append(Candidate(h, trials.fit(h, unit)))
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
@@ -201,7 +204,7 @@ def candidates_at(
         deep and not any(c.fit.exact for c in found) and (bits or not found)
     ):  # one of thousands of bits is near any deviation
         ordered = sorted(scans, key=lambda h: _points(trials, h))
-        for h in each(ordered, f"{unit.target}: fitting the numbers of mistakes", "mistakes"):
+        for h in budget.each(ordered, f"{unit.target}: fitting the numbers of mistakes", "mistakes"):
             tried += 1
             h, fit = screen.search(h, deep=affordable(trials, unit, h))
             if better(fit, before):
@@ -211,7 +214,8 @@ def candidates_at(
             if screen.head is not None and fit.residual < ENOUGH * before.residual:
                 break  # every further point costs a run of the model
     if screen.head is not None and not found and not rough and only_decode(trials, unit):
-        for h in hypotheses(trials, unit, decode=True):
+        listed = hypotheses(trials, unit, decode=True)
+        for h in budget.counting(listed, _VARIANTS, f"{unit.target}: trying mistakes of decode steps", "mistakes"):
             if h.fault == "path-split" and better(fit := screen.fit(h), before):
                 found.append(Candidate(h, fit))
     if not found and trials.terms.guessed and not trials.terms.subtle:
@@ -270,8 +274,14 @@ def only_decode(trials: FaultTrials, unit: EvidenceUnit) -> bool:
     return bool(error[:prompt].max() < 1e-2 * error[prompt:].max())
 
 
+def same_name(best: Candidate, other: Candidate) -> bool:
+    """Would naming either say the same? Composed edits differ in their words, not in their row of the catalogue."""
+    a, b = best.hypothesis, other.hypothesis
+    return a.fault == b.fault and (a.fault not in COMPOSED or str(a) == str(b))
+
+
 def tied(best: Candidate, other: Candidate) -> bool:
-    if other.hypothesis.fault == best.hypothesis.fault:
+    if same_name(best, other):
         return False
     if (other.explained, other.contradicted, other.fit.exact) != (best.explained, best.contradicted, best.fit.exact):
         return False
@@ -279,19 +289,27 @@ def tied(best: Candidate, other: Candidate) -> bool:
 
 
 def make_cause(
-    best: Candidate, same: Sequence[Candidate], node: str, nodes: Sequence[str], before: ObservationFit, tried: int
+    best: Candidate,
+    same: Sequence[Candidate],
+    node: str,
+    nodes: Sequence[str],
+    before: ObservationFit,
+    tried: int,
+    most: float = SURE,
 ) -> Cause:
+    """The cause that a candidate is; `same` are those that fit as well, `most` bounds the confidence."""
     h = best.hypothesis
-    equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
+    equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes), best.lost)
+    readings = other_readings(best, same)
+    rivals = len(set(equivalent) - {h.fault} - SECOND_NAMES) + len(readings)
     return Cause(
         fault=h.fault,
         node=node,
-        how=str(h),
+        how="; or as well: ".join((str(h), *readings[:MOST_READINGS])),
         nodes=tuple(nodes),
-        confidence=certainty / (1 + len(set(equivalent) - {h.fault} - SECOND_NAMES)),
+        confidence=confidence(before, best.fit, tried, best.fitted, len(nodes), best.lost, rivals, most),
         explains=max(0.0, 1 - best.fit.residual / max(before.residual, 1e-300)),
         equivalent=equivalent,
         before=before.ratio,
@@ -302,17 +320,33 @@ def make_cause(
 
 
 def confidence(
-    before: ObservationFit, after: ObservationFit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0
+    before: ObservationFit,
+    after: ObservationFit,
+    tried: int,
+    fitted: bool,
+    nodes: int = 1,
+    lost: float = 0.0,
+    rivals: int = 0,
+    most: float = SURE,
 ) -> float:
-    """The probability that the fault happened, from the bits by which it shortens the description of the values.
+    """The probability that the fault happened (`posterior`), from its fit to the first wrong node.
 
-    Each observed number is described with log2(deviation before / after) fewer bits. The choice among the hypotheses
-    tried costs log2 of their number, a solved parameter ten bits more. Every further node that the fault explains is
-    worth a bit, and the bits `lost` at right nodes are subtracted. A fault that leaves more than noise is a guess.
+    Each observed number is described with log2(deviation before / after) fewer bits.
     """
-    bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
     leaves_much = after.ratio > 1 and not after.exact and after.residual > COARSE * before.residual
-    return float(min(A_GUESS if leaves_much else 0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
+    bits = gained(described(before, after), tried, fitted, nodes, lost)
+    return posterior(bits, rivals=rivals, leaves_much=leaves_much, most=most)
+
+
+def other_readings(best: Candidate, same: Sequence[Candidate]) -> list[str]:
+    """If the best is a composed edit: the other composed edits that fit as well.
+
+    Two texts for one computation leave the same residual, to the last bit; they are one reading.
+    """
+    if best.hypothesis.fault not in COMPOSED:
+        return []
+    others = {c.fit.residual: str(c.hypothesis) for c in reversed(same) if c.hypothesis.fault in COMPOSED}
+    return [words for residual, words in reversed(others.items()) if residual != best.fit.residual]
 
 
 def described(before: ObservationFit, after: ObservationFit) -> float:

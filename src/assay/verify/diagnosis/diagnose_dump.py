@@ -10,8 +10,10 @@ Touch this module to change the order of the searches. The searches themselves a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,10 +29,12 @@ from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
 from assay.verify.diagnosis.by_states import by_states, without_states
 from assay.verify.diagnosis.candidates import Share
+from assay.verify.diagnosis.early_layers import early_part, large
 from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
 from assay.verify.diagnosis.found_states import strange_state
-from assay.verify.diagnosis.likelihood import small_fault
+from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.diagnosis.time_budget import TimeBudget
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.state_rows import with_states_apart
@@ -40,7 +44,7 @@ from assay.verify.judge.known import DIFFERS, told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import A_GUESS, ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
+from assay.verify.thresholds import A_GUESS, ACCEPT, CUT_SHORT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
@@ -60,15 +64,23 @@ def diagnose(
     progress: Progress | None = None,
     cache: bool = True,
     share: Share | None = None,
+    seconds: float = math.inf,
 ) -> Diagnosis:
     """The whole search on a resolved dump. A hypothesis that overflows does not match, so NumPy's warnings are off.
 
-    `share` tries hypotheses on other machines where each is a run of the model (they call `tried_here`).
+    `share` tries hypotheses on other machines where each is a run of the model (they call `tried_here`). The search
+    ends after about `seconds` of computing; a note then says what was not tried.
     """
-    note_of_calls, model = _needs_decode(model, dump), model_of(model, dump)
+    note_of_calls, model, budget = _needs_decode(model, dump), model_of(model, dump), TimeBudget(seconds)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
-        found = _accepted(_diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share))
-        return replace(found, notes=(*found.notes, *note_of_calls))
+        found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
+    found = _accepted(_unsure(found) if budget.cut else found)
+    return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
+
+
+def _unsure(found: Diagnosis) -> Diagnosis:
+    """The answer of a search that was cut short: an alternative that was not tried may fit as well."""
+    return replace(found, causes=tuple(replace(c, confidence=min(c.confidence, CUT_SHORT)) for c in found.causes))
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
@@ -92,13 +104,35 @@ def _needs_decode(model: Model, dump: Dump) -> tuple[str, ...]:
     return (PROMPT_ONLY,) if model.graph.state.per_sequence and len(dump.steps) < 2 else ()
 
 
-def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
+def _diagnose(
+    model: Model,
+    dump: Dump,
+    weights: Weights,
+    say: Progress,
+    cache: bool,
+    share: Share | None,
+    budget: TimeBudget,
+) -> Diagnosis:
+    early = early_part(model, dump) if budget.seconds < math.inf else None
+    if early is not None:
+        first, part, count = early
+        inputs = run_inputs(first, part.tokens, part.positions)
+        diff = judge(first, part, cache=False, inputs=inputs)  # noise is kept on disk for whole models
+        shown = f"layers 0 to {count - 1}" if count > 1 else "layer 0"
+        if diff.first_wrong is not None:
+            found = _by_nodes_alone(inputs, part, diff, weights, say, share, budget)
+            if found.causes or found.verdict == "unexplained":
+                return replace(found, notes=(*found.notes, f"judged on {shown} alone; later layers were not compared"))
+        else:
+            say(f"{shown}: {len(diff.nodes)} nodes are right; judging the other layers")
+    elif large(model):
+        say("nothing of the first layers was dumped, so the whole model is run; l_out-0 would give an answer sooner")
     inputs = run_inputs(model, dump.tokens, dump.positions)
     dump = with_states_apart(dump, model.graph)
     judged = judge(model, dump, cache=cache, inputs=inputs)
     if (told_by_states := by_states(judged, dump, model.graph)) is not None:
         return told_by_states
-    found = _by_nodes_alone(inputs, dump, without_states(judged, model.graph), weights, say, share)
+    found = _by_nodes_alone(inputs, dump, without_states(judged, model.graph), weights, say, share, budget)
     states = tuple(n for n in judged.nodes if model.graph[n.name].has(Trait.SHOWS_STATE))
     if states and found.diff is not None:
         found = replace(found, diff=replace(found.diff, nodes=in_order(model.graph, (*found.diff.nodes, *states))))
@@ -106,15 +140,21 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
 
 
 def _by_nodes_alone(
-    inputs: RunInputs, dump: Dump, diff: Diff, weights: Weights, say: Progress, share: Share | None
+    inputs: RunInputs,
+    dump: Dump,
+    diff: Diff,
+    weights: Weights,
+    say: Progress,
+    share: Share | None,
+    budget: TimeBudget,
 ) -> Diagnosis:
     """The search over the nodes of a dump, whose states were looked at before."""
-    model = inputs.model
+    model, small = inputs.model, _SmallFaults(inputs, dump, diff, weights, budget)
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
-        hidden = _hidden(inputs, dump, diff, weights, say)
+        hidden = small.search(say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
-    trials = FaultTrials(model, dump, diff, weights, inputs=inputs)
+    trials = FaultTrials(model, dump, diff, weights, inputs=inputs, budget=budget)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(told(_wrong(diff, wrong)))
     long = (
@@ -123,7 +163,7 @@ def _by_nodes_alone(
     result = _by_feed(trials, diff, wrong, say) if long else None
     searched = False  # small faults were searched for without a result
     if result is None and trials.terms.guessed:
-        result = _hidden(inputs, dump, diff, weights, say, ruled=True)
+        result = small.search(say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
         if searched and result is not None and result.rounds:  # the noise is not larger than this rule's
             known = [a.name for a in ARITHMETICS].index(result.rounds)
@@ -146,7 +186,7 @@ def _by_nodes_alone(
     if not searched and (
         rough or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
     ):
-        hidden = _hidden(inputs, dump, diff, weights, say)
+        hidden = small.search(say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
     shown = _excused(diff) if result and result.diff is not None else diff
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
@@ -191,16 +231,37 @@ def _from_afar(diff: Diff) -> bool:
     return any(not n.evidence.whole or len(n.evidence.segment) > SHORT for n in diff.nodes)
 
 
-def _hidden(
-    inputs: RunInputs, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
-) -> Diagnosis | None:
-    """A small fault that a coarse arithmetic would excuse or hide, but that predicts the deviations."""
-    seen = [n.evidence for n in diff.nodes]
-    if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
-        return None  # every step or layer matches to float32's noise
-    exact = ARITHMETICS[0]
-    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(inputs, dump, seen, exact)))
-    terms = Terms.of(strict, subtle=True)
-    trials = FaultTrials(inputs.model, dump, strict, weights, terms, inputs=inputs)
-    found = small_fault(trials, diff, say, ruled=ruled)
-    return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)
+@dataclass
+class _SmallFaults:
+    """The search for a small fault that a coarse arithmetic would excuse or hide, but that predicts the deviations."""
+
+    inputs: RunInputs
+    dump: Dump
+    diff: Diff
+    weights: Weights
+    budget: TimeBudget
+
+    @cached_property
+    def strict(self) -> Diff:
+        """The verdicts of an engine that computes in float32."""
+        exact = ARITHMETICS[0]
+        seen = [n.evidence for n in self.diff.nodes]
+        return replace(self.diff, arithmetic=exact, nodes=tuple(decide(self.inputs, self.dump, seen, exact)))
+
+    @cached_property
+    def evidence(self) -> SmallEvidence:
+        terms = Terms.of(self.strict, subtle=True)
+        trials = FaultTrials(
+            self.inputs.model, self.dump, self.strict, self.weights, terms, inputs=self.inputs, budget=self.budget
+        )
+        return SmallEvidence(trials, self.diff)
+
+    def search(self, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
+        seen = [n.evidence for n in self.diff.nodes]
+        same = self.diff.verdict == "same"
+        if same and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
+            return None  # every step or layer matches to float32's noise
+        if self.budget.over("mistakes smaller than noise"):
+            return None
+        found = small_fault(self.evidence, say, ruled=ruled)
+        return None if found is None else replace(found, notes=(*found.notes, *self.diff.notes), diff=self.strict)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from assay.graph import Node
-from assay.system.stages import each
 from assay.verify.diagnosis.candidates import SECOND_NAMES, Candidate, affordable, better, confidence, tied
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.parameter import search_parameter
@@ -41,7 +40,7 @@ def find_pair(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -
         return None
     listed = list(_hypotheses(trials, unit))
     tried, found = 0, list[tuple[Candidate, Candidate]]()
-    for a in each(listed, f"{unit.target}: trying two mistakes at once", "mistakes"):
+    for a in trials.budget.each(listed, f"{unit.target}: trying two mistakes at once", "mistakes"):
         if a.variant.search is not None or not _plain(trials, a.variant, unit):
             continue
         for b in listed:

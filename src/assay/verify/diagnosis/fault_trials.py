@@ -27,6 +27,7 @@ from assay.engines.reference.weights import Weights
 from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
+from assay.verify.diagnosis.time_budget import UNLIMITED, TimeBudget
 from assay.verify.dumps.observation import Dump, token_axis
 from assay.verify.faults import FAULTS, Change, Context, Planted, Variant, add_plugin_faults
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
@@ -136,11 +137,12 @@ class FaultTrials:
         theirs: Mapping[str, Array] | None = None,
         rule: Rounding = EXACT,
         inputs: RunInputs | None = None,
+        budget: TimeBudget = UNLIMITED,
     ) -> None:
         add_plugin_faults()
         self.model, self.dump, self.diff = model, dump, diff
         self.inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
-        self.terms = terms or Terms.of(diff)
+        self.terms, self.budget = terms or Terms.of(diff), budget
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
         self.context = Context(model, dump.steps)
@@ -156,6 +158,8 @@ class FaultTrials:
         self._changes: dict[tuple[int, str], tuple[Variant, Change | None]] = {}  # the variant keeps its id in use
         self._solved: dict[tuple[int, str, float], tuple[Variant, Change | None]] = {}  # the same, by parameter
         self._planted: tuple[Hypothesis, EvidenceUnit, Planted] | None = None  # the last one: it is asked for in a row
+        self._cuts: dict[tuple[EvidenceUnit, int], EvidenceUnit] = {}
+        self._ordered: tuple[EvidenceUnit, dict[str, int]] | None = None  # the places of the last unit's nodes
         self._outside: tuple[EvidenceUnit, dict[str, Array]] | None = None  # `theirs` without the last unit's segment
         self._ran = False  # `theirs` are the definition's own values
         self._shake = 0  # number of the draw of float32 errors, 0 for none
@@ -181,6 +185,7 @@ class FaultTrials:
             self.theirs if theirs is None else theirs,
             rule or self.rule,
             self.inputs,
+            self.budget,
         )
         trials._changes, trials._solved = self._changes, self._solved
         return trials
@@ -328,7 +333,7 @@ class FaultTrials:
         known = self._runs.recall(key)
         if known is not None:
             return known
-        made = self._plant(h, unit)
+        made = self._plant(h, unit, wanted)
         changed = _downstream(made)
         env = self._given_to(unit) | {k: v for k, v in self.base(unit).items() if k not in changed}
         if not _known(made, env):
@@ -347,12 +352,28 @@ class FaultTrials:
             self._runs.keep(key, values)  # they depend on the tokens alone
         return values
 
-    def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:
-        """The nodes of the segment that the fault changes, directly or through their inputs."""
-        return _downstream(self._plant(h, unit))
+    def changed(self, h: Hypothesis, unit: EvidenceUnit, before: str = "") -> set[str]:
+        """The nodes of the segment that the fault changes, directly or through their inputs; up to a node, if given."""
+        return _downstream(self._plant(h, unit, (before or unit.segment[-1],)))
 
-    def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
-        """The segment alone as a graph, with the fault in it."""
+    def _up_to(self, unit: EvidenceUnit, wanted: Iterable[str]) -> EvidenceUnit:
+        """The unit without the nodes after its target and after the wanted ones: they change neither."""
+        order = self._order(unit)
+        end = 1 + max(order[name] for name in (unit.target, *wanted) if name in order)
+        if end == len(unit.segment):
+            return unit
+        if (unit, end) not in self._cuts:
+            self._cuts[unit, end] = EvidenceUnit(unit.target, unit.segment[:end])
+        return self._cuts[unit, end]
+
+    def _order(self, unit: EvidenceUnit) -> dict[str, int]:
+        if self._ordered is None or self._ordered[0] != unit:
+            self._ordered = unit, {name: i for i, name in enumerate(unit.segment)}
+        return self._ordered[1]
+
+    def _plant(self, h: Hypothesis, unit: EvidenceUnit, wanted: Iterable[str]) -> Planted:
+        """The segment alone as a graph, up to its target and the wanted nodes, with the fault in it."""
+        unit = self._up_to(unit, wanted)
         if self._planted is None or self._planted[0] is not h or self._planted[1] != unit:
             nodes = {name: self.graph[name] for name in unit.segment}
             changes = {node.name: self._change(h.variant, node, h.p) for node in self._selected(h.variant, unit)}

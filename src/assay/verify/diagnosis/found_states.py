@@ -48,8 +48,8 @@ def strange_state(trials: FaultTrials, diff: Diff) -> Cause | None:
         if len(fits) == len(own):
             first = own[0].name
             before = trials.before(EvidenceUnit(first, (first,)))
-            sure = min(_UNNAMED, confidence(before, fits[first], len(_READINGS), True, len(own)))
-            after, shared = fits[first], sure / (1 + len(same))
+            after = fits[first]
+            shared = confidence(before, after, len(_READINGS), True, len(own), rivals=len(same), most=_UNNAMED)
             return Cause(
                 fault, first, how, tuple(fits), shared, 1.0, same, before.ratio, after.ratio, exact=after.exact
             )

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from assay.system.stages import PERCENT, each
+from assay.system.stages import PERCENT
 from assay.verify.diagnosis.damage import DAMAGE
 from assay.verify.diagnosis.evidence_groups import EvidencePlace, Groups, groups_of, mean_square
 from assay.verify.diagnosis.fault_trials import FaultTrials, Hypothesis
@@ -185,10 +185,12 @@ def score_all(
     """
     tallies = [_Tally() for _ in mistakes]
     pairs = list(zip(mistakes, tallies, strict=True))
-    steps = iter(each(range(len(places) * len(pairs)), "scoring mistakes smaller than noise", PERCENT))
+    steps = trials.budget.each(range(len(places) * len(pairs)), "scoring mistakes smaller than noise", PERCENT)
+    unscored = {place: len(pairs) for place in places}
     for place in places:
         plain: dict[str, Groups | None] = {}
         for (h, tally), _ in zip(pairs, steps, strict=False):
+            unscored[place] -= 1
             if not tally.possible or not trials.touches(h.variant, place.unit, h.p):
                 continue
             for targets in place.targets_of(trials, h):
@@ -212,4 +214,6 @@ def score_all(
                         moved = moved_by(trials, name, before, [bench.base(place.unit) for bench in draws])
                         before = replace(before, floors=before.floors + moved + moved_by(trials, name, after, shaken))
                     tally.add(name, before, after)
+    for tally in tallies[len(tallies) - max(unscored.values(), default=0) :]:
+        tally.possible = False  # the time was up before it was scored in all places
     return [t.score(h, trials.rule) for h, t in zip(mistakes, tallies, strict=True)]

@@ -15,12 +15,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
+import numpy as np
+
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.evidence_groups import EvidencePlace, off_at, run_of
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.hypothesis_score import HypothesisScore, is_of_precision, score_all
 from assay.verify.diagnosis.parameter import least, search_parameter
+from assay.verify.diagnosis.posterior import posterior
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import explains_dump, nothing_left, trials_under_rules
 from assay.verify.diagnosis.screen import Screen
@@ -30,7 +33,6 @@ from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
-    A_GUESS,
     A_LAYERS_WORTH,
     ALIKE_NATS,
     AROUND,
@@ -53,7 +55,23 @@ Progress = Callable[[str], None]
 Sieve = Callable[[Hypothesis], bool]
 
 
-def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
+class SmallEvidence:
+    """Where small faults are looked for, and the trials under each rounding rule that may be the engine's."""
+
+    def __init__(self, trials: FaultTrials, diff: Diff) -> None:
+        units = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
+        if units:
+            self.places = [EvidencePlace(u, (u.target,)) for u in units]
+            self.first = [EvidencePlace(u, (u.target,)) for u in representatives(units)]
+        else:
+            trials = trials.from_tokens()
+            self.places = [run_of(trials, diff)]
+            self.first = [replace(self.places[0], brief=True)]
+        self.diff, self.guessed, self.whole = diff, trials.terms.guessed, bool(units)
+        self.trials_by_rule = trials_under_rules(trials, diff, self.first)
+
+
+def small_fault(given: SmallEvidence, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
     """The fault that predicts the deviations; None where they are noise.
 
     The result is undecided, with the observation that would decide, where neither a fault nor a rounding rule predicts
@@ -62,25 +80,17 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
     Families are tried with their common parameters first. The parameter that fits the first place best is tried only
     if no common one is significant. With `ruled`, the search stops unless the engine clearly rounds by a rule.
     """
-    units = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
-    if units:
-        places = [EvidencePlace(u, (u.target,)) for u in units]
-        first = [EvidencePlace(u, (u.target,)) for u in representatives(units)]
-    else:
-        trials = trials.from_tokens()
-        places = [run_of(trials, diff)]
-        first = [replace(places[0], brief=True)]
-    trials_by_rule = trials_under_rules(trials, diff, first)
+    diff, places, first, trials_by_rule = given.diff, given.places, given.first, given.trials_by_rule
     if nothing_left(trials_by_rule[0], places, QUIET_LEFT):
         return _by_rule(trials_by_rule[0], diff, places)
     if ruled and trials_by_rule[0].rule == EXACT:  # only a flipped bit: printed values show it
-        bits = [] if units else list(_damage(trials_by_rule[0], places))
+        bits = [] if given.whole else list(_damage(trials_by_rule[0], places))
         best = _significant(trials_by_rule[0], score_all(trials_by_rule[0], bits, places), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
         first = [with_off_nodes(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
     say(f"small faults: trying the catalogue on {first[0].unit.target}, computed with {trials_by_rule[0].rule.name}")
-    wide = diff.arithmetic.storage == "f32" or trials.terms.guessed
+    wide = diff.arithmetic.storage == "f32" or given.guessed
     best = _likeliest(trials_by_rule, first, places, wide)
     covered = diff.verdict != "wrong" or explains_dump(trials_by_rule[0], diff, first)
     if not best and (diff.verdict == "same" or nothing_left(trials_by_rule[0], places, FLOAT32_LEFT)):
@@ -329,7 +339,9 @@ def _answer(scores: Sequence[HypothesisScore], diff: Diff) -> Diagnosis:
         node=best.nodes[0],
         how=str(h),
         nodes=best.nodes,
-        confidence=(A_GUESS if best.leaves_much else 0.99) / (1 + len(set(equivalent) - SECOND_NAMES)),
+        confidence=posterior(
+            best.nats / np.log(2), rivals=len(set(equivalent) - SECOND_NAMES), leaves_much=best.leaves_much
+        ),
         explains=max(0.0, 1 - (best.after / max(best.before, 1e-30)) ** 2),
         equivalent=equivalent,
         before=best.before,

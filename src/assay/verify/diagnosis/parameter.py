@@ -36,6 +36,7 @@ def search_parameter(
     def at(p: float) -> ObservationFit:
         if p not in tried:
             usable, guess = trials.touches(h.variant, unit, p), replace(h, p=p)
+            usable = usable and not trials.budget.over(f"{unit.target}: fitting the numbers of mistakes")
             tried[p] = (fit(guess) if fit else trials.fit(guess, unit)) if usable else NEVER
         return tried[p]
 

@@ -77,7 +77,7 @@ class Screen:
         trials, unit = self.trials, self.unit
         if not self._observed_right:
             return False
-        changed = trials.changed(h, unit)
+        changed = trials.changed(h, unit, unit.target)
         first = next((name for name in unit.segment if name in changed and name in trials.dump.by_name), None)
         if first not in self._observed_right:
             return False
@@ -131,7 +131,8 @@ class Screen:
         seen = trials.evidence[target]
         local, carried = (_first_rows(level) for level in (seen.noise_local, seen.noise_carried))
         node = NodeVerdict(target, "wrong", None, None, replace(seen, noise_local=local, noise_carried=carried))
-        return FaultTrials(trials.model, dump, replace(trials.diff, nodes=(node,)), self._weights, trials.terms)
+        diff = replace(trials.diff, nodes=(node,))
+        return FaultTrials(trials.model, dump, diff, self._weights, trials.terms, budget=trials.budget)
 
     @cached_property
     def narrow(self) -> FaultTrials | None:

@@ -320,6 +320,37 @@ def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int]
         return Change(node, run)
 
 
+def _wrapped(label: str, *, at_once: bool) -> None:
+    """The cache has too few slots: row i is written to slot i modulo {p}, and keys are read from there.
+
+    Row t attends after it was written itself, or, with `at_once`, after all rows of its call were.
+    """
+
+    @plant("kv-capacity", label, _SLOTS, op=("kq", "kqv"), when=reads_heads)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, slots = standard(node), int(p)
+
+        def run(a: Array, kv: Array) -> Array:
+            n, keys = a.shape[_TOKENS[node.op]], np.arange(len(kv))[None, :]
+            last = (c.ends(n) - 1 if at_once else np.arange(n))[:, None]
+            held = np.where(keys <= last, keys + slots * ((last - keys) // slots), keys)  # the row in a key's slot
+            if node.op == "kq":
+                y = own(a, kv)
+                return np.take_along_axis(y, np.broadcast_to(held, y.shape), axis=-1)
+            moved = np.zeros_like(a)
+            for j in range(len(kv)):
+                moved[:, np.arange(n), held[:, j]] += a[:, :, j]
+            return own(moved, kv)
+
+        return Change(node, run)
+
+
+_TOKENS = {"kq": 0, "kqv": 1}  # the axis of tokens in the first operand
+_SLOTS = Search(2, 2048, (), True, True, 30, rows=True)
+_wrapped("a cache of {p} slots that wraps", at_once=False)
+_wrapped("a cache of {p} slots that wraps, written before the step reads it", at_once=True)
+
+
 def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:
     """Decode row t was written `t * unit` elements into the buffer.
 

@@ -275,7 +275,7 @@ def _other_row(
 
     @plant("head-wrong-row", label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        place = "output" if node.name == c.model.graph.output else "norm" if role(node) == "result_norm" else ""
+        place = "output" if is_output(c, node) else "norm" if role(node) == "result_norm" else ""
         if place not in where:
             return None
         own = standard(node)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults.fault import Array, Change, Context, Edit, Selector, Variant, layer, role, standard
+from assay.verify.faults.fault import Array, Change, Context, Edit, Selector, Variant, is_output, layer, role, standard
 
 Description = tuple[str, Variant]  # the row of the catalogue that it is filed under, and the edit
 MOST_ROWS = 256  # of a matrix whose neighbouring rows are exchanged one by one
@@ -54,6 +54,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
     firsts = list({role(node): node for node in reversed(nodes)}.values())[::-1]  # one of each role, the earliest
     for generate in (
         _norm_weights,
+        _exchanged_norms,
         _positions,
         _operands,
         _tensors,
@@ -99,19 +100,21 @@ def _layers(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         out, given = graph.by_name.get(join("l_out", at)), layer_input(c, at)
         if out is None or given is None or graph.state.per_sequence:
             continue
-        for one_by_one in (False, True)[: 1 + (1 < sum(c.steps) <= MOST_POSITIONS)]:
-            run = _Repeated(c, at, given, out.name, one_by_one)
+        total = sum(c.steps)
+        fed = dict.fromkeys(((total,), c.steps, *([(1,) * total] if 1 < total <= MOST_POSITIONS else [])))
+        for calls in fed:  # all tokens at once, as the dump was made, token by token
+            run = _Repeated(c, at, given, out.name, calls)
             for shown, when in ((0, "before"), (1, "after")):
                 label = f"layer {at} runs twice: its output is fed to it again; its values are dumped {when} that"
                 yield REPEATED, Variant(label, run.edit(shown))
 
 
 class _Repeated:
-    """A layer that is run on its input and then on its own output. Token by token, the rows that the second pass writes
+    """A layer that is run on its input and then on its own output. In each call, the rows that the second pass writes
     to the cache replace those of the first."""
 
-    def __init__(self, c: Context, at: int, given: str, out: str, one_by_one: bool) -> None:
-        self.c, self.given, self.out, self.one_by_one = c, given, out, one_by_one
+    def __init__(self, c: Context, at: int, given: str, out: str, calls: Sequence[int]) -> None:
+        self.c, self.given, self.out, self.calls = c, given, out, tuple(calls)
         graph = c.model.graph
         self.names = [n.name for n in graph if layer(n) == at and graph.shapes[n.name][0] == "T"]
         self._weights = Weights(c.model.file)
@@ -127,8 +130,8 @@ class _Repeated:
     def _run(self, x: Array, fed: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         graph, cache = self.c.model.graph, _Rows()
         found: list[list[dict[str, Array]]] = [[], []]
-        step = 1 if self.one_by_one else len(x)
-        for t in range(0, len(x), step):
+        calls = self.calls if sum(self.calls) == len(x) else (len(x),)
+        for t, step in zip(np.cumsum((0, *calls)), calls, strict=False):
             env = {name: v[: t + step] if "S" in INPUTS[name] else v[t : t + step] for name, v in fed.items()}
             rows = x[t : t + step]
             for made in found:
@@ -198,7 +201,8 @@ def _passed(given: str) -> Edit:
 
 
 def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The weight of another norm: of this layer, of its neighbours, of the last layer, of the head."""
+    """The weight of another norm: of this layer, of its neighbours, of the last layer, of the head; of the same norm of
+    any layer."""
     graph = c.model.graph
     norms = [node for node in graph if node.has(Trait.NORM) and node.weights]
     final = max((at for node in norms if (at := layer(node)) is not None), default=0)
@@ -208,9 +212,25 @@ def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         at = layer(node)
         near = {None, final} if at is None else {None, at - 1, at, at + 1}
         for other in norms:
-            if layer(other) in near and other.weights[0] != node.weights[0]:
+            if (layer(other) in near or role(other) == role(node)) and other.weights[0] != node.weights[0]:
                 label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
                 yield NORMS, _at(label, _weight(_relative(node, other)), (node.op,), role(node))
+
+
+def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Two norms of a layer that have each other's weights."""
+    norms = [node for node in c.model.graph if node.has(Trait.NORM) and node.weights and layer(node) is not None]
+    for node in (n for n in nodes if n in norms):
+        for other in norms[norms.index(node) + 1 :]:
+            shapes = {c.model.graph.weights[n.weights[0]] for n in (node, other)}
+            if layer(other) == layer(node) and node.op == other.op and len(shapes) == 1:
+                label = f"{role(node)} and {role(other)} have each other's weights"
+                yield NORMS, _at(label, _each_other(node, other), (node.op,), role(node), role(other))
+
+
+def _each_other(node: Node, other: Node) -> Edit:
+    to_other, to_node = _weight(_relative(node, other)), _weight(_relative(other, node))
+    return lambda c, n, p: (to_other if role(n) == role(node) else to_node)(c, n, p)
 
 
 def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
@@ -307,7 +327,7 @@ def _shifted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     heads = [role(node) for node in nodes if role(node) in ("Kcur_proj", "Vcur")]
     for step, which in ((1, "next"), (-1, "previous")):
         for roles in dict.fromkeys((("Kcur_proj", "Vcur"), *((name,) for name in heads))):
-            if set(roles) <= set(heads):
+            if set(roles) & set(heads):  # the first effect of both lies in these nodes
                 what = "keys and values" if len(roles) > 1 else "keys" if roles[0] == "Kcur_proj" else "values"
                 label = f"query heads use the {what} of the {which} group"
                 yield INDEX, _at(label, _by_heads(step), ("linear",), *roles)
@@ -315,7 +335,7 @@ def _shifted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             if node.op == "linear":
                 label = f"the matrix of {role(node)} is read one row too {'far on' if step > 0 else 'early'}"
                 yield INDEX, _at(label, _rolled(step), ("linear",), role(node))
-                if step > 0 and node.name == c.model.graph.output:
+                if step > 0 and is_output(c, node):
                     short = f"{label}, and its last row is not read"
                     yield INDEX, _at(short, _ordered(lambda n: np.arange(1, n)), ("linear",), role(node))
 
@@ -323,7 +343,7 @@ def _shifted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 def _token_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """The rows of the head, or of the embedding, one token off: in each call, or over all calls."""
     for node in nodes:
-        for step in (1, -1) if node.name == c.model.graph.output or node.op == "embed" else ():
+        for step in (1, -1) if is_output(c, node) or node.op == "embed" else ():
             for each_call in (True, False)[: 1 + (len(c.steps) > 1)]:
                 where = ", in each call" if each_call and len(c.steps) > 1 else ""
                 label = f"row t of {role(node)} holds token t {'-' if step > 0 else '+'} 1{where}"
@@ -396,7 +416,7 @@ def _cache_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     total = min(sum(c.steps), MOST_POSITIONS)
     for at in range(1, total) if caches else ():
         for what, roles in _CACHES.items():
-            if roles <= caches:
+            if roles & caches:
                 late = f"from position {at} on {what} are written one row further in the cache"
                 yield INDEX, _at(late, _cached(_late, at), ("cache",), *roles)
                 yield INDEX, _at(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)

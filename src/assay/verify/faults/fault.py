@@ -312,7 +312,7 @@ def sibling(c: Context, node: Node, name: str) -> Node | None:
 
 def is_output(c: Context, node: Node) -> bool:
     """Does the node give the logits?"""
-    return node.name == c.model.graph.output
+    return node.name == c.model.graph.output and layer(node) is None  # a cut graph ends with a layer's node
 
 
 def width(c: Context, node: Node) -> int:

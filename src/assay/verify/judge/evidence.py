@@ -77,10 +77,10 @@ class RouterScores:
         return carried, (disorder(self.own, chosen) / self.allowed_local).max(axis=1)
 
     def ratios_of_some(self, obs: Observation, ranked: Array, n: int) -> tuple[Array, Array]:
-        """The same of single ranks (`at`): each may hold another expert whose score is within the noise."""
+        """The same of single ranks (`at`, `first`): each may hold another expert whose score is within the noise."""
         worst = [np.zeros(len(ARITHMETICS)), np.zeros(len(ARITHMETICS))]
         start = obs.rows[0] if obs.rows else 0
-        for index, expert in obs.data:
+        for index, expert in obs.data if obs.kind == "at" else enumerate(obs.data):
             row, rank = start + index // n, index % n
             if rank >= self.used or int(expert) == ranked[row, rank]:
                 continue
@@ -243,8 +243,10 @@ def _compare(judged: JudgedNode, obs: Observation) -> _Compared:
     scores = judged.scores
     if scores is not None and obs.kind == "values" and obs.rows is None:
         carried, local = scores.ratios(obs.array())
-    elif scores is not None and obs.kind == "at":
+    elif scores is not None and (obs.kind == "at" or (obs.kind == "first" and obs.row is not None)):
         carried, local = scores.ratios_of_some(obs, judged.own, judged.own.shape[-1])
+    elif scores is not None and obs.kind in STATISTICS:
+        carried = local = np.zeros(len(ARITHMETICS))  # of indices: two experts that change places move it by anything
     elif judged.truth.dtype.kind != "f":  # indices: equal or not
         carried = local = np.full(len(ARITHMETICS), np.inf if own_error.any() else 0.0)
     else:

@@ -22,7 +22,16 @@ from assay.verify.dumps.observation import Dump, Observation, patch, token_axis
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.evidence import Evidence, JudgedNode, RouterScores, deviation, measure_evidence, ratios
 from assay.verify.judge.noise import Level, NoiseRuns, cache_path, load_levels, save_levels
-from assay.verify.judge.routing import Route, experts_used, keeps_first, masks_groups, ranking, ranks, routes
+from assay.verify.judge.routing import (
+    Route,
+    experts_used,
+    keeps_first,
+    masks_groups,
+    ranking,
+    ranks,
+    routes,
+    with_printed,
+)
 from assay.verify.judge.run_inputs import RunInputs, in_float64
 from assay.verify.judge.shared_pass import Last, Together, evaluate_all, sweep
 from assay.verify.judge.state_evidence import (
@@ -108,6 +117,8 @@ class OwnInputs:
             judged = self._gathered(node, observations, segment, truth, own)
             self.evidence.append(measure_evidence(judged))
             theirs, complete = patch(observations, own, judged.axis), judged.whole
+            if node.has(Trait.INDICES):
+                theirs = with_printed(observations, theirs, int(self.graph.shapes[ranking(self.graph, node).name][-1]))
         else:
             theirs, complete = own, False
         if node.name in self.watch.keepers:

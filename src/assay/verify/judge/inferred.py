@@ -87,6 +87,10 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
         operands = explained(rounded, [table, half, q8, brain])
     else:
         operands = explained(of(Trait.PRODUCT), [table, half, brain])
+    # Embeddings are rows of the weights themselves, so they tell the two narrow types apart.
+    rows = [e for e in whole if model.graph[e.name].op == "embed"]
+    if operands is half and rows and not share(rows, half) and share(rows, brain):
+        operands = brain
     scores = of(Trait.ATTENDS) or [  # flash attention shows neither scores nor probabilities
         e for e in longer if any(model.graph[part].has(Trait.ATTENDS) for part in e.segment)
     ]

@@ -7,6 +7,7 @@ fault. A choice that the noise does not explain is one. Groups of experts may ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Graph, Node, Trait, split
+from assay.verify.dumps.observation import Observation
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import RUN
 
@@ -46,6 +48,17 @@ def masks_groups(node: Node) -> bool:
 def ranking(graph: Graph, node: Node) -> Node:
     """The node that ranked the experts of a choice: the node itself, or the one whose first ranks it keeps."""
     return node if ranks(node) else graph[node.inputs[0]]
+
+
+def with_printed(observations: Sequence[Observation], ranked: Array, experts: int) -> Array:
+    """A choice of experts with the ranks that were printed of it. They are exact, so later nodes follow from them."""
+    found = ranked.copy()
+    for obs in observations:
+        if obs.kind == "first" and obs.row is not None and obs.row < len(found):
+            chosen = np.asarray(obs.data[: found.shape[-1]])
+            if ((chosen >= 0) & (chosen < experts) & (chosen % 1 == 0)).all():
+                found[obs.row, : len(chosen)] = chosen
+    return found
 
 
 def allowed(scores: Array, rms: Array) -> Array:

@@ -1,0 +1,70 @@
+"""How long a search may compute, and what it had to leave out.
+
+The clock is the processor time of the calling thread, so a busy machine does not change a verdict. A search that ends
+within its time tries everything in a fixed order: its verdict does not depend on the speed of the machine. Loops of
+the search run through `TimeBudget.each` and stop when the time is up; `untried` then names them for the user.
+
+Touch this module to change how a deadline is kept. The default is `thresholds.SECONDS`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from assay.system.stages import counting
+
+Item = TypeVar("Item")
+SEARCHING = 0.8  # share of the time for the search; the rest compares what was found with everything observed
+
+
+class TimeBudget:
+    """The seconds that are left, and the stages that were cut short."""
+
+    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.thread_time) -> None:
+        self.seconds, self._clock, self._begun = seconds, clock, clock()
+        self._cut: dict[str, list[str]] = {}  # stages, in the order in which they were cut, and the nodes of each
+
+    def over(self, what: str, share: float = SEARCHING) -> bool:
+        """Has the search used this share of its time? Then `what` is remembered as not tried."""
+        if self.seconds == math.inf or self._clock() - self._begun < share * self.seconds:
+            return False
+        node, _, stage = what.rpartition(": ")
+        nodes = self._cut.setdefault(stage, [])
+        if node and node not in nodes:
+            nodes.append(node)
+        return True
+
+    def each(self, items: Sequence[Item], label: str, unit: str = "", share: float = SEARCHING) -> Iterator[Item]:
+        """The items one after another, as a stage, until the time is up."""
+        return self.counting(items, len(items), label, unit, share)
+
+    def counting(
+        self, items: Iterable[Item], total: int, label: str, unit: str = "", share: float = SEARCHING
+    ) -> Iterator[Item]:
+        """The items one after another, as a stage of about `total`, until the time is up."""
+        for item in counting(items, total, label, unit):
+            if self.over(label, share):
+                return
+            yield item
+
+    @property
+    def cut(self) -> bool:
+        """Was anything left out?"""
+        return bool(self._cut)
+
+    def untried(self) -> tuple[str, ...]:
+        """A sentence about what was left out; none where everything was tried."""
+        if not self._cut:
+            return ()
+        stages = "; ".join(f"{stage}{_at(nodes)}" for stage, nodes in self._cut.items())
+        return (f"the search stopped after {self.seconds:g} s and did not finish: {stages}. --seconds gives it more",)
+
+
+def _at(nodes: Sequence[str]) -> str:
+    return "" if not nodes else f" at {nodes[0]}" + (f" and {len(nodes) - 1} more nodes" if len(nodes) > 1 else "")
+
+
+UNLIMITED = TimeBudget()
