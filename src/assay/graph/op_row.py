@@ -1,7 +1,7 @@
 """The form of a row of the operation table: `Op`, `Trait`, and checks that shape rules share.
 
-`ops.py`, `recurrent_ops.py` and `vision_ops.py` hold the rows. Touch this when every operation needs a further column, or when engines
-and `verify` must ask a new question of an operation (a trait).
+`ops.py`, `recurrent_ops.py` and `vision_ops.py` hold the rows. Touch this when every operation needs a further column,
+or when engines and `verify` must ask a new question of an operation (a trait).
 """
 
 from __future__ import annotations

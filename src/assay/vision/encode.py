@@ -78,9 +78,7 @@ def _pixels(data: Picture) -> Bytes:
 def _prompt(projector: Projector, prepared: PreparedPicture, rows: Sequence[NDArray[np.float32]]) -> ImagePrompt:
     tower = projector.tower
     images = [
-        ImageRows(
-            found, image.image.grid if tower.mrope else None, _digest(projector, image), tower.sees_itself
-        )
+        ImageRows(found, image.image.grid if tower.mrope else None, _digest(projector, image), tower.sees_itself)
         for image, found in zip(prepared.images, rows, strict=True)
     ]
     pieces = marked(tower.keys.projector, prepared.plan)

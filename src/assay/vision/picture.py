@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,44 +23,41 @@ from assay.system.extras import install
 from assay.system.terminal import printable
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM")
+_T = TypeVar("_T")
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 64 << 20  # 8192×8192: 192 MiB of RGB
 MAX_SIDE = 1 << 16
-MAX_FRAMES = 10_000
 
 
 def decode_picture(data: bytes) -> NDArray[np.uint8]:
     """The pixels of a picture. Bytes that are no picture, or too large a one, raise AssayError."""
     if len(data) > MAX_BYTES:
         raise AssayError(f"picture: too many bytes (found {len(data)}, expected at most {MAX_BYTES}); make it smaller")
+    return _opened(data, _rgb)
+
+
+def picture_size(data: bytes) -> tuple[int, int]:
+    """Width and height from the header alone, checked against the limits."""
+    return _opened(data, lambda picture: (int(picture.width), int(picture.height)))
+
+
+def _opened(data: bytes, read: Callable[[Any], _T]) -> _T:
+    """`read` of a picture whose header is within the limits."""
     pillow = _pillow()
+    _check(_webp_size(data) or (1, 1))  # Pillow allocates a WebP file's canvas when it opens it
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of sizes that are checked below
             with pillow.open(io.BytesIO(data), formats=FORMATS) as picture:
-                _check(picture)
-                return _rgb(picture)
+                _check(picture.size)
+                return read(picture)
     except AssayError:
         raise
     except MemoryError:
         raise AssayError("picture: does not fit into memory; make it smaller") from None
     except Exception as error:  # Pillow raises errors of many kinds for damaged files
-        raise AssayError(f"picture: cannot be decoded ({printable(str(error)) or type(error).__name__:.120})") from None
-
-
-def picture_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the header alone, checked against the limits."""
-    pillow = _pillow()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pillow.open(io.BytesIO(data), formats=FORMATS) as picture:
-                _check(picture)
-                return int(picture.width), int(picture.height)
-    except AssayError:
-        raise
-    except Exception as error:
-        raise AssayError(f"picture: cannot be read ({printable(str(error)) or type(error).__name__:.120})") from None
+        text = re.sub(r"\s*<_io.*?>", "", str(error))
+        raise AssayError(f"picture: cannot be decoded ({printable(text) or type(error).__name__:.120})") from None
 
 
 def _pillow() -> Any:
@@ -68,9 +67,22 @@ def _pillow() -> Any:
         raise AssayError(f"pictures: Pillow is not installed; {install('vision')}") from None
 
 
-def _check(picture: Any) -> None:
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a WebP file; None if it is none, or its header is damaged."""
+    if len(data) < 30 or data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(data[26:28], "little") & 0x3FFF or 1, int.from_bytes(data[28:30], "little") & 0x3FFF or 1
+
+
+def _check(size: tuple[int, int]) -> None:
     """Refuse by the header what would take too much memory or time to decode."""
-    width, height = picture.size
+    width, height = size
     if width < 1 or height < 1 or max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
         raise AssayError(
             f"picture: too large (found {width}×{height} pixels, expected at most {MAX_PIXELS} in all and {MAX_SIDE} a "
@@ -96,7 +108,7 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
         return np.ascontiguousarray(np.asarray(picture)[:, :, :3])
     if mode == "P":
         return np.ascontiguousarray(np.asarray(picture.convert("RGBA"))[:, :, :3])
-    raise AssayError(f"picture: pixels of a kind that assay does not read (found {printable(mode):.20}); save it as RGB")
+    raise AssayError(f"picture: pixels of a kind that is not read (found {printable(mode):.20}); save it as RGB")
 
 
 def _without_alpha(picture: Any) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from assay.models.vision.projector_keys import ProjectorKeys
 BLACK = (0, 0, 0)
 LFM2_TILE = 512
 MAX_TILES = 1024
+MAX_PIXELS = 1 << 25  # of a picture as the tower reads it: 400 MB in float32
 _SLACK = 4  # a picture may exceed the most pixels this many times, where its ratio is extreme
 _f32 = np.float32
 Size = tuple[int, int]  # width, height in pixels
@@ -78,7 +79,14 @@ def plan_picture(keys: ProjectorKeys, size: Size) -> PicturePlan:
     if min(size) < 1:
         raise AssayError(f"picture: has no pixels (found {size[0]}×{size[1]})")
     recipe = RECIPES[keys.projector]
-    return recipe.plan(keys, recipe, size)
+    plan = recipe.plan(keys, recipe, size)
+    pixels = max(math.prod(scaling.size) for scaling in (plan.whole, *plan.tiled))
+    if pixels > MAX_PIXELS:
+        raise AssayError(
+            f"picture: would be enlarged to too many pixels (found {pixels}, expected at most {MAX_PIXELS}); limit its "
+            "tokens"
+        )
+    return plan
 
 
 def _image(keys: ProjectorKeys, kind: str, size: Size, at: Size = (0, 0)) -> Image:
@@ -148,7 +156,7 @@ def _idefics3(keys: ProjectorKeys, _recipe: Recipe, size: Size) -> PicturePlan:
             )
         grid = (-(-first[0] // side), -(-first[1] // side))
         whole = (grid[0] * side, grid[1] * side)
-        steps = (Scaling(first, "lanczos", None), Scaling(whole, "lanczos", None))
+        steps = [Scaling(first, "lanczos", None), Scaling(whole, "lanczos", None)]
         overview = Scaling(square, "lanczos", None)
     else:
         limits = _limits(keys) if keys.limited else (None, None)
@@ -156,13 +164,13 @@ def _idefics3(keys: ProjectorKeys, _recipe: Recipe, size: Size) -> PicturePlan:
         grid = (whole[0] // side, whole[1] // side)
         if math.prod(grid) > MAX_TILES:  # files without a longest edge set no limit themselves
             raise AssayError(
-                f"picture: makes too many tiles (found {size[0]}×{size[1]}, which is {grid[0]}×{grid[1]} tiles, expected "
-                f"at most {MAX_TILES}); make it smaller, or limit the tokens of a picture"
+                f"picture: makes too many tiles (found {size[0]}×{size[1]}, which is {grid[0]}×{grid[1]} tiles, "
+                f"expected at most {MAX_TILES}); make it smaller, or limit the tokens of a picture"
             )
-        steps = (Scaling(whole, "bicubic", BLACK),)
+        steps = [Scaling(whole, "bicubic", BLACK)]
         overview = Scaling(square, "bicubic", None)
     images = [*_tiles(keys, *grid, side), _image(keys, "overview", square)]
-    return PicturePlan(tuple(images), overview, steps, overview_of_tiled=bool(edge and not keys.limited))
+    return PicturePlan(tuple(images), overview, tuple(steps), overview_of_tiled=bool(edge and not keys.limited))
 
 
 def _lfm2(keys: ProjectorKeys, recipe: Recipe, size: Size) -> PicturePlan:
@@ -173,6 +181,8 @@ def _lfm2(keys: ProjectorKeys, recipe: Recipe, size: Size) -> PicturePlan:
     area = math.prod(max(keys.patch, round(side / unit) * unit) for side in size)  # `round`: halves to even
     if area <= 2 * most:
         return whole
+    if LFM2_TILE % unit:
+        raise AssayError(f"clip.vision.patch_size: tiles of {LFM2_TILE} have no whole tokens of {unit} pixels a side")
     grid = _nearest_grid(size)
     target = (grid[0] * LFM2_TILE, grid[1] * LFM2_TILE)
     images = [*_tiles(keys, *grid, LFM2_TILE), _image(keys, "overview", whole.whole.size)]
@@ -214,9 +224,7 @@ def _internvl(keys: ProjectorKeys, recipe: Recipe, size: Size) -> PicturePlan:
 
     grid = max(grids, key=worth)  # the first of equal ones
     target = (grid[0] * side, grid[1] * side)
-    return PicturePlan(
-        (*_tiles(keys, *grid, side), overview), scaling, (Scaling(target, recipe.filter, recipe.pad),)
-    )
+    return PicturePlan((*_tiles(keys, *grid, side), overview), scaling, (Scaling(target, recipe.filter, recipe.pad),))
 
 
 RECIPES: dict[str, Recipe] = {

@@ -76,6 +76,6 @@ def scaled(picture: Bytes, to: Scaling) -> tuple[Bytes, Bytes]:
 
 def normalise(keys: ProjectorKeys, picture: Bytes) -> NDArray[np.float32]:
     """(byte / 255 − mean) / std in float32, [channel, row, column]."""
-    values = picture.astype(np.float32) / _f32(255)
-    values = (values - np.array(keys.mean, np.float32)) / np.array(keys.std, np.float32)
-    return np.ascontiguousarray(values.transpose(2, 0, 1))
+    mean, std = (np.array(three, np.float32) for three in (keys.mean, keys.std))
+    values = (picture.astype(np.float32) / _f32(255) - mean) / std
+    return np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)

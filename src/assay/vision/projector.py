@@ -23,7 +23,7 @@ from assay.engines.plan.segments import Segment, last_uses, regroup_rows, segmen
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.gguf import open_file
+from assay.gguf import GGUFFile, open_file
 from assay.models import Model
 from assay.models.hparams import HParams, RopeParams
 from assay.models.vision import Tower, load_tower
@@ -57,7 +57,9 @@ class TowerInput:
 class Projector:
     """A tower bound to an engine. One thread at a time runs it."""
 
-    def __init__(self, tower: Tower, path: Path, digest: bytes, engine: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, tower: Tower, path: Path, digest: bytes, engine: str = "cpu", threads: int | None = None
+    ) -> None:
         self.tower, self.path, self.digest = tower, path, digest
         self.engine = "reference" if engine == "reference" else "cpu"
         self._threads, self._lock = threads, threading.Lock()
@@ -67,13 +69,20 @@ class Projector:
         self._weights: Weights | None = None
         self._tables: dict[str, NDArray[np.float32]] = {}
 
+    @property
+    def digest(self) -> bytes:
+        """Identifies the file's values; computed once."""
+        return bytes.fromhex(self.file.sha256)
+
     def run(
         self, images: Sequence[TowerInput], keep: Collection[str] = ()
     ) -> list[tuple[NDArray[np.float32], dict[str, Array]]]:
         """For each image the rows for the language model, and the values of the nodes in `keep`."""
         for name in keep:
             if name not in self.tower.graph:
-                raise AssayError(f"node {name}: not in the graph of {self.path.name}; `assay inspect --graph` lists them")
+                raise AssayError(
+                    f"node {name}: not in the graph of {self.path.name}; `assay inspect --graph` lists them"
+                )
         with self._lock:
             if self.engine == "reference":
                 return [self._interpreted(image, set(keep)) for image in images]
@@ -196,4 +205,4 @@ def open_projector(
     """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size."""
     file = open_file(Path(path))
     tower = load_tower(file, min_tokens, max_tokens)
-    return Projector(tower, Path(path), bytes.fromhex(file.sha256), engine, threads)
+    return Projector(tower, file, engine, threads)

@@ -82,7 +82,7 @@ def _pass(picture: Bytes, n_out: int, name: str) -> Bytes:
     total: NDArray[Any] = np.full((n_out, *picture.shape[1:]), 1 << (_BITS - 1), np.int32)
     for j in range(at.shape[1]):
         total += picture[at[:, j]] * whole[:, j, None, None]
-    return np.clip(total >> _BITS, 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(total >> _BITS, 0, 255), np.uint8)
 
 
 def resize(picture: Bytes, width: int, height: int, name: str) -> Bytes:

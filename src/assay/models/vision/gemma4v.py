@@ -1,4 +1,4 @@
-"""gemma4v: tables for columns and rows, RoPE in two halves of a head, norms around, clamped products, mean of patches."""
+"""gemma4v: tables for columns and rows, RoPE in two halves of a head, norms around each part, clamped products."""
 
 from __future__ import annotations
 

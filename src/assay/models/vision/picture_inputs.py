@@ -88,7 +88,7 @@ def _side(g: Grid) -> int:
 
 
 def _resized(g: Grid, weights: Callable[[int, int], tuple[Array, Array]]) -> dict[str, Array]:
-    """A square table resized to the grid: rows and columns are weighted apart. `weights(n, g)` gives taps of an axis."""
+    """A square table resized to the grid: rows and columns apart. `weights(n, g)` gives the taps of an axis."""
     side = _side(g)
     (y, cy), (x, cx) = weights(side, g.gy), weights(side, g.gx)
     row, column = _raster(g)

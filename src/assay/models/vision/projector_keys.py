@@ -159,9 +159,9 @@ def _check_sizes(meta: ArchKeys, keys: ProjectorKeys) -> None:
         raise meta.error("image_size", keys.image_size, f"a multiple of {unit}, patch_size times the merge factor")
     if keys.projector.startswith("qwen") and keys.merge != 2:
         raise meta.error("spatial_merge_size", keys.merge, "2: the merger joins 2×2 patches")
-    if keys.projector in ("gemma4v", "pixtral") or keys.projector.startswith("qwen"):
-        if keys.head_dim % 4:
-            raise meta.error("attention.head_count", keys.n_head, "heads whose width is a multiple of 4")
+    turns = keys.projector in ("gemma4v", "pixtral") or keys.projector.startswith("qwen")
+    if turns and keys.head_dim % 4:
+        raise meta.error("attention.head_count", keys.n_head, "heads whose width is a multiple of 4")
 
 
 def _at_most(meta: ArchKeys, key: str, most: int, default: int | None = None, least: int = 1) -> int:

@@ -37,8 +37,7 @@ def tower_file(file: GGUFFile, keys: ProjectorKeys) -> GGUFFile:
     turned = dict(_turned(file, keys))
     if turned:
         parts.append(_in_memory(file, turned, len(parts)))
-    found = GGUFFile(file.path, tuple(parts))
-    return found
+    return GGUFFile(file.path, tuple(parts))
 
 
 def _exchanged(file: GGUFFile, keys: ProjectorKeys) -> bool:

@@ -159,7 +159,7 @@ class TowerBuilder:
 
     def attention(self, x: str, *, window: bool, scale: float) -> str:
         keys = self.keys
-        heads = {"n_head": keys.n_head, "n_head_kv": keys.n_head_kv}
+        heads: dict[str, Any] = {"n_head": keys.n_head, "n_head_kv": keys.n_head_kv}
         q, k, v = self.qkv(x)
         for table, mode, offset in self.rope:
             last = (table, mode, offset) == self.rope[-1]
@@ -180,7 +180,11 @@ class TowerBuilder:
         fused = self.has(f"{self.stem('attn_qkv')}.weight")
         if fused:
             x = self.linear("qkv", x, self.stem("attn_qkv"))
-        for role, letter, n_head in (("Qcur", "q", keys.n_head), ("Kcur", "k", keys.n_head_kv), ("Vcur", "v", keys.n_head_kv)):
+        for role, letter, n_head in (
+            ("Qcur", "q", keys.n_head),
+            ("Kcur", "k", keys.n_head_kv),
+            ("Vcur", "v", keys.n_head_kv),
+        ):
             width, norm = n_head * keys.head_dim, f"{self.stem(f'attn_{letter}_norm')}.weight"
             first = f"{role}_unnormed" if self.has(norm) else role
             if fused:
@@ -202,7 +206,7 @@ class TowerBuilder:
     def head_norm(self, role: str, x: str, weight: str, n_head: int) -> str:
         """The tower's norm over each head, or over the whole width if the weight is that long."""
         whole = n_head > 1 and self.shape(weight) == (n_head * self.keys.head_dim,)
-        heads = {} if whole else {"n_head": n_head}
+        heads: dict[str, Any] = {} if whole else {"n_head": n_head}
         op = "rms_norm" if self.rms else "layer_norm"
         return self.node(role, op, x, weights=(weight,), eps=self.keys.eps, **heads)
 
