@@ -57,10 +57,8 @@ class TowerInput:
 class Projector:
     """A tower bound to an engine. One thread at a time runs it."""
 
-    def __init__(
-        self, tower: Tower, path: Path, digest: bytes, engine: str = "cpu", threads: int | None = None
-    ) -> None:
-        self.tower, self.path, self.digest = tower, path, digest
+    def __init__(self, tower: Tower, file: GGUFFile, engine: str = "cpu", threads: int | None = None) -> None:
+        self.tower, self.file, self.path = tower, file, file.path
         self.engine = "reference" if engine == "reference" else "cpu"
         self._threads, self._lock = threads, threading.Lock()
         self._segments = segments(tower.graph)

@@ -42,6 +42,7 @@ class TowerBuilder:
         return name in self.file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor that the tower needs."""
         if not self.has(name):
             raise AssayError(f"{self.file.path}: {name}: the file has no such tensor; it is incomplete")
         return self.file.tensors[name].shape
@@ -85,6 +86,7 @@ class TowerBuilder:
             x = self.node(f"{product}_inp_clamped", "clamp", x, lo=low, hi=high)
         clamped = least is not None and most is not None
         weight = f"{stem}.weight"
+        self.shape(weight)
         y = self.node(f"{product}_unclamped" if clamped else product, "linear", x, weights=(weight,))
         if clamped:
             y = self.node(product, "clamp", y, lo=least, hi=most)
@@ -104,6 +106,8 @@ class TowerBuilder:
     def patches(self, x: str = "", *, kernels: tuple[str, ...] = ("v.patch_embd.weight",)) -> str:
         """The convolution: a product over the rows of the patches, [c, y, x] each; several kernels are summed."""
         x = x or self.pixels()
+        for kernel in kernels:
+            self.shape(kernel)
         names = [f"inp_{i}" for i in range(len(kernels))] if len(kernels) > 1 else ["inp"]
         found = [self.node(name, "linear", x, weights=(k,)) for name, k in zip(names, kernels, strict=True)]
         y = found[0] if len(found) == 1 else self.node("inp", "add", found[0], found[1])
