@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from assay.cli import main
 from assay.engines.plan.segments import segments
 from assay.errors import AssayError
 from assay.gguf import Tensor, by_name, codecs, open_file, write
@@ -12,6 +13,7 @@ from assay.graph import vision_ops
 from assay.models.vision import load_tower
 from assay.models.vision.projector_keys import PROJECTORS
 from assay.models.vision.tower import BUILDERS
+from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.vision.encode import encode_pictures, prepare_picture, trace_picture
 from assay.vision.picture_plan import RECIPES
 from assay.vision.projector import open_projector
@@ -201,3 +203,23 @@ def test_damaged_files_give_errors(tmp_path) -> None:
             assert "\n" not in str(error)
             refused += 1
     assert refused > 20
+
+
+def test_trace_writes_stages_and_nodes(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = golden("idefics3")
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image.fromarray(wanted.image).save(tmp_path / "a.png")
+    traced = {}
+    for end in ("npz", "safetensors"):
+        out = tmp_path / f"out.{end}"
+        options = ["--image", str(tmp_path / "a.png"), "-o", str(out), "--nodes", "layer_out|pixel_shuffle"]
+        assert main(["trace", str(wanted.path), *options]) == 0
+        assert "3 nodes of 7 images, 112 tokens" in capsys.readouterr().out
+        traced[end] = dict(np.load(out)) if end == "npz" else {k: r() for k, r in read_safetensors(out)[0].items()}
+    assert traced["npz"].keys() == traced["safetensors"].keys()
+    assert all(np.array_equal(value, traced["safetensors"][name]) for name, value in traced["npz"].items())
+    found = traced["npz"]
+    assert np.array_equal(found["decoded"], wanted.image) and digest(found["pixels_6"]) == wanted.pixels[6]
+    assert nmse(found["embd_6"], wanted.embeddings[6]) < 1e-13 and found["layer_out-1@6"].shape == (64, 16)
+    assert main(["trace", str(wanted.path), "--image", str(tmp_path / "none.png"), "-o", str(out)]) == 2
+    assert "none.png: cannot be read" in capsys.readouterr().err

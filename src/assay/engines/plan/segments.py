@@ -81,6 +81,7 @@ def _segment(graph: Graph, regroup: tuple[Node, ...], nodes: tuple[Node, ...]) -
     return Segment(regroup, Graph(nodes, weights, results[-1], given).check(), results, windows)
 
 
+@np.errstate(all="ignore")  # weights and rows may be NaN, infinite or huge; the results say so
 def regroup_rows(node: Node, values: Mapping[str, Array], weight: Callable[[str], Array]) -> NDArray[np.float32]:
     """The value of a node that regroups rows, in float32."""
     operands = [values[name] for name in node.inputs]
