@@ -13,7 +13,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models.vision.projector_keys import ProjectorKeys, read_projector_keys
 from assay.vision import picture
-from assay.vision.picture import decode_picture, picture_size
+from assay.vision.picture import decode_boxed, decode_picture, picture_size
 from assay.vision.picture_plan import plan_picture
 from assay.vision.preprocess import preprocess
 from assay.vision.resize import FILTERS, resize
@@ -173,6 +173,16 @@ def test_damaged_pictures_give_errors(kind: str, options: dict[str, object]) -> 
             assert found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3
         except AssayError as error:
             assert "\n" not in str(error) and len(str(error)) < 250
+
+
+def test_strangers_pictures_are_decoded_in_the_box() -> None:
+    rgb = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    for kind, options in (("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {})):
+        assert np.array_equal(decode_boxed(_saved(rgb, kind, **options)), rgb)
+    with pytest.raises(AssayError, match="picture: cannot be decoded"):
+        decode_boxed(b"no picture")
+    large = _saved(np.zeros((900, 1100), np.uint8), "PNG")
+    assert decode_boxed(large).shape == (900, 1100, 3)
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

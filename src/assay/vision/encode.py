@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.models.vision.picture_inputs import patch_rows, picture_inputs
 from assay.vision.markers import marked
-from assay.vision.picture import decode_picture
+from assay.vision.picture import decode_boxed
 from assay.vision.picture_plan import PicturePlan, plan_picture
 from assay.vision.preprocess import PreparedImage, PreparedPicture, preprocess
 from assay.vision.projector import Projector, TowerInput
@@ -69,7 +69,7 @@ def tower_input(projector: Projector, image: PreparedImage) -> TowerInput:
 
 def _pixels(data: Picture) -> Bytes:
     if not isinstance(data, np.ndarray):
-        return decode_picture(bytes(data))
+        return decode_boxed(bytes(data))
     if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3 or not data.size:
         raise AssayError(f"picture: not bytes [row, column, RGB] (found {data.dtype} {list(data.shape)})")
     return data
