@@ -13,6 +13,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.dialects import DIALECTS
 from fuzz import mutate
 from fuzz.frame_readers import make_frame, read_frame
+from fuzz.picture_readers import make_picture, make_tower, read_picture, read_tower
 
 ROOT = Path(__file__).parents[1]
 
@@ -173,7 +175,10 @@ def readers(folder: Path) -> dict[str, Reader]:
         Reader("reply", _reply, _reply_reader(seeds)),
         Reader("listing", _listing, lambda item: _read_listing(seeds, item)),
         Reader("frame", make_frame, read_frame),
+        Reader("mmproj", make_tower, lambda raw: read_tower(seeds.folder / "mmproj.gguf", raw)),
     ]
+    if find_spec("PIL"):
+        made.append(Reader("picture", make_picture, read_picture))
     try:
         from assay.runtime.grammar import Grammars
         from assay.serve.api_errors import ApiError

@@ -12,6 +12,7 @@ from fuzz.__main__ import _one
 from fuzz.readers import Reader, readers, temporary
 
 NAMES = ["gguf", "split", "dump", "log", "template", "text", "reply", "listing", "request", "body", "grammar", "frame"]
+NAMES += ["mmproj", "picture"]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def all_readers() -> Iterator[dict[str, Reader]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_nearly_right_inputs_are_read_or_refused(all_readers: dict[str, Reader], name: str) -> None:
     if name not in all_readers:
-        pytest.skip("the extra `serve` is not installed")
+        pytest.skip("the extra `vision` is not installed")
     counts: Counter[str] = Counter()
     rng = random.Random(f"tests/{name}")
     for _ in range(60):

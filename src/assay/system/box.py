@@ -1,4 +1,4 @@
-"""The sandbox: untrusted templates, grammars and archives are processed in a child process that can be killed.
+"""The sandbox: a child process that can be killed processes untrusted templates, grammars, archives and pictures.
 
 No check inside an interpreter catches every endless loop or every way to exhaust memory. So a child process does the
 work, with limits on memory and time, an empty environment, no files, no descriptors but its pipes, and no new processes
@@ -56,6 +56,7 @@ LIMITS = {
         memory=1 << 30, seconds=2.0, cpu_s=10, reply=1 << 20, threads=True, processes=2, quick=0.25, wait=10.0
     ),
     "archive": Limits(memory=3 << 29, seconds=60.0),
+    "picture": Limits(memory=3 << 29, seconds=20.0, cpu_s=30, reply=3 << 27, threads=True),
 }
 _LOW = 5  # priority of the slow lane's process, as of `nice`
 
