@@ -436,14 +436,26 @@ NB_MODULE(_native, m) {
             },
             "op"_a, "x"_a, "idx"_a, "rows"_a, "out"_a)
         .def("expert_sum", &Program::expert_sum, "x"_a, "out"_a)
-        .def("rope_table", &Program::rope_table, "frequencies"_a, "magnitude"_a, "out"_a)
+        .def(
+            "rope_table",
+            [](Program& p, std::vector<double> frequencies, float magnitude, int out, int positions,
+               std::vector<int> axes) {
+                p.rope_table(std::move(frequencies), magnitude, known(p, out), known_or_none(p, positions),
+                             std::move(axes));
+            },
+            "frequencies"_a, "magnitude"_a, "out"_a, "positions"_a = -1, "axes"_a = std::vector<int>{})
         .def("rope", &Program::rope, "x"_a, "table"_a, "heads"_a, "offset"_a, "neox"_a, "out"_a)
         .def("cache_write", &Program::cache_write, "x"_a, "pool"_a)
         .def("cache_read", &Program::cache_read, "pool"_a, "out"_a)
         .def("output_rows", &Program::output_rows, "x"_a, "out"_a)
         .def("prepare", &Program::prepare, "x"_a, "acts"_a)
         .def("kq", &Program::kq, "q"_a, "k"_a, "heads"_a, "kv_heads"_a, "out"_a)
-        .def("attn_softmax", &Program::attn_softmax, "x"_a, "mask"_a, "out"_a)
+        .def(
+            "attn_softmax",
+            [](Program& p, int x, const Mask& mask, int out, int last) {
+                p.attn_softmax(known(p, x), mask, known(p, out), known_or_none(p, last));
+            },
+            "x"_a, "mask"_a, "out"_a, "last"_a = -1)
         .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
         .def(
             "causal_conv",
@@ -490,12 +502,13 @@ NB_MODULE(_native, m) {
         .def(
             "attention",
             [](Program& p, int q, int k_pool, int v_pool, int n_head, float cap, const Mask& mask, int v_first, int out,
-               int kq, int capped, int soft_max) {
+               int kq, int capped, int soft_max, int last) {
                 p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, cap, mask, v_first,
-                             known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max)});
+                             known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max),
+                             known_or_none(p, last)});
             },
             "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "cap"_a, "mask"_a, "v_first"_a, "out"_a, "kq"_a = -1,
-            "capped"_a = -1, "soft_max"_a = -1)
+            "capped"_a = -1, "soft_max"_a = -1, "last"_a = -1)
         .def(
             "foreign",
             [](Program& p, uintptr_t function, const std::vector<int>& inputs, const std::vector<const Vector*>& weights,

@@ -18,8 +18,8 @@ from docs.rooms import imported
 
 SRC = Path(__file__).parent.parent / "src" / "assay"
 RANK = {
-    "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6,
-    "evaluate": 7, "convert": 7, "library": 8, "cluster": 9, "cli": 10,
+    "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "vision": 5, "runtime": 6,
+    "verify": 7, "serve": 7, "evaluate": 8, "convert": 8, "library": 9, "cluster": 10, "cli": 11,
 }  # fmt: skip
 FREE = {"errors", "version", "_native"}  # known to all
 

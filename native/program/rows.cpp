@@ -242,10 +242,33 @@ void Program::clamp(int x, float lo, float hi, int out) {
 }
 
 // [cos(pos f_i) * magnitude for all i | sin(pos f_i) * magnitude for all i]; angles in float64
-void Program::rope_table(std::vector<double> frequencies, float magnitude, int out) {
+void Program::rope_table(std::vector<double> frequencies, float magnitude, int out, int positions,
+                         std::vector<int> axes) {
     const int64_t half = static_cast<int64_t>(frequencies.size());
     const Domain d = domain(out);
     fits(half > 0 && width(out) == 2 * half && (d == Domain::tokens || d == Domain::keys), "rope_table");
+    if (positions >= 0) {
+        const int n = static_cast<int>(width(positions));
+        fits(d == Domain::tokens && domain(positions) == d && static_cast<int64_t>(axes.size()) == half &&
+                 std::all_of(axes.begin(), axes.end(), [n](int a) { return a >= 0 && a < n; }),
+             "rope_table");
+        row({d, 64 * half * n, {positions}, {out}, [=](Run& run, int64_t first, int64_t last) {
+                 std::vector<float> turned(2 * half);
+                 for (int64_t i = first; i < last; ++i) {
+                     const float* at = run.row(positions, i);
+                     float* y = run.row(out, i);
+                     for (int a = 0; a < n; ++a) {  // a row of text has n equal positions: one table is enough
+                         if (!a || at[a] != at[a - 1])
+                             run.program.ops().rope_table(frequencies.data(), static_cast<int>(half),
+                                                          static_cast<int32_t>(at[a]), magnitude, turned.data(),
+                                                          turned.data() + half);
+                         for (int64_t j = 0; j < half; ++j)
+                             if (axes[j] == a) y[j] = turned[j], y[half + j] = turned[half + j];
+                     }
+                 }
+             }});
+        return;
+    }
     row({d, 64 * half, {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              const int32_t* positions = d == Domain::tokens ? run.batch.positions : run.batch.key_positions.data();
              for (int64_t i = first; i < last; ++i) {
@@ -387,20 +410,21 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
 }
 
 // softmax over s of scale x[h, t, s] - slope[h] |distance| for visible keys; a sink is one more score
-void Program::attn_softmax(int x, const Mask& mask, int out) {
+void Program::attn_softmax(int x, const Mask& mask, int out, int last) {
     const int heads = static_cast<int>(width(x));
     fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x) &&
-             mask.fits(heads),
+             mask.fits(heads) && (last < 0 || (domain(last) == Domain::tokens && width(last) == 1)),
          "attn_softmax");
-    add(std::make_unique<HeadSteps>(heads, std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
+    add(std::make_unique<HeadSteps>(heads, last < 0 ? std::vector{x} : std::vector{x, last}, out, [=](Run& run, const Chunk& c, int head) {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
         const int n = c.n_keys();
         std::vector<float> s(n + 1);
         for (int t = 0; t < c.n_tokens; ++t) {
             const int32_t query = run.batch.positions[c.first + t];
+            const int seen = last < 0 ? -1 : static_cast<int>(run.row(last, c.first + t)[0]);
             const float* in = score_row(run, x, c, head, t);
             for (int j = 0; j < n; ++j) {
-                s[j] = mask.hides(query, at[j]) ? -INFINITY : in[j] * mask.scale;
+                s[j] = mask.hides(query, at[j], j, seen) ? -INFINITY : in[j] * mask.scale;
                 if (mask.slopes) s[j] += mask.bias(head, query, at[j]);
             }
             if (mask.sinks) s[n] = (*mask.sinks)[head];

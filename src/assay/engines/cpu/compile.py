@@ -283,13 +283,15 @@ class _Compiler:
 
     def _rope(self, node: Node) -> None:
         domain = self.domains[node.name]
-        rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
+        axes = node.attr("axes")
+        rows = "tokens" if axes else {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         rope = rope_table(node, self.tensors.array(node.weights[0]) if node.weights else None)
         if (rope, rows) not in self.tables:
             table = self.tables[rope, rows] = self.program.value(rope.n_rot, rows)
-            self.program.rope_table(list(rope.frequencies), rope.magnitude, table)
+            at = self._get(node.inputs[1], "tokens") if axes else -1
+            self.program.rope_table(list(rope.frequencies), rope.magnitude, table, at, list(axes))
         if (rope, domain) not in self.tables:
             table = self.tables[rope, domain] = self.program.value(rope.n_rot, domain)
             self.program.output_rows(self.tables[rope, rows], table)
@@ -319,7 +321,12 @@ class _Compiler:
         )
 
     def _attn_softmax(self, node: Node) -> None:
-        self.program.attn_softmax(self._get(node.inputs[0], "scores"), self._mask(node), self._new(node.name))
+        x, last = self._get(node.inputs[0], "scores"), self._last(node)
+        self.program.attn_softmax(x, self._mask(node), self._new(node.name), last)
+
+    def _last(self, softmax: Node) -> int:
+        """The value with the last slot that each query sees, or -1."""
+        return self._get(softmax.inputs[3], "tokens") if len(softmax.inputs) > 3 else -1
 
     def _kqv(self, node: Node) -> None:
         p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
@@ -341,6 +348,7 @@ class _Compiler:
             cap=float(capped.attr("cap")) if capped else 0.0,
             mask=self._mask(softmax),
             v_first=group.first,
+            last=self._last(softmax),
             out=self._new(kqv.name) if kqv.name in self.keep else self._heads(kqv),
             **kept,
         )
