@@ -73,7 +73,9 @@ def pictured(graph: Graph, form: PictureForm) -> Graph:
         given[LAST] = ("T", 1)
     if form.axes:
         given[POSITIONS] = ("T", AXES)
-    sums = {x: (Node("embd_text", "mul", (x, IS_TEXT)), Node("embd_mixed", "add", ("embd_text", ROWS)))}
+    sums: dict[str, tuple[Node, ...]] = {
+        x: (Node("embd_text", "mul", (x, IS_TEXT)), Node("embd_mixed", "add", ("embd_text", ROWS)))
+    }
     for i in range(form.parts):
         if (name := join("l_out", i)) not in graph:
             raise AssayError(
