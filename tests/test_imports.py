@@ -1,8 +1,8 @@
 """The architecture, enforced: imports point one way, and one name means one thing.
 
-Packages are ranked: system, gguf, text, graph, models, engines, runtime, then verify and serve, evaluate, library and
-cli. A module imports only packages of a lower rank. Inside a package with rooms the rooms are ranked too. No modules
-import each other in a circle. No two modules and no two public classes share a name.
+Packages are ranked: system, gguf, text, graph, models, engines, vision, runtime, then verify and serve, evaluate,
+library and cli. A module imports only packages of a lower rank. Inside a package with rooms the rooms are ranked too.
+No modules import each other in a circle. No two modules and no two public classes share a name.
 """
 
 from __future__ import annotations

@@ -173,3 +173,13 @@ def test_a_damaged_model_is_described_or_refused(tmp_path_factory: pytest.TempPa
         assert "\n" not in str(error)
     else:
         assert json.dumps(plain(found), allow_nan=False)
+
+
+def test_a_vision_tower_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parents[1] / "data" / "vision"
+    text = inspect(capsys, folder / "qwen3vl-mmproj.gguf")
+    assert "projector   qwen3vl_merger (Qwen3-VL, Qwen3.5): 3 layers, 16 wide, 2 heads, patches of 8; rows of 4" in text
+    assert "256×256 256 tokens" in text and "nothing odd" in text
+    assert report(capsys, folder / "gemma3-mmproj.gguf")["projector"]["sees_itself"] is True
+    graph = inspect(capsys, folder / "idefics3-mmproj.gguf", "--graph")
+    assert "pixel_shuffle = take_rows(post_ln, inp_blocks; n=4)" in graph

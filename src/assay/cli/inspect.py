@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, model_path
@@ -12,6 +13,7 @@ from assay.cli.number_types import MOST_TOKENS, whole
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
     from assay.graph import Graph
+    from assay.models.vision.projector_keys import ProjectorKeys
 
 HELP = "show metadata, tensors, memory needs and validity of a model file"
 EXAMPLE = "assay inspect model.gguf --tensors"
@@ -19,6 +21,7 @@ EXAMPLE = "assay inspect model.gguf --tensors"
 _SHOWN = 6  # elements of an array
 _LONGEST = 90  # characters of a value
 _WIDEST = 64  # columns that names are padded to
+_PICTURES = ((256, 256), (640, 480), (1920, 1080))  # sizes whose tokens are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +46,17 @@ def run(args: argparse.Namespace) -> int:
     from assay import models
     from assay.gguf import open_file
     from assay.models.file_report import describe
+    from assay.models.vision import load_tower
 
     with open_file(model_path(args)) as file:
         if args.graph:
-            text = models.load(file).graph.text()
+            clip = file.metadata.get("general.architecture") == "clip"
+            text = (load_tower(file) if clip else models.load(file)).graph.text()
             emit(args, {"path": str(file.path), "graph": text.splitlines()}, text)
         else:
             report = describe(file, args.ctx_size, scan=not args.fast)
+            if report["projector"]:
+                report["projector"] |= _pictures(load_tower(file).keys)
             if "state" in (report["memory"] or {}):
                 report["memory"] |= _serving(models.load(file).graph, args.state_slots)
             emit(args, report, lambda: "\n".join(_lines(file, report, tensors=args.tensors)))
@@ -64,6 +71,18 @@ def _serving(graph: Graph, slots: int | None) -> dict[str, int]:
     return {"state_slots": found.slots, "states": found.bytes}
 
 
+def _pictures(keys: ProjectorKeys) -> dict[str, Any]:
+    """Tokens of pictures of a few sizes; a size that the projector refuses is left out."""
+    from assay.errors import AssayError
+    from assay.vision.picture_plan import plan_picture
+
+    found: dict[str, int] = {}
+    for size in _PICTURES:
+        with suppress(AssayError):
+            found[f"{size[0]}×{size[1]}"] = plan_picture(keys, size).tokens
+    return {"tokens": found}
+
+
 def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator[str]:
     from assay.system.terminal import printable
 
@@ -72,6 +91,13 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
     yield f"            {_size(file.size)}{parts}, GGUF version {file.version}, {file.byteorder}-endian"
     if report["parameters"]:
         yield f"parameters  {report['parameters']:,}, {report['bits_per_weight']:.2f} bits per weight"
+    if found := report["projector"]:
+        yield (
+            f"projector   {found['type']} ({found['models']}): {found['layers']} layers, {found['width']} wide, "
+            f"{found['heads']} heads, patches of {found['patch']}; rows of {found['row']} for the language model"
+            + (f", {found['deepstack']} parts of them for its first layers" if found["deepstack"] else "")
+        )
+        yield "pictures    " + ", ".join(f"{size} {count} tokens" for size, count in found["tokens"].items())
     if report["draft_head"]:
         yield "draft head  the last block guesses tokens ahead: --draft mtp"
     if memory := report["memory"]:

@@ -1,7 +1,7 @@
 """The form of a row of the operation table: `Op`, `Trait`, and checks that shape rules share.
 
-`ops.py` and `recurrent_ops.py` hold the rows. Touch this when every operation needs a further column, or when engines
-and `verify` must ask a new question of an operation (a trait).
+`ops.py`, `recurrent_ops.py` and `vision_ops.py` hold the rows. Touch this when every operation needs a further column,
+or when engines and `verify` must ask a new question of an operation (a trait).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Trait(Flag):
     TRANSCENDENTAL = auto()  # computes exp, tanh or log, which fast implementations approximate
     EXACT = auto()  # copies, compares or limits numbers: without rounding in every arithmetic
     MASKABLE = auto()  # an engine may write -inf for elements that are masked
+    REGROUPS = auto()  # gives rows for other tokens than it reads: computed between the parts that an engine runs
     SHOWS_STATE = auto()  # gives what the nodes that it reads keep for a sequence, not their values
 
 

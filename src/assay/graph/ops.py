@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from assay.graph import recurrent_ops
+from assay.graph import recurrent_ops, vision_ops
 from assay.graph.op_row import REQUIRED, Attrs, Op, Shape, ShapeError, Trait, expect, flat_width, split_heads
 
 __all__ = ["OPS", "REQUIRED", "Op", "Shape", "ShapeError", "Trait", "register"]
@@ -395,6 +395,7 @@ OPS: dict[str, Op] = {
            {"n_stream": REQUIRED, "first": 0}, _add_to_streams,
            Trait.SUMS),
         *recurrent_ops.ROWS,
+        *vision_ops.ROWS,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
 from assay.models.model import Model, load
+from assay.models.vision import Tower, load_tower
 from assay.system.terminal import printable
 
 
@@ -18,9 +19,12 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
     `context` is the number of positions that memory is estimated for, by default those of the training.
     `scan` reads every tensor once, in search of NaN scales.
     """
-    model, notes = _model(file)
+    clip = file.metadata.get("general.architecture") == "clip"
+    tower, notes = _tower(file) if clip else (None, [])
+    model, notes = (None, notes) if clip else _model(file)
     metadata = {key: _value(file, key, notes) for key in file.metadata}
-    notes += _until_error(tokenizer_notes(file))
+    if not clip:
+        notes += _until_error(tokenizer_notes(file))
     if scan:
         notes += scale_notes(file)
     parameters = sum(t.n_elements for t in file.tensors.values())
@@ -37,6 +41,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
         "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
         "memory": _memory(model, weights, context) if model else None,
         "draft_head": bool(model and model.draft),
+        "projector": _projector(tower) if tower else None,
         "notes": [printable(note) for note in notes],
         "metadata": metadata,
         "tensors": [
@@ -67,6 +72,36 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     if model.draft_fault:
         notes.insert(0, f"draft head: cannot be run: {model.draft_fault}")
     return model, notes
+
+
+def _tower(file: GGUFFile) -> tuple[Tower | None, list[str]]:
+    """The vision tower of an mmproj file, or a note that says why the tensors do not form one."""
+    try:
+        tower = load_tower(file)
+    except AssayError as error:
+        return None, [f"cannot be run: {error}"]
+    used = {name for node in tower.graph for name in node.weights}
+    bounds = (".input_min", ".input_max", ".output_min", ".output_max")  # read when the graph is built
+    unused = [name for name in tower.file.tensors if name not in used and not name.endswith((*bounds, "v.std_bias"))]
+    return tower, [f"{name}: not used by the {tower.keys.projector} tower" for name in unused]
+
+
+def _projector(tower: Tower) -> dict[str, Any]:
+    """What a tower is, in plain values."""
+    keys = tower.keys
+    return {
+        "type": keys.projector,
+        "models": keys.row.models,
+        "layers": keys.n_layer,
+        "width": keys.n_embd,
+        "heads": keys.n_head,
+        "patch": keys.patch,
+        "merge": keys.merge,
+        "row": tower.width,
+        "deepstack": tower.parts,
+        "sees_itself": tower.sees_itself,
+        "mrope": tower.mrope,
+    }
 
 
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:

@@ -299,6 +299,13 @@ class _Compiler:
         neox = node.attr("mode") == "neox"
         self.program.rope(x, self.tables[rope, domain], heads, offset, neox, self._new(node.name))
 
+    def _rope_given(self, node: Node) -> None:
+        """Rotation by a table that the caller gives, or that the graph computes: cosines, then sines."""
+        domain = self.domains[node.name]
+        x, table = (self._get(name, domain) for name in node.inputs)
+        neox = node.attr("mode") == "neox"
+        self.program.rope(x, table, node.attr("n_head"), node.attr("offset"), neox, self._new(node.name))
+
     def _cache(self, node: Node) -> None:
         self.program.cache_write(self._get(node.inputs[0], "tokens"), self.pools[node.name].index)
         if node.name in self.keep:
@@ -456,6 +463,7 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "topk": _Compiler._topk,
     "concat": _Compiler._concat,
     "rope": _Compiler._rope,
+    "rope_given": _Compiler._rope_given,
     "pos_scale": _Compiler._pos_scale,
     "cache": _Compiler._cache,
     "kq": _Compiler._kq,

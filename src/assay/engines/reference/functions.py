@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.reference import recurrent_functions
+from assay.engines.reference import recurrent_functions, vision_functions
 
 Array = NDArray[Any]
 _BLOCK = 1 << 17  # weights converted or decoded at a time: 1 MiB of float64 stays in the CPU cache
@@ -529,7 +529,7 @@ _ALL: tuple[Callable[..., Any], ...] = (
     glu_split, glu_oai,
     sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
     expert_bias, expert_gain, expert_scale, expert_sum, length, sparse_gate, mix_streams,
-    add_to_streams, pool, cache, *recurrent_functions.FUNCTIONS,
+    add_to_streams, pool, cache, *recurrent_functions.FUNCTIONS, *vision_functions.FUNCTIONS,
 )  # fmt: skip
 
 # Every row of the operation table. An operation that keeps state for each sequence takes its state after the weights,

@@ -1,0 +1,93 @@
+"""A picture as the prompt gets it: decoded, preprocessed, encoded by the tower, with its markers around it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.models.vision.picture_inputs import patch_rows, picture_inputs
+from assay.vision.markers import marked
+from assay.vision.picture import decode_picture
+from assay.vision.picture_plan import PicturePlan, plan_picture
+from assay.vision.preprocess import PreparedImage, PreparedPicture, preprocess
+from assay.vision.projector import Projector, TowerInput
+from assay.vision.resize import Bytes
+from assay.vision.rows import ImagePrompt, ImageRows
+
+Picture = bytes | bytearray | memoryview | Bytes
+
+
+@dataclass(frozen=True)
+class TracedPicture:
+    """A picture with its stages and, for each image, the values of the nodes that were kept."""
+
+    prepared: PreparedPicture
+    rows: tuple[NDArray[np.float32], ...]
+    nodes: tuple[dict[str, NDArray[Any]], ...]
+
+
+def encode_picture(projector: Projector, data: Picture) -> ImagePrompt:
+    """The text and the rows of one picture: the bytes of a file, or pixels [row, column, RGB]."""
+    return encode_pictures(projector, [data])[0]
+
+
+def encode_pictures(projector: Projector, pictures: Sequence[Picture]) -> list[ImagePrompt]:
+    """Several pictures, run together. Each has the bits that it has alone."""
+    prepared = [prepare_picture(projector, data) for data in pictures]
+    done = iter(projector.run([tower_input(projector, image) for p in prepared for image in p.images]))
+    return [_prompt(projector, p, [next(done)[0] for _ in p.images]) for p in prepared]
+
+
+def trace_picture(projector: Projector, data: Picture, keep: Collection[str]) -> TracedPicture:
+    """A picture with its stages and the values of these nodes."""
+    prepared = prepare_picture(projector, data)
+    done = projector.run([tower_input(projector, image) for image in prepared.images], keep)
+    return TracedPicture(prepared, tuple(rows for rows, _ in done), tuple(nodes for _, nodes in done))
+
+
+def prepare_picture(projector: Projector, data: Picture) -> PreparedPicture:
+    """A picture decoded and preprocessed, with every stage."""
+    return preprocess(projector.tower.keys, _pixels(data))
+
+
+def picture_tokens(projector: Projector, width: int, height: int) -> PicturePlan:
+    """What a picture of this size becomes, before it is computed: images, sizes, tokens."""
+    return plan_picture(projector.tower.keys, (width, height))
+
+
+def tower_input(projector: Projector, image: PreparedImage) -> TowerInput:
+    tower = projector.tower
+    inputs = picture_inputs(tower.keys, image.image.size, tower.table_rows)
+    return TowerInput(patch_rows(image.pixels, tower.keys.patch, inputs.order), inputs)
+
+
+def _pixels(data: Picture) -> Bytes:
+    if not isinstance(data, np.ndarray):
+        return decode_picture(bytes(data))
+    if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3 or not data.size:
+        raise AssayError(f"picture: not bytes [row, column, RGB] (found {data.dtype} {list(data.shape)})")
+    return data
+
+
+def _prompt(projector: Projector, prepared: PreparedPicture, rows: Sequence[NDArray[np.float32]]) -> ImagePrompt:
+    tower = projector.tower
+    images = [
+        ImageRows(found, image.image.grid if tower.mrope else None, _digest(projector, image), tower.sees_itself)
+        for image, found in zip(prepared.images, rows, strict=True)
+    ]
+    pieces = marked(tower.keys.projector, prepared.plan)
+    return ImagePrompt(tuple(piece if isinstance(piece, str) else images[piece] for piece in pieces))
+
+
+def _digest(projector: Projector, image: PreparedImage) -> bytes:
+    """The name of an image's rows: the mmproj file, the engine's arithmetic, the pixels that the tower reads."""
+    found = hashlib.sha256(projector.digest)
+    found.update(f"{projector.engine} {image.pixels.shape}".encode())
+    found.update(image.pixels.data)
+    return found.digest()

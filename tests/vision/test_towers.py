@@ -1,0 +1,173 @@
+"""Towers of ten projectors: pixels and embeddings of llama.cpp, the same bits for any threads, batch and trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from assay.engines.plan.segments import segments
+from assay.errors import AssayError
+from assay.gguf import Tensor, by_name, open_file, write
+from assay.graph import vision_ops
+from assay.models.vision import load_tower
+from assay.models.vision.projector_keys import PROJECTORS
+from assay.models.vision.tower import BUILDERS
+from assay.vision.encode import encode_pictures, prepare_picture, trace_picture
+from assay.vision.picture_plan import RECIPES
+from assay.vision.projector import open_projector
+from assay.vision.rows import ImageRows
+from tests.vision.golden import DATA, HERE, NAMES, digest, golden, nmse, rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pixels_and_embeddings_are_llama_cpps(name: str) -> None:
+    """Equal bytes before the tower; after it the definition in float64, and float32 within 1e-10."""
+    wanted = golden(name)
+    exact, fast = wanted.open("reference"), wanted.open()
+    prepared = prepare_picture(fast, wanted.image)
+    for i, pixels in wanted.pixels.items():
+        assert digest(prepared.images[i].pixels) == pixels, f"image {i}"
+    for projector, most in ((exact, 1e-13), (fast, 1e-10)):
+        found = rows(projector, wanted.image)
+        assert len(found) == len(wanted.embeddings)
+        for image, embeddings, planned in zip(found, wanted.embeddings, prepared.images, strict=True):
+            assert image.rows.shape == embeddings.shape == (planned.image.tokens, projector.tower.width)
+            assert nmse(image.rows, embeddings) <= most
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_bits_do_not_depend_on_threads_batch_or_trace(name: str) -> None:
+    wanted = golden(name)
+    one, two = wanted.open(), wanted.open(threads=2)
+    alone = rows(one, wanted.image)
+    other = np.ascontiguousarray(wanted.image[::-1, ::-1])
+    batch = [[p for p in prompt.pieces if isinstance(p, ImageRows)]
+             for prompt in encode_pictures(two, [other, wanted.image, other])]  # fmt: skip
+    traced = trace_picture(one, wanted.image, list(one.tower.graph.by_name))
+    for image, together, kept in zip(alone, batch[1], traced.rows, strict=True):
+        assert np.array_equal(image.rows, together.rows) and np.array_equal(image.rows, kept)
+        assert image.digest == together.digest
+    assert batch[0][0].digest == batch[2][0].digest != batch[1][0].digest
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_node_of_the_cpu_engine_is_the_references(name: str) -> None:
+    wanted = golden(name)
+    exact, fast = wanted.open("reference"), wanted.open()
+    names = list(fast.tower.graph.by_name)
+    (definition, *_), (found, *_) = (trace_picture(p, wanted.image, names).nodes for p in (exact, fast))
+    assert found.keys() == definition.keys() == set(names)
+    for node in names:
+        assert nmse(found[node].reshape(definition[node].shape), definition[node]) < 1e-10, node
+
+
+def test_tables_have_a_row_for_every_projector() -> None:
+    assert BUILDERS.keys() == PROJECTORS.keys() == RECIPES.keys()
+    used = {node.op for name in HERE for node in golden(name).open().tower.graph}
+    assert used >= {row.name for row in vision_ops.ROWS}
+
+
+def test_segments_cut_where_the_number_of_rows_changes() -> None:
+    tower = golden("internvl").open().tower
+    patches, encoder, projector = segments(tower.graph)
+    assert patches.results == ("patch_bias",)  # and then the class row comes behind them
+    assert [node.name for node in encoder.regroup] == ["inp_class"] and encoder.results == ("layer_out-1",)
+    assert [node.name for node in projector.regroup] == ["pixel_shuffle"] and projector.results == ("result_embd",)
+
+
+def test_facts_that_the_language_model_needs() -> None:
+    qwen, gemma = golden("qwen3vl").open(), golden("gemma3").open()
+    assert (qwen.tower.parts, qwen.tower.mrope, qwen.tower.sees_itself) == (1, True, False)
+    assert rows(qwen, golden("qwen3vl").image)[0].grid == (5, 3)
+    (image,) = rows(gemma, golden("gemma3").image)
+    assert (image.grid, image.sees_itself, gemma.tower.parts) == (None, True, 0)
+
+
+def _rewritten(name: str, path, change, keys=lambda values: values) -> None:
+    """The mmproj file with other tensors: `change(name, values)` gives their new names and values."""
+    file = open_file(DATA / f"{name}-mmproj.gguf")
+    tensors = []
+    for old in file.tensors:
+        for new, values in change(old, file.decode(old)):
+            tensors.append(Tensor(new, values.shape, by_name("F32"), values.astype("<f4")))
+    write(path, keys({key: file.metadata[key] for key in file.metadata}), tensors)
+
+
+def test_old_files_have_the_ffn_matrices_exchanged(tmp_path) -> None:
+    """The shape of `ffn_down` tells, and biases go with the matrices."""
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+
+    def change(name, values):
+        part = next((part for part in other if part in name), "")
+        yield name.replace(part, other[part]) if part else name, values
+
+    _rewritten("gemma3", tmp_path / "old.gguf", change)
+    assert "v.blk.0.ffn_up.bias" in open_file(tmp_path / "old.gguf").tensors
+    (old,), (new,) = (rows(p, golden("gemma3").image) for p in (open_projector(tmp_path / "old.gguf"),
+                                                              golden("gemma3").open()))  # fmt: skip
+    assert np.array_equal(old.rows, new.rows)
+    assert old.digest != new.digest  # another file
+
+
+def test_merged_patches_of_pixtral_lie_channel_by_channel(tmp_path) -> None:
+    """With a merger that picks single values out, the result is those values."""
+    e, m, rng = 32, 2, np.random.default_rng(5)
+    merger = rng.standard_normal((e, e * m * m)).astype(np.float32)
+
+    def change(name, values):
+        yield name, values
+        if name == "v.pre_ln.weight":
+            yield "mm.patch_merger.weight", merger
+            yield "mm.input_norm.weight", np.ones(e, np.float32)
+
+    _rewritten("pixtral", tmp_path / "merged.gguf", change, lambda v: v | {"clip.vision.spatial_merge_size": m})
+    projector = open_projector(tmp_path / "merged.gguf", "reference")
+    traced = trace_picture(projector, golden("pixtral").image, ["input_normed", "patch_merged", "layer_out-1"])
+    (image,), (nodes,) = traced.prepared.images, traced.nodes
+    columns, token_rows = image.image.grid
+    assert len(traced.rows[0]) == image.image.tokens == columns * token_rows + token_rows - 1
+    x = nodes["input_normed"].reshape(token_rows, m, columns, m, e)[1, :, 2, :]  # [row, column, channel] of one token
+    wanted = merger.astype(np.float64) @ x.transpose(2, 0, 1).reshape(-1)
+    assert np.allclose(nodes["patch_merged"][columns + 2], wanted)
+
+
+def test_errors_name_the_file_and_the_key(tmp_path) -> None:
+    path = tmp_path / "x.gguf"
+
+    def check(change, text: str) -> None:
+        file = open_file(DATA / "gemma3-mmproj.gguf")
+        write(path, change({key: file.metadata[key] for key in file.metadata}), [])
+        with pytest.raises(AssayError, match=text) as caught:
+            load_tower(open_file(path))
+        assert str(caught.value).startswith(str(path))
+
+    vision = "clip.vision."
+    check(lambda v: v | {"general.architecture": "llama"}, "is not an mmproj file .found general.architecture llama")
+    check(lambda v: v | {"clip.has_vision_encoder": False}, "has no vision tower")
+    check(lambda v: v | {"clip.projector_type": "gemma"}, "unknown projector 'gemma'; the nearest known is gemma3")
+    check(lambda v: v | {"clip.use_silu": True}, "are both true")
+    check(lambda v: v | {f"{vision}attention.head_count": 5}, "head_count: bad value .found 5, expected a divisor")
+    check(lambda v: v | {f"{vision}image_size": 50}, "image_size: bad value .found 50, expected a multiple of 16")
+    check(lambda v: v | {f"{vision}image_std": [0.5, 0.0, 0.5]}, "image_std: bad value")
+    check(lambda v: v | {f"{vision}image_mean": [0.5]}, "an array of three finite numbers")
+    check(lambda v: {k: x for k, x in v.items() if not k.endswith("patch_size")}, "patch_size: missing")
+    check(lambda v: v, "v.patch_embd.weight: the file has no such tensor")
+
+
+def test_damaged_files_give_errors(tmp_path) -> None:
+    """Bytes of the header turned over: an error of one line, or a tower."""
+    good, rng = (DATA / "qwen3vl-mmproj.gguf").read_bytes(), np.random.default_rng(0)
+    path, image = tmp_path / "damaged.gguf", np.zeros((9, 30, 3), np.uint8)
+    header = len(good) - 4 * sum(t.n_elements for t in open_file(DATA / "qwen3vl-mmproj.gguf").tensors.values())
+    refused = 0
+    for _ in range(60):
+        bad = bytearray(good)
+        for at in rng.integers(8, header, 3):
+            bad[at] = rng.integers(256)
+        path.write_bytes(bad)
+        try:
+            encode_pictures(open_projector(path, threads=1), [image])
+        except AssayError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 20
