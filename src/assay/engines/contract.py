@@ -455,7 +455,7 @@ def _check_pictures(engine: Engine, chunk: Chunk, given: PictureRows, where: str
     wanted = (len(given.at), (1 + hparams.n_deepstack) * hparams.n_embd)
     if given.rows.shape != wanted:
         raise AssayError(
-            f"{where}: rows of a picture do not fit the model (found {list(given.rows.shape)}, expected {list(wanted)}); use "
+            f"{where}: rows of a picture do not fit (found {list(given.rows.shape)}, expected {list(wanted)}); use "
             "the mmproj file that was made for it"
         )
     if given.at.size and not (given.at[0] >= 0 and given.at[-1] < n and np.all(np.diff(given.at) > 0)):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
@@ -37,6 +37,9 @@ from assay.runtime.sampler import dry_breakers
 from assay.runtime.speculation import Speculator
 from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from assay.runtime.pictured_prompt import PictureReader
 
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
 _LARGEST_SCALE = 1e4  # of an adapter
@@ -62,6 +65,7 @@ class OpenOptions:
     cache_dir: str | None = None  # a folder in which prefixes outlive the process
     cache_dir_size: int = cache_folder.DEFAULT_BYTES
     lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
+    mmproj: str | None = None  # the tower for pictures; None: found beside the model, if a picture is given
 
 
 class Opened:
@@ -105,6 +109,18 @@ class Opened:
         if found and (self.options.engine or engines.default_name()) == "cuda":
             raise AssayError("--lora: the cuda engine has no adapters; use --engine cpu")
         return found
+
+    @cached_property
+    def pictures(self) -> PictureReader:
+        """The reader of pictures, made of the mmproj file on first use. A model without one is refused here."""
+        from assay.runtime.pictured_prompt import PictureReader, projector_beside
+        from assay.vision.projector import open_projector
+
+        path = Path(self.options.mmproj) if self.options.mmproj is not None else projector_beside(self.file.path)
+        if not path.is_file():
+            raise AssayError(f"--mmproj {path}: no such file")
+        engine = "reference" if self.options.engine == "reference" else "cpu"
+        return PictureReader(open_projector(path, engine, threads=self.options.threads))
 
     @cached_property
     def template(self) -> ChatTemplate | None:

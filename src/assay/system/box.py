@@ -56,6 +56,7 @@ LIMITS = {
         memory=1 << 30, seconds=2.0, cpu_s=10, reply=1 << 20, threads=True, processes=2, quick=0.25, wait=10.0
     ),
     "archive": Limits(memory=3 << 29, seconds=60.0),
+    "picture": Limits(memory=3 << 29, seconds=20.0, cpu_s=30, quick=2.0),
 }
 _LOW = 5  # priority of the slow lane's process, as of `nice`
 

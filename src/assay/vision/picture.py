@@ -29,10 +29,19 @@ MAX_PIXELS = 64 << 20  # 8192×8192: 192 MiB of RGB
 MAX_SIDE = 1 << 16
 
 
+_PPM = re.compile(rb"P6\s+(\d{1,9})\s+(\d{1,9})\s+255\s")  # the plainest form, which needs no Pillow
+
+
 def decode_picture(data: bytes) -> NDArray[np.uint8]:
     """The pixels of a picture. Bytes that are no picture, or too large a one, raise AssayError."""
     if len(data) > MAX_BYTES:
         raise AssayError(f"picture: too many bytes (found {len(data)}, expected at most {MAX_BYTES}); make it smaller")
+    if plain := _PPM.match(data):
+        _check(size := (int(plain[1]), int(plain[2])))
+        pixels = np.frombuffer(data, np.uint8, offset=plain.end())
+        if pixels.size < 3 * size[0] * size[1]:
+            raise AssayError(f"picture: truncated (found {pixels.size} bytes of {size[0]}×{size[1]} pixels)")
+        return pixels[: 3 * size[0] * size[1]].reshape(size[1], size[0], 3).copy()
     return _opened(data, _rgb)
 
 
