@@ -304,7 +304,7 @@ class Generation:
         self._text: list[str] = []
         self._finish: str | None = None
         self._error: Exception | None = None
-        self.prompt_ids = list(job.ids)
+        self.prompt_ids = [max(token, -1) for token in job.ids]  # -1: a row of a picture
         self.seed = self._sequence.seed
 
     def __repr__(self) -> str:

@@ -119,8 +119,26 @@ class Opened:
         path = Path(self.options.mmproj) if self.options.mmproj is not None else projector_beside(self.file.path)
         if not path.is_file():
             raise AssayError(f"--mmproj {path}: no such file")
-        engine = "reference" if self.options.engine == "reference" else "cpu"
-        return PictureReader(open_projector(path, engine, threads=self.options.threads))
+        name, hparams = self.options.engine or engines.default_name(), self.model.hparams
+        if not engines.engine_class(name).pictures:
+            raise AssayError(f"images: the {name} engine takes none; use --engine cpu")
+        found = open_projector(path, "reference" if name == "reference" else "cpu", threads=self.options.threads)
+        if found.tower.width != (wanted := (1 + hparams.n_deepstack) * hparams.n_embd):
+            raise AssayError(
+                f"{path}: does not fit the model (found rows of {found.tower.width} numbers, expected {wanted}); use "
+                "the mmproj file that was made for it"
+            )
+        return PictureReader(found)
+
+    @cached_property
+    def sees(self) -> bool:
+        """Whether pictures can be given: an mmproj file was named, or lies beside the model."""
+        from assay.runtime.pictured_prompt import projector_beside
+
+        try:
+            return bool(self.options.mmproj or projector_beside(self.file.path))
+        except AssayError:
+            return False
 
     @cached_property
     def template(self) -> ChatTemplate | None:

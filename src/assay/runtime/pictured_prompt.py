@@ -19,9 +19,10 @@ from assay.errors import AssayError
 from assay.runtime.image_places import Images, place_images
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.template import encode_rendered
-from assay.vision.encode import Picture, encode_picture
-from assay.vision.picture import MAX_BYTES
+from assay.vision.encode import encode_picture, picture_tokens
+from assay.vision.picture import MAX_BYTES, decode_picture
 from assay.vision.projector import Projector
+from assay.vision.resize import Bytes
 from assay.vision.rows import ImagePrompt, ImageRows
 
 MEDIA = "<__media__>"  # llama.cpp's mark
@@ -63,14 +64,23 @@ class PictureReader:
         self._kept: OrderedDict[bytes, ImagePrompt] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, data: bytes, decode: Callable[[bytes], Picture] = lambda data: data) -> ImagePrompt:
-        """The rows and the markers of a picture, from the bytes of its file. `decode` makes pixels of them."""
+    def read(
+        self, data: bytes, decode: Callable[[bytes], Bytes] = decode_picture, *, most: int | None = None
+    ) -> ImagePrompt:
+        """The rows and the markers of a picture, from the bytes of its file. `most`: tokens that it may become."""
         name = sha256(data).digest()
         with self._lock:
             if name in self._kept:
                 self._kept.move_to_end(name)
                 return self._kept[name]
-        found = encode_picture(self.projector, decode(data))
+        pixels = decode(data)
+        tokens = picture_tokens(self.projector, pixels.shape[1], pixels.shape[0]).tokens
+        if most is not None and tokens > most:
+            raise AssayError(
+                f"picture: becomes {tokens} tokens, more than the context of {most}; make it smaller, or use a larger "
+                "--ctx-size"
+            )
+        found = encode_picture(self.projector, pixels)
         with self._lock:
             self._kept[name] = found
             while len(self._kept) > _KEPT or sum(map(_nbytes, self._kept.values())) > _KEPT_BYTES:
