@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from assay.cli import main
 from assay.engines.plan.segments import segments
 from assay.errors import AssayError
-from assay.gguf import Tensor, by_name, open_file, write
+from assay.gguf import Tensor, by_name, codecs, open_file, write
 from assay.graph import vision_ops
 from assay.models.vision import load_tower
 from assay.models.vision.projector_keys import PROJECTORS
 from assay.models.vision.tower import BUILDERS
+from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.vision.encode import encode_pictures, prepare_picture, trace_picture
 from assay.vision.picture_plan import RECIPES
 from assay.vision.projector import open_projector
@@ -61,6 +63,21 @@ def test_every_node_of_the_cpu_engine_is_the_references(name: str) -> None:
         assert nmse(found[node].reshape(definition[node].shape), definition[node]) < 1e-10, node
 
 
+def test_windows_are_sequences_of_their_own() -> None:
+    """qwen2.5vl: every node is that of masked attention over the whole picture; scores between windows are masked."""
+    wanted = golden("qwen25vl")
+    exact, fast = wanted.open("reference"), wanted.open()
+    names = list(fast.tower.graph.by_name)
+    (definition, *_), (found, *_) = (trace_picture(p, wanted.image, names).nodes for p in (exact, fast))
+    seen = definition["kq_soft_max-0"] > 0
+    assert 0.1 < seen.mean() < 0.6 and (found["kq-0"][~seen] == -np.inf).all()
+    for node in names:
+        a, b = found[node].reshape(definition[node].shape), definition[node]
+        if node.startswith("kq-"):
+            a, b = np.where(np.isfinite(a), a, 0), np.where(np.isfinite(a), b, 0)
+        assert nmse(a, b) < 1e-10, node
+
+
 def test_tables_have_a_row_for_every_projector() -> None:
     assert BUILDERS.keys() == PROJECTORS.keys() == RECIPES.keys()
     used = {node.op for name in HERE for node in golden(name).open().tower.graph}
@@ -83,14 +100,29 @@ def test_facts_that_the_language_model_needs() -> None:
     assert (image.grid, image.sees_itself, gemma.tower.parts) == (None, True, 0)
 
 
-def _rewritten(name: str, path, change, keys=lambda values: values) -> None:
-    """The mmproj file with other tensors: `change(name, values)` gives their new names and values."""
+def _rewritten(name: str, path, change, keys=lambda values: values, kind: str = "F32") -> None:
+    """The mmproj file with other tensors: `change(name, values)` gives their new names and values.
+
+    Matrices are stored as `kind` where their rows are whole blocks of it.
+    """
     file = open_file(DATA / f"{name}-mmproj.gguf")
     tensors = []
     for old in file.tensors:
         for new, values in change(old, file.decode(old)):
-            tensors.append(Tensor(new, values.shape, by_name("F32"), values.astype("<f4")))
+            fits = values.ndim > 1 and values.shape[-1] % by_name(kind).block_size == 0
+            type_ = by_name(kind if fits else "F32")
+            tensors.append(Tensor(new, values.shape, type_, codecs.encode(type_, values.astype("<f4"))))
     write(path, keys({key: file.metadata[key] for key in file.metadata}), tensors)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gemma3", "F16"), ("qwen3vl", "BF16"), ("pixtral", "Q8_0")])
+def test_files_in_16_and_8_bits(name: str, kind: str, tmp_path) -> None:
+    """Weights are decoded exactly and activations stay in float32."""
+    path = tmp_path / "small.gguf"
+    _rewritten(name, path, lambda name, values: [(name, values)], kind=kind)
+    assert kind in {t.type.name for t in open_file(path).tensors.values()}
+    exact, fast = (rows(open_projector(path, engine), golden(name).image) for engine in ("reference", "cuda"))
+    assert nmse(fast[0].rows, exact[0].rows) < 1e-10  # towers of --engine cuda run on the cpu
 
 
 def test_old_files_have_the_ffn_matrices_exchanged(tmp_path) -> None:
@@ -171,3 +203,23 @@ def test_damaged_files_give_errors(tmp_path) -> None:
             assert "\n" not in str(error)
             refused += 1
     assert refused > 20
+
+
+def test_trace_writes_stages_and_nodes(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = golden("idefics3")
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image.fromarray(wanted.image).save(tmp_path / "a.png")
+    traced = {}
+    for end in ("npz", "safetensors"):
+        out = tmp_path / f"out.{end}"
+        options = ["--image", str(tmp_path / "a.png"), "-o", str(out), "--nodes", "layer_out|pixel_shuffle"]
+        assert main(["trace", str(wanted.path), *options]) == 0
+        assert "3 nodes of 7 images, 112 tokens" in capsys.readouterr().out
+        traced[end] = dict(np.load(out)) if end == "npz" else {k: r() for k, r in read_safetensors(out)[0].items()}
+    assert traced["npz"].keys() == traced["safetensors"].keys()
+    assert all(np.array_equal(value, traced["safetensors"][name]) for name, value in traced["npz"].items())
+    found = traced["npz"]
+    assert np.array_equal(found["decoded"], wanted.image) and digest(found["pixels_6"]) == wanted.pixels[6]
+    assert nmse(found["embd_6"], wanted.embeddings[6]) < 1e-13 and found["layer_out-1@6"].shape == (64, 16)
+    assert main(["trace", str(wanted.path), "--image", str(tmp_path / "none.png"), "-o", str(out)]) == 2
+    assert "none.png: cannot be read" in capsys.readouterr().err

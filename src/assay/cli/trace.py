@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 HELP = "write the value of every node to a file, on any engine"
 EXAMPLE = """\
 assay trace smollm2 -p "The capital of France is" -o truth.safetensors
-assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
+assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary
+assay trace mmproj.gguf --image cat.png -o picture.npz"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_token_arguments(parser)
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        help="a picture: MODEL is then an mmproj file, whose vision tower is traced",
+    )
     parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name contains a match")
     add_run_arguments(parser, "reference")
     parser.add_argument(
@@ -86,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
     from assay.verify.dumps.tracing import choose, steps_of, write_summary, write_trace
     from assay.verify.witness.engines_by_name import open_engine
 
+    if args.image is not None:
+        from assay.cli.picture_trace import trace_picture_file
+
+        return trace_picture_file(args)
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
     found = opened(args)

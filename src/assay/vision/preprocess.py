@@ -74,6 +74,7 @@ def scaled(picture: Bytes, to: Scaling) -> tuple[Bytes, Bytes]:
     return found, padded
 
 
+@np.errstate(all="ignore")  # the file's mean and deviation may be huge; the results say so
 def normalise(keys: ProjectorKeys, picture: Bytes) -> NDArray[np.float32]:
     """(byte / 255 − mean) / std in float32, [channel, row, column]."""
     mean, std = (np.array(three, np.float32) for three in (keys.mean, keys.std))

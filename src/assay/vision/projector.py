@@ -10,16 +10,17 @@ float64. The cuda and wgpu engines leave towers to the cpu engine. Touch this fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.contract import Chunk, PagedEngine, pages_for
-from assay.engines.plan.segments import Segment, last_uses, regroup_rows, segments
+from assay.engines.contract import PAGE, Chunk, PagedEngine, pages_for
+from assay.engines.plan.segments import Segment, joined_windows, last_uses, regroup_rows, segments
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
@@ -48,10 +49,13 @@ class TowerInput:
         floats = {"inp_patches": self.patches, **self.inputs.values}
         return {name: x.astype(dtype) if x.dtype.kind == "f" else x for name, x in floats.items()}
 
-    def positions(self, rows: int) -> NDArray[np.int32] | None:
-        """Positions that tell windows apart; None where all rows see each other."""
+    @property
+    def windows(self) -> list[int]:
+        """The ends of the windows, where rows attend inside windows: [0, …, n_rows]."""
         found = self.inputs.positions
-        return None if found is None or len(found) != rows else found.astype(np.int32)
+        if found is None:
+            return [0, self.n_rows]
+        return [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), self.n_rows]
 
 
 class Projector:
@@ -92,7 +96,7 @@ class Projector:
     def _interpreted(self, image: TowerInput, keep: set[str]) -> tuple[NDArray[np.float32], dict[str, Array]]:
         graph = self.tower.graph
         self._weights = self._weights or Weights(self.tower.file)
-        positions = image.positions(image.n_rows)
+        positions = image.inputs.positions
         env = {**image.values(np.float64), "inp_pos": np.arange(image.n_rows) if positions is None else positions}
         values = interpret(graph, self._weights, env, keep | {graph.output})
         return values[graph.output].astype(np.float32), {name: values[name] for name in keep}
@@ -100,7 +104,7 @@ class Projector:
     def _compiled(
         self, images: Sequence[TowerInput], keep: set[str]
     ) -> list[tuple[NDArray[np.float32], dict[str, Array]]]:
-        engines = self._opened(sum(image.n_rows for image in images))
+        engines = self._opened(sum(pages_for(b - a) for image in images for a, b in pairwise(image.windows)))
         values = [image.values(np.float32) for image in images]
         kept: list[dict[str, Array]] = [{} for _ in images]
         uses = last_uses(self._segments)
@@ -125,28 +129,31 @@ class Projector:
         keep: set[str],
     ) -> None:
         graph, nothing = engine.graph, np.zeros(0, np.int32)
-        batch, page = [], 0
+        batch, page, counts = [], 0, []
         for image, known in zip(images, values, strict=True):
             rows = {name: np.ascontiguousarray(known[name], np.float32) for name in graph.given}
-            n = len(next(iter(rows.values())))
-            pages = np.arange(page, page + pages_for(n), dtype=np.int32)
-            page += len(pages)
-            batch.append(Chunk(nothing, 0, pages, "all", positions=image.positions(n), rows=rows))
+            ends = image.windows if segment.windows else [0, len(next(iter(rows.values())))]
+            counts.append(len(ends) - 1)
+            for a, b in pairwise(ends):
+                pages = np.arange(page, page + pages_for(b - a), dtype=np.int32)
+                page += len(pages)
+                batch.append(Chunk(nothing, 0, pages, "all", rows={name: x[a:b] for name, x in rows.items()}))
         wanted = {name for name in (*segment.results, *keep) if name in graph and name != graph.output}
-        for known, own, output in zip(values, kept, engine.forward(batch, wanted), strict=True):
-            found: Mapping[str, Array] = {**output.nodes, graph.output: output.logits}
+        outputs = iter(engine.forward(batch, wanted))
+        for known, own, count in zip(values, kept, counts, strict=True):
+            parts = [{**output.nodes, graph.output: output.logits} for output in islice(outputs, count)]
+            found = {name: joined_windows(graph, name, [part[name] for part in parts]) for name in parts[0]}
             known |= {name: found[name] for name in segment.results}
             own |= {name: found[name] for name in keep if name in found}
 
-    def _opened(self, rows: int) -> list[PagedEngine | None]:
-        """An engine for each segment, with room for this many rows. They share weights and threads."""
+    def _opened(self, pages: int) -> list[PagedEngine | None]:
+        """An engine for each segment, with room for this many pages of rows. They share weights and threads."""
         from assay.engines.cpu import CpuEngine
 
-        pages = pages_for(rows) + len(self._segments) + 64
         if pages > self._pages:
             tower, keys = self.tower, self.tower.keys
             rope = RopeParams(keys.head_dim, 10000.0)
-            hparams = HParams("clip", keys.n_embd, 1, rows, keys.eps, rope, ())
+            hparams = HParams("clip", keys.n_embd, 1, pages * PAGE, keys.eps, rope, ())
             lender: CpuEngine | None = self._lender()
             self._engines = []
             for segment in self._segments:

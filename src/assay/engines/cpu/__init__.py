@@ -266,7 +266,11 @@ class CpuEngine(PagedEngine):
                 (p.type(kv_type), p.keys, p.heads, p.dim, groups.index(p.window) if p.window in groups else 0)
                 for p in pools
             ]
-            self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
+            self._shapes = shapes if all(pool.passing for pool in pools) else None
+            if lender and self._shapes and (lender._shapes, lender.n_pages) == (shapes, self.n_pages):
+                self._cache: _native.Cache = lender._cache  # rows of one pass, and the engines take turns
+            else:
+                self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
             self._states = self._state_memory(state_slots)
             self._tensors: _Tensors | None = lender._tensors if lender else None
             if self._tensors:

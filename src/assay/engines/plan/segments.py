@@ -3,7 +3,11 @@
 An engine compiles graphs in which all tokens have one number of rows. A vision tower has several: patches, patches and
 a class row, tokens. Its graph is cut at the operations that regroup rows (`Trait.REGROUPS`). The engine runs each part
 for the rows that the part has; the regrouping between two parts is computed here, in float32, by the textbook function.
-So it has the same bits whichever engine runs the parts. Touch this when a part must be cut for another reason.
+So it has the same bits whichever engine runs the parts.
+
+Layers that attend inside windows are parts of their own. Rows lie window by window, so that the caller runs each window
+as a sequence: the work of attention grows with the size of a window and not with that of the picture. Touch this when a
+part must be cut for another reason.
 """
 
 from __future__ import annotations
@@ -16,27 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference.functions import FUNCTIONS
-from assay.graph import Graph, Node, Trait
+from assay.graph import Graph, Node, Trait, split
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`regroup` is computed first, on the host; then the graph, if it has nodes. `results` are read later."""
+    """`regroup` is computed first, on the host; then the graph, if it has nodes. `results` are read later.
+
+    With `windows`, each window of rows is a sequence, and the graph has no mask between them.
+    """
 
     regroup: tuple[Node, ...]
     graph: Graph | None
     results: tuple[str, ...] = ()
+    windows: bool = False
 
 
 def segments(graph: Graph) -> tuple[Segment, ...]:
     """The parts of a graph, in the order in which they run."""
     depth: dict[str, int] = {}
+    cuts = _changes(graph)
     for node in graph:
         inputs = [depth.get(name, 0) for name in node.inputs]
         deeper = node.has(Trait.REGROUPS) and any(name in depth for name in node.inputs)
-        depth[node.name] = max(inputs, default=0) + deeper
+        depth[node.name] = max(max(inputs, default=0) + deeper, cuts.get(split(node.name)[1], 0))
     found = []
     for level in range(max(depth.values(), default=0) + 1):
         own = [node for node in graph if depth[node.name] == level]
@@ -44,6 +53,17 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
         nodes = tuple(node for node in own if not node.has(Trait.REGROUPS))
         found.append(_segment(graph, regroup, nodes))
     return tuple(found)
+
+
+def _changes(graph: Graph) -> dict[int | None, int]:
+    """For each layer, how often the layers up to it have changed between attention in windows and in the whole."""
+    kinds = {split(node.name)[1]: bool(node.attr("window")) for node in graph if node.has(Trait.MASKS)}
+    found: dict[int | None, int] = {}
+    last, count = None, 0
+    for layer, kind in kinds.items():
+        count += last is not None and kind != last
+        found[layer], last = count, kind
+    return found
 
 
 def _segment(graph: Graph, regroup: tuple[Node, ...], nodes: tuple[Node, ...]) -> Segment:
@@ -55,15 +75,34 @@ def _segment(graph: Graph, regroup: tuple[Node, ...], nodes: tuple[Node, ...]) -
     outside = {name for node in graph if node.name not in inside for name in node.inputs}
     results = tuple(n.name for n in nodes if n.name in outside or n.name == graph.output)
     weights = {name: graph.weights[name] for node in nodes for name in node.weights}
-    return Segment(regroup, Graph(nodes, weights, results[-1], given).check(), results)
+    windows = any(node.has(Trait.MASKS) and node.attr("window") for node in nodes)
+    if windows:
+        nodes = tuple(node.with_attrs(window=0) if node.has(Trait.MASKS) else node for node in nodes)
+    return Segment(regroup, Graph(nodes, weights, results[-1], given).check(), results, windows)
 
 
+@np.errstate(all="ignore")  # weights and rows may be NaN, infinite or huge; the results say so
 def regroup_rows(node: Node, values: Mapping[str, Array], weight: Callable[[str], Array]) -> NDArray[np.float32]:
     """The value of a node that regroups rows, in float32."""
     operands = [values[name] for name in node.inputs]
     floats = [x.astype(np.float32) if x.dtype == np.float64 else x for x in operands]
     found = FUNCTIONS[node.op](*floats, *[weight(name) for name in node.weights], **node.all_attrs())
     return np.asarray(found, np.float32)
+
+
+def joined_windows(graph: Graph, name: str, values: Sequence[Array]) -> Array:
+    """A node's value of all rows, from its values in each window. Scores between windows are masked."""
+    axes = [i for i, dim in enumerate(graph.shapes[name]) if dim == "T"]
+    if len(axes) == 1:
+        return np.concatenate(values, axis=axes[0])
+    rows = sum(value.shape[1] for value in values)
+    hidden = -np.inf if graph[name].has(Trait.MASKABLE) else 0.0
+    found = np.full((values[0].shape[0], rows, rows), hidden, values[0].dtype)
+    at = 0
+    for value in values:
+        found[:, at : at + value.shape[1], at : at + value.shape[2]] = value
+        at += value.shape[1]
+    return found
 
 
 def last_uses(parts: Sequence[Segment]) -> dict[str, int]:
