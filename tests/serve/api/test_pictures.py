@@ -150,7 +150,7 @@ def test_urls_are_fetched_if_the_server_is_told_so(model: Path, start: Start) ->
 
     site = HTTPServer(("127.0.0.1", 0), Pictures)
     Thread(target=site.serve_forever, daemon=True).start()
-    server = start([("eye", model)], options=OPTIONS, config={"media_urls": True}, limits={"picture": 10_000})
+    server = start([("eye", model)], options=OPTIONS, config={"media_urls": True}, limits={"picture_bytes": 10_000})
     try:
         for path, status in (("/a", 200), ("/moved", 200), ("/away", 400)):
             reply = post(server, "/v1/chat/completions", asking(f"http://127.0.0.1:{site.server_port}{path}"))

@@ -53,7 +53,7 @@ async def with_pictures(
 
 
 async def _picture(state: State, entry: ServedModel, url: str) -> ImagePrompt:
-    data = await state.threads.run("fetch", lambda: _bytes(url, state.limits.picture, allowed=state.media_urls))
+    data = await state.threads.run("fetch", lambda: _bytes(url, state.limits.picture_bytes, allowed=state.media_urls))
 
     def work() -> ImagePrompt:
         try:
