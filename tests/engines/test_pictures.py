@@ -10,6 +10,7 @@ import pytest
 
 from assay.engines.contract import Chunk, PagedEngine, PictureRows
 from assay.engines.cpu import CpuEngine
+from assay.engines.cuda import CudaEngine
 from assay.engines.plan import batching
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
@@ -124,6 +125,30 @@ def test_what_does_not_fit_is_refused() -> None:
     for message, given in wrong.items():
         with pytest.raises(AssayError, match=message):
             engine.forward([replace(fine, pictures=given)])
-    engine.pictures = False  # type: ignore[misc]
+    engine.pictures = ()
     with pytest.raises(AssayError, match="takes no pictures"):
         engine.forward([fine])
+
+
+@pytest.mark.parametrize("name", ["idefics3", "llava", "pixtral"])
+def test_the_cuda_engine_takes_rows_with_the_bits_of_the_cpu(name: str) -> None:
+    from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
+
+    path_of(name)
+    model, (ids, images) = model_of(name), prompt(name)
+    cuda, cpu = CudaEngine(model, precision="exact", device=device(), n_pages=16), ENGINES["cpu"](model)
+    text = Chunk(np.array([257, 97, 98, 99], np.int32), 0, np.arange(8, 9, dtype=np.int32), "last")
+    cut = images[0].start + 3
+    for engine in (cuda, cpu):
+        assert engine.forward([chunk(model, ids, images, 0, cut)])
+    rest = chunk(model, ids, images, cut)
+    for found, wanted in zip(run(cuda, rest, text), run(cpu, rest, text), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_cuda_engine_refuses_what_it_cannot_take() -> None:
+    from tests.engines.on_cuda import device
+
+    model, (ids, images) = model_of("gemma3"), prompt("gemma3")
+    with pytest.raises(AssayError, match="use --engine cpu"):
+        CudaEngine(model, device=device(), n_pages=16).forward([chunk(model, ids, images)])

@@ -45,7 +45,7 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.models.adapters import Adapter, scale_name
-from assay.models.pictures import AXES
+from assay.models.pictures import AXES, PictureForm
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
@@ -312,7 +312,7 @@ class Engine(Protocol):
     spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
     beside: Beside | None = None
     adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
-    pictures: bool = False  # it takes chunks with `PictureRows`
+    pictures: Collection[str] = ()  # of `PictureRows`, what it takes: some of `models.pictures.EVERYTHING`
 
     @property
     def memory(self) -> MemoryUse:
@@ -447,7 +447,8 @@ def check_batch(
 
 def _check_pictures(engine: Engine, chunk: Chunk, given: PictureRows, where: str) -> None:
     """The rows of pictures fit the chunk and the model."""
-    if not engine.pictures or engine.graph.whole or engine.graph.given:
+    form = PictureForm(engine.model.hparams.n_deepstack, given.last is not None, engine.model.hparams.axes)
+    if not form.needs <= set(engine.pictures) or engine.graph.whole or engine.graph.given:
         raise AssayError(
             f"{where}: this engine takes no pictures for this model (found {engine.name}); use --engine cpu"
         )

@@ -27,6 +27,9 @@ from assay.models.arch_keys import ArchKeys
 
 ROWS, IS_TEXT, LAST, POSITIONS = "inp_image", "inp_is_text", "inp_last", "inp_tyx"
 AXES = 3  # t, y, x
+# What a graph may be given beside token ids. An engine says which of these it takes.
+GIVEN_ROWS, GIVEN_POSITIONS, GIVEN_LAST = "rows", "positions of several numbers", "rows that see each other"
+EVERYTHING = frozenset({GIVEN_ROWS, GIVEN_POSITIONS, GIVEN_LAST})
 _INTERLEAVED = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
 
@@ -37,6 +40,12 @@ class PictureForm:
     parts: int  # deepstack parts of a row
     last: bool  # some token sees later ones
     axes: tuple[int, ...]  # M-RoPE: the position that turns each pair; empty: positions have one number
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an engine must take."""
+        found = {GIVEN_ROWS: True, GIVEN_POSITIONS: bool(self.axes), GIVEN_LAST: self.last}
+        return frozenset(name for name, needed in found.items() if needed)
 
 
 def deepstack_name(i: int) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from assay.engines.contract import Engine, PictureRows
 from assay.errors import AssayError
-from assay.models.pictures import AXES
+from assay.models.pictures import AXES, PictureForm
 from assay.vision.rows import ImageRows
 
 _BITS = 128  # of the hash: two pictures never get the same ids by chance or by design
@@ -77,8 +77,9 @@ def without_rows(ids: Sequence[int], images: Images) -> list[int]:
 def check_images(engine: Engine, images: Images, most: int) -> None:
     """Refuse pictures that the model or the engine cannot take. `most`: tokens that one step can always compute."""
     hparams = engine.model.hparams
-    if images and not engine.pictures:
-        raise AssayError(f"picture: engine {engine.name} takes no pictures; use --engine cpu")
+    form = PictureForm(hparams.n_deepstack, any(p.image.sees_itself for p in images), hparams.axes)
+    if images and (missing := form.needs - set(engine.pictures)):
+        raise AssayError(f"picture: engine {engine.name} cannot take {', '.join(sorted(missing))}; use --engine cpu")
     for image in (placed.image for placed in images):
         n, width = image.rows.shape
         wanted = (1 + hparams.n_deepstack) * hparams.n_embd

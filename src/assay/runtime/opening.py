@@ -26,6 +26,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter
+from assay.models.pictures import PictureForm
 from assay.runtime import cache_folder, hub
 from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
@@ -120,9 +121,10 @@ class Opened:
         if not path.is_file():
             raise AssayError(f"--mmproj {path}: no such file")
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
-        if not engines.engine_class(name).pictures:
-            raise AssayError(f"images: the {name} engine takes none; use --engine cpu")
         found = open_projector(path, "reference" if name == "reference" else "cpu", threads=self.options.threads)
+        form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
+        if missing := form.needs - set(engines.engine_class(name).pictures):
+            raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")
         if found.tower.width != (wanted := (1 + hparams.n_deepstack) * hparams.n_embd):
             raise AssayError(
                 f"{path}: does not fit the model (found rows of {found.tower.width} numbers, expected {wanted}); use "

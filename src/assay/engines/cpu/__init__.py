@@ -50,7 +50,7 @@ from assay.gguf.types import by_name
 from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
-from assay.models.pictures import PictureForm, pictured
+from assay.models.pictures import EVERYTHING, PictureForm, pictured
 from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
@@ -209,7 +209,7 @@ class CpuEngine(PagedEngine):
     """The engine contract over compiled programs."""
 
     name = "cpu"
-    pictures = True
+    pictures = EVERYTHING
     precisions = PRECISIONS
     separate_windows = True
 

@@ -46,7 +46,7 @@ from assay.graph import KINDS, OPS, Graph, Node, Trait
 from assay.graph.state import POSITION
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
-from assay.models.pictures import PictureForm, pictured
+from assay.models.pictures import EVERYTHING, PictureForm, pictured
 
 Array = NDArray[Any]
 
@@ -330,7 +330,7 @@ class ReferenceEngine(PagedEngine):
     """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
 
     name = "reference"
-    pictures = True
+    pictures = EVERYTHING
     precisions = MappingProxyType({"f64": "f64", "f32": "f32"})
     exact_drafts = True  # drafted tokens are computed one by one
     spare_states = 1 << 20  # as many as memory holds
