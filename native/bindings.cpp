@@ -10,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -125,6 +126,27 @@ void add_stops(Batch& batch, const Cache& cache, const Array<int32_t, 2>& states
     }
     c.n_stops = static_cast<int32_t>(batch.stops.size()) - c.first_stop;
     c.state_to = batch.stops.back().to;
+}
+
+// Rows [cos | sin] as Program::rope_table fills them; pair i is turned by number axes[i] of a row of positions (M-RoPE).
+void rope_rows(const Pool& pool, const std::vector<double>& frequencies, float magnitude, Array<int32_t, 2> positions,
+               const std::vector<int>& axes, Result out) {
+    const size_t half = frequencies.size(), n = positions.shape(1);
+    const bool known = std::all_of(axes.begin(), axes.end(), [n](int a) { return a >= 0 && size_t(a) < n; });
+    if (axes.size() != half || out.shape(0) != positions.shape(0) * 2 * half || !known)
+        throw std::invalid_argument("rope_rows: operands do not fit together");
+    std::vector<float> turned(2 * half);
+    for (size_t i = 0; i < positions.shape(0); ++i) {
+        const int32_t* at = positions.data() + i * n;
+        float* y = out.data() + i * 2 * half;
+        for (size_t a = 0; a < n; ++a) {
+            if (!a || at[a] != at[a - 1])  // a row of text has n equal positions: one table is enough
+                pool.isa().rows->rope_table(frequencies.data(), static_cast<int>(half), at[a], magnitude, turned.data(),
+                                            turned.data() + half);
+            for (size_t j = 0; j < half; ++j)
+                if (size_t(axes[j]) == a) y[j] = turned[j], y[half + j] = turned[half + j];
+        }
+    }
 }
 
 void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
@@ -264,6 +286,8 @@ NB_MODULE(_native, m) {
             },
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
+        .def("rope_rows", &rope_rows, "frequencies"_a, "magnitude"_a, "positions"_a.noconvert(), "axes"_a,
+             "out"_a.noconvert())
         .def(
             "weight_bytes",
             [](const Pool& pool, uint32_t type, int64_t rows, int64_t columns) {
@@ -436,14 +460,7 @@ NB_MODULE(_native, m) {
             },
             "op"_a, "x"_a, "idx"_a, "rows"_a, "out"_a)
         .def("expert_sum", &Program::expert_sum, "x"_a, "out"_a)
-        .def(
-            "rope_table",
-            [](Program& p, std::vector<double> frequencies, float magnitude, int out, int positions,
-               std::vector<int> axes) {
-                p.rope_table(std::move(frequencies), magnitude, known(p, out), known_or_none(p, positions),
-                             std::move(axes));
-            },
-            "frequencies"_a, "magnitude"_a, "out"_a, "positions"_a = -1, "axes"_a = std::vector<int>{})
+        .def("rope_table", &Program::rope_table, "frequencies"_a, "magnitude"_a, "out"_a)
         .def("rope", &Program::rope, "x"_a, "table"_a, "heads"_a, "offset"_a, "neox"_a, "out"_a)
         .def("cache_write", &Program::cache_write, "x"_a, "pool"_a)
         .def("cache_read", &Program::cache_read, "pool"_a, "out"_a)

@@ -286,9 +286,7 @@ public:
     void group_mask(int x, int groups, int used, int out);
     void expert_rows(const std::string& op, int x, int idx, Floats rows, int out);  // expert_bias, expert_gain
     void expert_sum(int x, int out);
-    // With `positions`, a value [tokens, n], pair i is turned by number axes[i] of a row (M-RoPE).
-    void rope_table(std::vector<double> frequencies, float magnitude, int out, int positions = -1,
-                    std::vector<int> axes = {});
+    void rope_table(std::vector<double> frequencies, float magnitude, int out);
     void rope(int x, int table, int heads, int offset, bool neox, int out);
     void cache_write(int x, int pool);
     void cache_read(int pool, int out);

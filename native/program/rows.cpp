@@ -242,33 +242,10 @@ void Program::clamp(int x, float lo, float hi, int out) {
 }
 
 // [cos(pos f_i) * magnitude for all i | sin(pos f_i) * magnitude for all i]; angles in float64
-void Program::rope_table(std::vector<double> frequencies, float magnitude, int out, int positions,
-                         std::vector<int> axes) {
+void Program::rope_table(std::vector<double> frequencies, float magnitude, int out) {
     const int64_t half = static_cast<int64_t>(frequencies.size());
     const Domain d = domain(out);
     fits(half > 0 && width(out) == 2 * half && (d == Domain::tokens || d == Domain::keys), "rope_table");
-    if (positions >= 0) {
-        const int n = static_cast<int>(width(positions));
-        fits(d == Domain::tokens && domain(positions) == d && static_cast<int64_t>(axes.size()) == half &&
-                 std::all_of(axes.begin(), axes.end(), [n](int a) { return a >= 0 && a < n; }),
-             "rope_table");
-        row({d, 64 * half * n, {positions}, {out}, [=](Run& run, int64_t first, int64_t last) {
-                 std::vector<float> turned(2 * half);
-                 for (int64_t i = first; i < last; ++i) {
-                     const float* at = run.row(positions, i);
-                     float* y = run.row(out, i);
-                     for (int a = 0; a < n; ++a) {  // a row of text has n equal positions: one table is enough
-                         if (!a || at[a] != at[a - 1])
-                             run.program.ops().rope_table(frequencies.data(), static_cast<int>(half),
-                                                          static_cast<int32_t>(at[a]), magnitude, turned.data(),
-                                                          turned.data() + half);
-                         for (int64_t j = 0; j < half; ++j)
-                             if (axes[j] == a) y[j] = turned[j], y[half + j] = turned[half + j];
-                     }
-                 }
-             }});
-        return;
-    }
     row({d, 64 * half, {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              const int32_t* positions = d == Domain::tokens ? run.batch.positions : run.batch.key_positions.data();
              for (int64_t i = first; i < last; ++i) {

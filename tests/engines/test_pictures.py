@@ -130,12 +130,13 @@ def test_what_does_not_fit_is_refused() -> None:
         engine.forward([fine])
 
 
-@pytest.mark.parametrize("name", ["idefics3", "llava", "pixtral"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen2vl", "qwen3vl", "idefics3", "llava", "pixtral"])
 def test_the_cuda_engine_takes_rows_with_the_bits_of_the_cpu(name: str) -> None:
     from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
 
     path_of(name)
     model, (ids, images) = model_of(name), prompt(name)
+    images = tuple(replace(p, image=replace(p.image, sees_itself=False)) for p in images)
     cuda, cpu = CudaEngine(model, precision="exact", device=device(), n_pages=16), ENGINES["cpu"](model)
     text = Chunk(np.array([257, 97, 98, 99], np.int32), 0, np.arange(8, 9, dtype=np.int32), "last")
     cut = images[0].start + 3
@@ -144,6 +145,9 @@ def test_the_cuda_engine_takes_rows_with_the_bits_of_the_cpu(name: str) -> None:
     rest = chunk(model, ids, images, cut)
     for found, wanted in zip(run(cuda, rest, text), run(cpu, rest, text), strict=True):
         np.testing.assert_array_equal(found, wanted)
+    ids = (*ids, 120)  # one token behind the pictures: a decode step
+    behind = chunk(model, ids, images, len(ids) - 1)
+    np.testing.assert_array_equal(run(cuda, behind)[0], run(cpu, behind)[0])
 
 
 def test_the_cuda_engine_refuses_what_it_cannot_take() -> None:

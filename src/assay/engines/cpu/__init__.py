@@ -40,7 +40,8 @@ from assay.engines.contract import (
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Attention, Gated, fuse
-from assay.engines.plan.given_rows import picture_form, with_pictures
+from assay.engines.plan.given_rows import picture_form
+from assay.engines.plan.picture_graph import PictureGraph, picture_graph
 from assay.engines.plan.state_layout import KV_TYPES, cache_pools, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
@@ -50,7 +51,7 @@ from assay.gguf.types import by_name
 from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
-from assay.models.pictures import EVERYTHING, PictureForm, pictured
+from assay.models.pictures import EVERYTHING, PictureForm
 from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
@@ -253,6 +254,7 @@ class CpuEngine(PagedEngine):
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self.adapters = tuple(adapters)
         self._graphs: dict[_Variant, Graph] = {((), None): self.graph}
+        self._pictures: dict[_Variant, PictureGraph] = {}
         self._programs: dict[tuple[frozenset[str], _Variant], Compiled] = {}
         if window_pages:  # pages of all sequences together for each window; chunks then bring window tables
             masks = sum(node.has(Trait.MASKS) for node in self.graph)
@@ -310,7 +312,8 @@ class CpuEngine(PagedEngine):
             active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
             batch = [with_scales(chunk, active) for chunk in batch] if active else batch
         if form := picture_form(self, batch):
-            batch = [with_pictures(chunk, form, self.model.hparams.n_embd, self.dtype) for chunk in batch]
+            seen = self._pictured(active, form)
+            batch = [seen.rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
         outputs: list[Output] = []
         with self._states.updated(batch) as targets:
             for names in in_turns(self.graph, keep, batch) if emit else (keep,):
@@ -341,14 +344,24 @@ class CpuEngine(PagedEngine):
             exact = self.arithmetic.precision == "exact"
             if variant not in self._graphs:
                 active, form = variant
-                graph = adapted(self.graph, self.adapters, active) if active else self.graph
-                self._graphs[variant] = pictured(graph, form) if form else graph
+                self._graphs[variant] = self._pictured(active, form).graph if form else self._adapted(active)
                 self._tensors.add(self._graphs[variant])
             found = compile_program(self._graphs[variant], self._tensors, self._pool, self._cache, keep, exact=exact)
             if len(self._programs) >= _PROGRAMS:
                 del self._programs[next(iter(self._programs))]  # the least recently used one
         self._programs[keep, variant] = found
         return found
+
+    def _adapted(self, active: tuple[int, ...]) -> Graph:
+        return adapted(self.graph, self.adapters, active) if active else self.graph
+
+    def _pictured(self, active: tuple[int, ...], form: PictureForm) -> PictureGraph:
+        """The graph that applies these adapters and takes pictures in this form."""
+        if self._tensors is None:
+            raise AssayError("engine cpu: it has been closed; open another")
+        if (active, form) not in self._pictures:
+            self._pictures[active, form] = picture_graph(self._adapted(active), form, self._tensors.array)
+        return self._pictures[active, form]
 
     def _run(
         self, compiled: Compiled, step: Step, states: NDArray[np.int32], arrays: list[NDArray[np.float32]]

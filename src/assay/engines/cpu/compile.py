@@ -283,15 +283,13 @@ class _Compiler:
 
     def _rope(self, node: Node) -> None:
         domain = self.domains[node.name]
-        axes = node.attr("axes")
-        rows = "tokens" if axes else {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
+        rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         rope = rope_table(node, self.tensors.array(node.weights[0]) if node.weights else None)
         if (rope, rows) not in self.tables:
             table = self.tables[rope, rows] = self.program.value(rope.n_rot, rows)
-            at = self._get(node.inputs[1], "tokens") if axes else -1
-            self.program.rope_table(list(rope.frequencies), rope.magnitude, table, at, list(axes))
+            self.program.rope_table(list(rope.frequencies), rope.magnitude, table)
         if (rope, domain) not in self.tables:
             table = self.tables[rope, domain] = self.program.value(rope.n_rot, domain)
             self.program.output_rows(self.tables[rope, rows], table)

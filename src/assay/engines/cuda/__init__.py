@@ -62,14 +62,15 @@ from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
 from assay.engines.plan.batching import Piece, Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Single, fuse
-from assay.engines.plan.given_rows import picture_form, with_pictures
+from assay.engines.plan.given_rows import picture_form
+from assay.engines.plan.picture_graph import PictureGraph, picture_graph
 from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
-from assay.models.pictures import GIVEN_ROWS, PictureForm, pictured
+from assay.models.pictures import GIVEN_POSITIONS, GIVEN_ROWS, PictureForm
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
@@ -82,7 +83,7 @@ class CudaEngine(PagedEngine):
     """The engine contract, implemented by compiled programs on one device."""
 
     name = "cuda"
-    pictures = (GIVEN_ROWS,)
+    pictures = (GIVEN_ROWS, GIVEN_POSITIONS)
     precisions = PRECISIONS
 
     def __init__(
@@ -117,7 +118,7 @@ class CudaEngine(PagedEngine):
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
         self._busy = threading.Lock()
         self._programs: dict[tuple[Shape, frozenset[str], PictureForm | None], Program] = {}
-        self._graphs: dict[PictureForm | None, Graph] = {}  # by the form of the pictures in a batch
+        self._pictures: dict[PictureForm, PictureGraph] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
@@ -215,7 +216,10 @@ class CudaEngine(PagedEngine):
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], places: Targets) -> list[Output]:
         form = picture_form(self, batch)
         if form:
-            batch = [with_pictures(chunk, form, self.model.hparams.n_embd, self.dtype) for chunk in batch]
+            assert self._tensors is not None
+            if form not in self._pictures:
+                self._pictures[form] = picture_graph(self.graph, form, self._tensors.array)
+            batch = [self._pictures[form].rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
         pooled = pooled or any(self.graph[name].has(Trait.SHOWS_STATE) for name in keep)
         if not keep and self._is_decode(batch):
@@ -387,10 +391,8 @@ class CudaEngine(PagedEngine):
         found = self._programs.pop(key, None)
         if found is None:
             assert self._tensors is not None
-            if form not in self._graphs:
-                self._graphs[form] = pictured(self.graph, form) if form else self.graph
             found = compile_program(
-                self._graphs[form],
+                self._pictures[form].graph if form else self.graph,
                 self._tensors,
                 self._layout,
                 shape,

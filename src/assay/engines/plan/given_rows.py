@@ -1,6 +1,7 @@
 """Batches with pictures: which graph they need, and the rows that it is given (`models/pictures.py`).
 
-An engine with the capability `pictures` calls both functions after `check_batch`.
+An engine with the capability `pictures` calls both functions after `check_batch`; compiled ones through
+`picture_graph.py`.
 """
 
 from __future__ import annotations
