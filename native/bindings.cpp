@@ -10,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -125,6 +126,27 @@ void add_stops(Batch& batch, const Cache& cache, const Array<int32_t, 2>& states
     }
     c.n_stops = static_cast<int32_t>(batch.stops.size()) - c.first_stop;
     c.state_to = batch.stops.back().to;
+}
+
+// Rows [cos | sin] as Program::rope_table fills them; pair i is turned by number axes[i] of a row of positions (M-RoPE).
+void rope_rows(const Pool& pool, const std::vector<double>& frequencies, float magnitude, Array<int32_t, 2> positions,
+               const std::vector<int>& axes, Result out) {
+    const size_t half = frequencies.size(), n = positions.shape(1);
+    const bool known = std::all_of(axes.begin(), axes.end(), [n](int a) { return a >= 0 && size_t(a) < n; });
+    if (axes.size() != half || out.shape(0) != positions.shape(0) * 2 * half || !known)
+        throw std::invalid_argument("rope_rows: operands do not fit together");
+    std::vector<float> turned(2 * half);
+    for (size_t i = 0; i < positions.shape(0); ++i) {
+        const int32_t* at = positions.data() + i * n;
+        float* y = out.data() + i * 2 * half;
+        for (size_t a = 0; a < n; ++a) {
+            if (!a || at[a] != at[a - 1])  // a row of text has n equal positions: one table is enough
+                pool.isa().rows->rope_table(frequencies.data(), static_cast<int>(half), at[a], magnitude, turned.data(),
+                                            turned.data() + half);
+            for (size_t j = 0; j < half; ++j)
+                if (size_t(axes[j]) == a) y[j] = turned[j], y[half + j] = turned[half + j];
+        }
+    }
 }
 
 void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
@@ -264,6 +286,8 @@ NB_MODULE(_native, m) {
             },
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
+        .def("rope_rows", &rope_rows, "frequencies"_a, "magnitude"_a, "positions"_a.noconvert(), "axes"_a,
+             "out"_a.noconvert())
         .def(
             "weight_bytes",
             [](const Pool& pool, uint32_t type, int64_t rows, int64_t columns) {
@@ -443,7 +467,12 @@ NB_MODULE(_native, m) {
         .def("output_rows", &Program::output_rows, "x"_a, "out"_a)
         .def("prepare", &Program::prepare, "x"_a, "acts"_a)
         .def("kq", &Program::kq, "q"_a, "k"_a, "heads"_a, "kv_heads"_a, "out"_a)
-        .def("attn_softmax", &Program::attn_softmax, "x"_a, "mask"_a, "out"_a)
+        .def(
+            "attn_softmax",
+            [](Program& p, int x, const Mask& mask, int out, int last) {
+                p.attn_softmax(known(p, x), mask, known(p, out), known_or_none(p, last));
+            },
+            "x"_a, "mask"_a, "out"_a, "last"_a = -1)
         .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
         .def(
             "causal_conv",
@@ -490,12 +519,13 @@ NB_MODULE(_native, m) {
         .def(
             "attention",
             [](Program& p, int q, int k_pool, int v_pool, int n_head, float cap, const Mask& mask, int v_first, int out,
-               int kq, int capped, int soft_max) {
+               int kq, int capped, int soft_max, int last) {
                 p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, cap, mask, v_first,
-                             known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max)});
+                             known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max),
+                             known_or_none(p, last)});
             },
             "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "cap"_a, "mask"_a, "v_first"_a, "out"_a, "kq"_a = -1,
-            "capped"_a = -1, "soft_max"_a = -1)
+            "capped"_a = -1, "soft_max"_a = -1, "last"_a = -1)
         .def(
             "foreign",
             [](Program& p, uintptr_t function, const std::vector<int>& inputs, const std::vector<const Vector*>& weights,

@@ -41,6 +41,7 @@ public:
           group_(a.n_head / k_.heads),
           traced_(a.kq >= 0 || a.capped >= 0 || a.soft_max >= 0) {
         reads = {a.q};
+        if (a.last >= 0) reads.push_back(a.last);
         writes = {a.out};
         for (int v : {a.kq, a.capped, a.soft_max})
             if (v >= 0) writes.push_back(v);
@@ -62,7 +63,7 @@ public:
         for (const Chunk& c : run.batch.chunks)
             for (int head = 0; head < k_.heads; ++head)
                 for (int first = 0; first < n_rows(c); first += std::min(rows, kTileRows))
-                    push(c, head, first, std::min({rows, kTileRows, n_rows(c) - first}), split, room);
+                    push(run, c, head, first, std::min({rows, kTileRows, n_rows(c) - first}), split, room);
         if (static_cast<int64_t>(partials_.size()) < room) partials_.resize(room);
         return {static_cast<uint32_t>(tasks_.size())};
     }
@@ -95,6 +96,23 @@ private:
     int n_queries(const Chunk& c) const { return domain_ == Domain::outputs ? c.n_outputs : c.n_tokens; }
     int n_rows(const Chunk& c) const { return n_queries(c) * group_; }
     int slot(const Chunk& c, int row) const { return c.n_keys() - n_queries(c) + row / group_; }
+    // The last slot that the query in `slot` sees, where it is given; else -1.
+    int last(Run& run, const Chunk& c, int slot) const {
+        if (a_.last < 0) return -1;
+        return std::clamp(static_cast<int>(run.row(a_.last, c.first + slot - c.start)[0]), slot, c.n_keys() - 1);
+    }
+    // The end of the keys that a query sees, if key positions are slots.
+    int to(Run& run, const Chunk& c, int slot) const {
+        const int seen = last(run, c, slot);
+        return seen < 0 ? a_.mask.to(slot, c.n_keys()) : seen + 1;
+    }
+    // The end of the keys that some of these query rows sees.
+    int end_of(Run& run, const Chunk& c, int first, int count) const {
+        if (traced_ || !c.regular) return c.n_keys();
+        int end = to(run, c, slot(c, first + count - 1));
+        for (int r = 0; a_.last >= 0 && r < count; ++r) end = std::max(end, to(run, c, slot(c, first + r)));
+        return end;
+    }
     int head_of(const Task& t, int row) const { return t.head * group_ + row % group_; }
     int64_t query_row(const Chunk& c, int row) const {
         return (domain_ == Domain::outputs ? c.first_output : c.first) + row / group_;
@@ -106,9 +124,9 @@ private:
         return int64_t(rows) * (2 + v_.stride());
     }  // m[rows], l[rows], acc[rows][stride]
 
-    void push(const Chunk& c, int head, int first, int count, bool split, int64_t& room) {
+    void push(Run& run, const Chunk& c, int head, int first, int count, bool split, int64_t& room) {
         const bool whole = traced_ || !c.regular;
-        const int end = whole ? c.n_keys() : a_.mask.to(slot(c, first + count - 1), c.n_keys());
+        const int end = end_of(run, c, first, count);
         const int begin = whole ? 0 : a_.mask.from(slot(c, first));
         const int from = begin / kBlock, to = (end + kBlock - 1) / kBlock;
         if (!split || to - from < 2) {
@@ -156,7 +174,7 @@ private:
         float *state = t.partial >= 0 ? partials_.data() + t.partial : room + work, *other = room + work + size;
 
         const float* q[kTileRows];
-        int from[kTileRows], to[kTileRows], slots[kTileRows];
+        int from[kTileRows], ends[kTileRows], slots[kTileRows];
         const uint8_t *k[kPagesPerBlock], *v[kPagesPerBlock], *hidden[kTileRows];
         float *kq[kTileRows], *bias[kTileRows];
         std::vector<uint8_t> masks;
@@ -173,7 +191,7 @@ private:
         }
         // Keys that some row may see.
         const bool whole = traced_ || !c.regular;
-        const int end = whole ? c.n_keys() : a_.mask.to(slots[rows - 1], c.n_keys());
+        const int end = end_of(run, c, t.first, rows);
         for (int block = t.from; block < t.to; ++block) {
             const int base = block * kBlock, keys = std::min(kBlock, end - base);
             // Pages outside the first row's window were evicted and may belong to another sequence: they are not read.
@@ -185,7 +203,7 @@ private:
             }
             for (int r = 0; r < rows; ++r) {
                 from[r] = std::max(0, a_.mask.from(slots[r]) - base);
-                to[r] = std::clamp(a_.mask.to(slots[r], c.n_keys()) - base, 0, keys);
+                ends[r] = std::clamp(to(run, c, slots[r]) - base, 0, keys);
                 if (traced_) kq[r] = raw.data() + r * n_keys + base;
                 if (!c.regular) hidden[r] = hide(run, c, slots[r], base, keys, masks.data() + size_t(r) * kBlock);
                 if (a_.mask.slopes) {
@@ -195,7 +213,7 @@ private:
             }
             float* into = block == t.from ? state : other;
             ops.attend({k_, v_, a_.v_pool == a_.k_pool ? a_.v_first : -1, a_.mask.scale, a_.cap, rows, keys, behind, q, k, v,
-                        from, to, c.regular ? nullptr : hidden, a_.mask.slopes ? bias : nullptr, into, into + rows,
+                        from, ends, c.regular ? nullptr : hidden, a_.mask.slopes ? bias : nullptr, into, into + rows,
                         into + 2 * rows, traced_ ? kq : nullptr, room});
             if (into == other) fold(ops, state, other, rows);
         }
@@ -207,7 +225,8 @@ private:
     // Which keys of a block are masked for the query in `slot`, by the positions they were written with.
     const uint8_t* hide(Run& run, const Chunk& c, int slot, int base, int keys, uint8_t* mask) const {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
-        for (int j = 0; j < keys; ++j) mask[j] = a_.mask.hides(at[slot], at[base + j]);
+        const int seen = last(run, c, slot);
+        for (int j = 0; j < keys; ++j) mask[j] = a_.mask.hides(at[slot], at[base + j], base + j, seen);
         return mask;
     }
 
@@ -284,6 +303,8 @@ void Program::attention(const Attention& a) {
         if (window && (!a.mask.reach() || a.mask.reach() > window))
             throw std::invalid_argument("attention: sees further back than its cache keeps pages");
     }
+    if (a.last >= 0 && (domain(a.last) != Domain::tokens || width(a.last) != 1 || !a.mask.causal))
+        throw std::invalid_argument("attention: the last slots do not fit");
     for (int s : {a.kq, a.capped, a.soft_max})
         if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))
             throw std::invalid_argument("attention: traced scores do not fit");

@@ -199,6 +199,13 @@ struct Mask {
             return true;
         return chunk && key < chunk_start(query);
     }
+    // The same for a query that sees keys up to the slot `last`, some of them after its own: only what is far behind
+    // is masked by position.
+    bool hides(int32_t query, int32_t key, int slot, int last) const {
+        if (last < 0) return hides(query, key);
+        if (slot > last || (window && int64_t(query) - key >= window)) return true;
+        return chunk && key < chunk_start(query);
+    }
     // If key positions are 0, 1, 2, ..., n - 1, the query sees [from, to).
     int from(int query) const {
         const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
@@ -236,6 +243,7 @@ struct Attention {
     Mask mask;
     int v_first = 0;  // if keys and values share a pool: the column of a key at which its value begins
     int kq = -1, capped = -1, soft_max = -1;  // external values for a trace, or -1
+    int last = -1;  // a value [tokens, 1]: the last slot that each query sees; or -1: its own
 };
 
 // A recurrence over tokens: `heads` states of [rows][channels]; `groups` heads of keys.
@@ -286,7 +294,7 @@ public:
     void prepare(int x, int acts);
     // Scores one operation at a time, for graphs that `attention` does not fit.
     void kq(int q, int k, int heads, int kv_heads, int out);
-    void attn_softmax(int x, const Mask& mask, int out);
+    void attn_softmax(int x, const Mask& mask, int out, int last = -1);  // last: as in Attention
     void kqv(int p, int v, int kv_heads, int out);
     // Layers that remember (recurrent.cpp). `state` is where a state begins in a state slot, in floats.
     void causal_conv(int x, Floats w, int64_t state, int out);

@@ -387,20 +387,21 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
 }
 
 // softmax over s of scale x[h, t, s] - slope[h] |distance| for visible keys; a sink is one more score
-void Program::attn_softmax(int x, const Mask& mask, int out) {
+void Program::attn_softmax(int x, const Mask& mask, int out, int last) {
     const int heads = static_cast<int>(width(x));
     fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x) &&
-             mask.fits(heads),
+             mask.fits(heads) && (last < 0 || (domain(last) == Domain::tokens && width(last) == 1)),
          "attn_softmax");
-    add(std::make_unique<HeadSteps>(heads, std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
+    add(std::make_unique<HeadSteps>(heads, last < 0 ? std::vector{x} : std::vector{x, last}, out, [=](Run& run, const Chunk& c, int head) {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
         const int n = c.n_keys();
         std::vector<float> s(n + 1);
         for (int t = 0; t < c.n_tokens; ++t) {
             const int32_t query = run.batch.positions[c.first + t];
+            const int seen = last < 0 ? -1 : static_cast<int>(run.row(last, c.first + t)[0]);
             const float* in = score_row(run, x, c, head, t);
             for (int j = 0; j < n; ++j) {
-                s[j] = mask.hides(query, at[j]) ? -INFINITY : in[j] * mask.scale;
+                s[j] = mask.hides(query, at[j], j, seen) ? -INFINITY : in[j] * mask.scale;
                 if (mask.slopes) s[j] += mask.bias(head, query, at[j]);
             }
             if (mask.sinks) s[n] = (*mask.sinks)[head];

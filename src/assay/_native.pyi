@@ -51,6 +51,16 @@ class Pool:
     def threads(self) -> int: ...
     @property
     def isa(self) -> str: ...
+    def rope_rows(
+        self,
+        frequencies: Sequence[float],
+        magnitude: float,
+        positions: NDArray[np.int32],
+        axes: Sequence[int],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Cosines and sines as programs compute them; pair i is turned by number axes[i] of its row of positions."""
+
     def weight_bytes(self, type: int, rows: int, columns: int) -> int:
         """Bytes of a matrix when it is packed; as float32 if its type is not supported."""
 
@@ -151,7 +161,7 @@ class Program:
     def output_rows(self, x: int, out: int) -> None: ...
     def prepare(self, x: int, acts: int) -> None: ...
     def kq(self, q: int, k: int, heads: int, kv_heads: int, out: int) -> None: ...
-    def attn_softmax(self, x: int, mask: Mask, out: int) -> None: ...
+    def attn_softmax(self, x: int, mask: Mask, out: int, last: int = -1) -> None: ...
     def kqv(self, p: int, v: int, kv_heads: int, out: int) -> None: ...
     def causal_conv(self, x: int, w: Vector, state: int, out: int) -> None: ...
     def shift(self, x: int, state: int, out: int) -> None: ...
@@ -195,7 +205,9 @@ class Program:
         kq: int = -1,
         capped: int = -1,
         soft_max: int = -1,
-    ) -> None: ...
+        last: int = -1,
+    ) -> None:
+        """`last`: a value [tokens, 1], the last slot that each query sees; -1: its own."""
     def foreign(
         self, function: int, inputs: Sequence[int], weights: Sequence[Vector], attrs: Sequence[float], out: int
     ) -> None:

@@ -275,7 +275,9 @@ def encode_lines(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> li
 
 @pytest.fixture
 def session(generator: Generator) -> Session:
-    return Session(generator, lambda m: encode_lines(generator.tokenizer, m), GREEDY, system="be brief", max_tokens=6)
+    return Session(
+        generator, lambda m, _: (encode_lines(generator.tokenizer, m), ()), GREEDY, system="be brief", max_tokens=6
+    )
 
 
 def test_a_session_remembers_and_reuses(session: Session) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,10 @@ from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Event, Result
-    from assay.runtime.session import Session
+    from assay.runtime.image_places import Images
+    from assay.runtime.opening import Opened
+    from assay.runtime.session import Message, Session
+    from assay.text import ChatTemplate
 
 HELP = "hold a conversation"
 EXAMPLE = """
@@ -34,6 +37,7 @@ COMMANDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("/help", "this list", ("/?", "/h")),
     ("/set NAME VALUE", "change a setting, such as temp 0.2 or stats on; without arguments: list all", ()),
     ("/system TEXT", "start a new conversation with this system message; without TEXT: with none", ()),
+    ("/image FILE", "show the model a picture with the next message", ()),
     ("/reset", "start a new conversation", ("/clear", "/new")),
     ("/regenerate", "generate another answer to the last message", ("/regen", "/again")),
     ("/history", "print the conversation so far", ()),
@@ -49,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
     parser.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(parser)
+    common.add_image_arguments(parser)
     parser.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
                         help="end an answer before this text; repeatable")  # fmt: skip
     common.add_sampling_arguments(parser)
@@ -68,25 +73,29 @@ def run(args: argparse.Namespace) -> int:
         )
     params = common.sampler_params(args, opened)
     from assay.library.language_model import LanguageModel
+    from assay.runtime.image_places import only_tokens
     from assay.runtime.session import Session
-    from assay.text import encode_chat
     from assay.text.reply import TAIL, assistant_message
 
     with LanguageModel(opened) as model:
         session = Session(
             model.generator,
-            lambda messages: encode_chat(opened.tokenizer, template, messages),
+            partial(_encoded, opened, template),
             params,
-            read=lambda prompt, text: assistant_message(template.source, opened.tokenizer.decode(prompt[-TAIL:]), text),
+            read=lambda prompt, text: assistant_message(
+                template.source, opened.tokenizer.decode(only_tokens(prompt[-TAIL:])), text
+            ),
             system=args.system,
             max_tokens=args.predict,
             stop=args.stop,
             ignore_eos=args.ignore_eos,
         )
         load_seconds = time.perf_counter() - start
+        for path in args.image:
+            session.show(_picture(path))
         chat = _Chat(session, quiet=args.json, stats=args.stats, wrap=args.wrap, load_seconds=load_seconds)
         chat.talk()
-        common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
+        common.emit(args, {"messages": session.texts, "turns": chat.turns}, "")
     return 0
 
 
@@ -204,6 +213,12 @@ class _Chat:
         self.session.set_system(rest or None)
         self.note("started a new conversation with that system message" if rest else "no system message")
 
+    def on_image(self, rest: str) -> None:
+        if not rest:
+            raise AssayError("name the file of a picture")
+        self.session.show(_picture(rest))
+        self.note("the picture goes with your next message")
+
     def on_reset(self, _: str) -> None:
         self.session.reset()
         self.note("started a new conversation")
@@ -218,7 +233,7 @@ class _Chat:
         self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
 
     def on_save(self, rest: str) -> None:
-        self.note(f"saved as {save_conversation(rest, self.session.messages)}")
+        self.note(f"saved as {save_conversation(rest, self.session.texts)}")
 
     def on_load(self, rest: str) -> None:
         if not rest:
@@ -267,6 +282,26 @@ class _Chat:
     def note(self, text: str) -> None:
         """Print a note on stderr, dim on a terminal."""
         print(paint(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
+
+
+def _picture(path: str) -> bytes:
+    from assay.runtime.pictured_prompt import picture_bytes
+
+    return picture_bytes(path)
+
+
+def _encoded(
+    opened: Opened, template: ChatTemplate, messages: Sequence[Message], pictures: Sequence[bytes]
+) -> tuple[Sequence[int], Images]:
+    """The ids of a conversation, and the places of its pictures."""
+    from assay.text import encode_chat
+
+    if not pictures:
+        return encode_chat(opened.tokenizer, template, messages), ()
+    from assay.runtime.pictured_prompt import prompt_with_pictures
+
+    found = [opened.pictures.read(data) for data in pictures]
+    return prompt_with_pictures(opened.tokenizer, messages, found, template)
 
 
 def _prompt(text: str) -> str:

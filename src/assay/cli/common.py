@@ -102,6 +102,7 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
         template_arguments=template_arguments(args),
         lookahead=getattr(args, "lookahead", True),
         lora=tuple(getattr(args, "lora", ())),
+        mmproj=getattr(args, "mmproj", None),
     )
     note_large_model(args.model)
     return open_model(args.model, options)
@@ -147,6 +148,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft model for speculation: a small model with the same vocabulary; mtp: the file's own draft head; "
         "auto, auto:MODEL: measure all ways when the model is loaded, and keep the fastest",
     )  # fmt: skip
+
+
+def add_image_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE",
+        help="a picture before the text of the prompt, or where it has <__media__>; repeatable",
+    )  # fmt: skip
+    add_mmproj_argument(parser)
+
+
+def add_mmproj_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--mmproj", metavar="FILE", help="file with the tower for pictures; default: the one beside the model"
+    )
 
 
 def add_lora_argument(parser: argparse.ArgumentParser) -> None:

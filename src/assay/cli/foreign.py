@@ -152,7 +152,6 @@ HINTS = {
     "--rope-freq-base": "the value of the file is used",
     "--rope-scale": "the value of the file is used",
     "--rope-scaling": "the value of the file is used",
-    "--mmproj": "images are not supported",
     "--modelfile": "there are no Modelfiles; `assay show MODEL` prints what the file has",
     "--reranking": "rerankers are not supported",
     "--rerank": "rerankers are not supported",
@@ -165,7 +164,6 @@ HINTS = {
     "--grp-attn-n": "the context is that of the file; see -c",
     "--hidethinking": "use --template-arg enable_thinking=false",
     "--reasoning-budget": "use --template-arg enable_thinking=false",
-    "--image": "images are not supported",
     "--format": "use --json-schema '{}' for an answer that is a JSON object",
     "--think": "use --template-arg enable_thinking=true",
 }

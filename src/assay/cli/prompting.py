@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
 
@@ -40,6 +40,19 @@ def encode_prompt(args: argparse.Namespace, text: str, opened: Opened) -> list[i
     from assay.text import encode_chat
 
     return encode_chat(opened.tokenizer, template, conversation(text, args.system))
+
+
+def prompt_for(args: argparse.Namespace, text: str, opened: Opened) -> list[int] | str | list[Any]:
+    """The ids of a prompt. With pictures, its text or messages: the library puts the pictures in."""
+    if not args.image:
+        return encode_prompt(args, text, opened)
+    if args.raw or opened.template is None:
+        if args.system is not None:
+            raise AssayError("--system: needs a chat template")
+        return text
+    from assay.library.language_model import conversation
+
+    return [dict(message) for message in conversation(text, args.system)]
 
 
 def speed_line(result: Result, load_seconds: float) -> str:

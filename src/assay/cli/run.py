@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
 from assay.cli.number_types import whole
-from assay.cli.prompting import NEEDED, encode_prompt, speed_line, start_template_process
+from assay.cli.prompting import NEEDED, prompt_for, speed_line, start_template_process
 from assay.cli.wrapping import AnswerPrinter
 from assay.errors import AssayError
 
@@ -25,6 +25,7 @@ assay run smollm2 "What is the capital of France?"
 assay run -m model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
 cat notes.txt | assay run -p "Summarise this in one sentence."
 assay run --batch prompts.jsonl -o answers.jsonl --seed 1
+assay run gemma3.gguf --image photo.png "What is in this picture?"
 """
 
 
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(group)
+    common.add_image_arguments(group)
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("-e", "--escape", action="store_true", help=r"interpret \n, \t and \\ in -p as escapes")
     group.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
@@ -80,9 +82,14 @@ def run(args: argparse.Namespace) -> int:
     if args.batch is not None:
         from assay.cli.batch import run_batch
 
+        if args.image:
+            raise AssayError("--image: is not for --batch; answer prompts with pictures one by one")
+
         return run_batch(args)
     if args.output is not None or args.resume:
         raise AssayError(f"{'--resume' if args.resume else '-o'}: needs --batch; leave it out for one prompt")
+    if args.image and args.ids is not None:
+        raise AssayError("--image: needs a text; ids have no place for a picture")
     start = time.perf_counter()
     text = None if args.ids is not None else _prompt_text(args)
     if text is None and args.ids is None:
@@ -93,14 +100,14 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError("--logprobs: only part of the JSON object; add --json")
     start_template_process(args, text)
     opened = common.opened(args)
-    prompt_ids = args.ids if text is None else encode_prompt(args, text, opened)
+    prompt: Any = args.ids if text is None else prompt_for(args, text, opened)
     params = common.sampler_params(args, opened)
     from assay.library.language_model import LanguageModel
 
     with LanguageModel(opened) as model:
         generation = model.stream(
-            prompt_ids, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
-            ignore_eos=args.ignore_eos, **_form(args),
+            prompt, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
+            ignore_eos=args.ignore_eos, images=args.image, **_form(args),
         )  # fmt: skip
         load_seconds = time.perf_counter() - start
         result = stream(generation, quiet=args.json, wrap=args.wrap)

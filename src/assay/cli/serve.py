@@ -88,6 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="TOML file of models under other names: sampler, system message, adapters")  # fmt: skip
     group.add_argument("--allow-manage", action="store_true",
                        help="let clients without a key pull, create, copy and delete models")  # fmt: skip
+    group.add_argument("--allow-media-urls", action="store_true",
+                       help="fetch pictures from http and https URLs that clients name")  # fmt: skip
     group.add_argument("--parallel", type=whole(1), metavar="N", help="maximum sequences computed at once (default 32)")
     group.add_argument(
         "--queue", type=whole(0), metavar="N", help="maximum queue depth: requests that may wait (default 256)"
@@ -134,6 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          help="share of answers that another replica recomputes and compares")  # fmt: skip
     common.add_engine_arguments(parser)
     common.add_lora_argument(parser)
+    common.add_mmproj_argument(parser)
     common.add_json_argument(parser)
 
 
@@ -172,6 +175,8 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError("--context-shift: not with --cluster: replicas end an answer where its context is full")
     if args.lora and args.cluster is not None:
         raise AssayError("--lora: not with --cluster: replicas have no adapters")
+    if args.mmproj and args.cluster is not None:
+        raise AssayError("--mmproj: not with --cluster: replicas take no pictures")
     if args.cache_dir is not None and args.cluster is not None:
         raise AssayError("--cache-dir: not with --cluster: replicas keep their prefixes in memory")
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
@@ -189,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
         most=args.models_max,
         idle_s=math.inf if args.sleep_idle is None else args.sleep_idle,
         manage=args.allow_manage,
+        media_urls=args.allow_media_urls,
         host=args.host,
         port=args.port,
         key=key,
@@ -213,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
             lora=tuple(args.lora),
             context_shift=args.context_shift,
             keep=args.keep,
+            mmproj=args.mmproj,
             cache_dir=args.cache_dir,
             cache_dir_size=args.cache_dir_size or DEFAULT_BYTES,
         ),

@@ -43,6 +43,8 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     settings["seed"] = seed
     settings["dry_breakers"] = [[token, list(rest)] for token, rest in job.params.dry_breakers.items()]
     head: dict[str, Any] = {name: getattr(job, name) for name in _PLAIN} | {"params": settings}
+    if job.images:
+        raise AssayError("job: pictures cannot be sent to a replica; serve the model without --cluster")
     if job.receipt:
         head["receipt"] = True
     if job.deadline < math.inf:

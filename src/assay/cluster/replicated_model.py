@@ -35,6 +35,8 @@ class Cluster:
 class ReplicatedModel(ServedModel):
     """One model, computed by replicas. This process reads only the metadata and the vocabulary of the file."""
 
+    sees = False  # replicas take no pictures
+
     def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0

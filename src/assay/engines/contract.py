@@ -21,6 +21,7 @@ capability. Callers test the attribute, never the engine's name.
     spare_states     keeps the state after each drafted token, so that `cut_state` can take drafted tokens back
     cache_bytes      reads and writes pages and states as bytes, so that they outlive the engine (`CacheBytes`)
     adapters         applies LoRA adapters, others for each chunk; its constructor takes `adapters`
+    pictures         takes chunks in which some rows are given instead of looked up by token (`PictureRows`)
     beside           makes an engine for another graph over the same weights, such as a draft head
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
@@ -44,6 +45,7 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.models.adapters import Adapter, scale_name
+from assay.models.pictures import AXES, PictureForm
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
@@ -58,6 +60,30 @@ Emit = Callable[[int, str, Array], None]  # index of the chunk in the batch, nod
 def pages_for(positions: int) -> int:
     """The number of pages that hold this many positions."""
     return -(-positions // PAGE)
+
+
+@dataclass(frozen=True)
+class PictureRows:
+    """What a chunk of a sequence with pictures brings beside its token ids.
+
+    `rows` [len(at), (1 + parts) * n_embd] are given at the places `at` of the chunk, in ascending order; the token ids
+    there are 0. Part 0 takes the place of the token's embedding, part i + 1 is added to the output of layer i.
+    `last` has the last slot that each token sees, if some see later ones: rows of a picture that see each other both
+    ways. The chunk holds all of these rows.
+    `positions` [n_tokens, 3] are the positions t, y, x of a model with M-RoPE; the mask goes by slots. Every chunk
+    after a picture has them, because later positions differ from the slots, too.
+    """
+
+    at: NDArray[np.int32]
+    rows: NDArray[np.float32]
+    last: NDArray[np.int32] | None = None
+    positions: NDArray[np.int32] | None = None
+
+    def part(self, begin: int, end: int) -> PictureRows:
+        """The same for tokens [begin, end) of the chunk."""
+        inside = (self.at >= begin) & (self.at < end)
+        last, positions = (None if x is None else x[begin:end] for x in (self.last, self.positions))
+        return PictureRows(self.at[inside] - np.int32(begin), self.rows[inside], last, positions)
 
 
 @dataclass(frozen=True)
@@ -79,6 +105,7 @@ class Chunk:
     the prefix in `pages` was computed with the same.
     `rows` holds the values that the graph is `given` instead of computing them, one row per token. If the graph reads
     no token ids, `tokens` may then be empty.
+    `pictures` are given where the sequence holds pictures.
     """
 
     tokens: NDArray[np.int32]
@@ -91,6 +118,7 @@ class Chunk:
     state_slot: int = 0
     drafted: int = 0
     adapters: tuple[tuple[int, float], ...] = ()
+    pictures: PictureRows | None = None
 
     @cached_property
     def n_tokens(self) -> int:
@@ -110,6 +138,16 @@ class Chunk:
     def ascending(self) -> bool:
         """True if positions rise from token to token. Then no token sees a later one, and the chunk can be cut."""
         return self.positions is None or bool(np.all(np.diff(self.positions.astype(np.int64)) > 0))
+
+    def cut(self, begin: int, end: int) -> int:
+        """Where a piece from `begin` on ends that should end at `end`: before a picture whose rows see each other, or
+        behind it if the piece begins with it."""
+        if self.pictures is None or self.pictures.last is None or end >= self.n_tokens:
+            return end
+        farthest = np.maximum.accumulate(self.pictures.last) - self.start  # the last place that the tokens so far see
+        places = 1 + np.flatnonzero(farthest <= np.arange(self.n_tokens))  # cuts that separate nothing
+        before = places[(places > begin) & (places <= end)]
+        return int(before[-1] if before.size else places[places > end][0])
 
     def all_positions(self) -> NDArray[np.int32]:
         """The RoPE position of each token."""
@@ -274,6 +312,7 @@ class Engine(Protocol):
     spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
     beside: Beside | None = None
     adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
+    pictures: Collection[str] = ()  # of `PictureRows`, what it takes: some of `models.pictures.EVERYTHING`
 
     @property
     def memory(self) -> MemoryUse:
@@ -387,6 +426,8 @@ def check_batch(
                 f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "
                 f"expected numbers below {len(engine.adapters)})"
             )
+        if chunk.pictures:
+            _check_pictures(engine, chunk, chunk.pictures, where)
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
     _check_state_slots(engine, batch)
@@ -402,6 +443,33 @@ def check_batch(
     for name in keep:
         if name not in engine.graph:
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
+
+
+def _check_pictures(engine: Engine, chunk: Chunk, given: PictureRows, where: str) -> None:
+    """The rows of pictures fit the chunk and the model."""
+    form = PictureForm(engine.model.hparams.n_deepstack, given.last is not None, engine.model.hparams.axes)
+    if not form.needs <= set(engine.pictures) or engine.graph.whole or engine.graph.given:
+        raise AssayError(
+            f"{where}: this engine takes no pictures for this model (found {engine.name}); use --engine cpu"
+        )
+    hparams, n = engine.model.hparams, chunk.n_tokens
+    wanted = (len(given.at), (1 + hparams.n_deepstack) * hparams.n_embd)
+    if given.rows.shape != wanted:
+        raise AssayError(
+            f"{where}: rows of a picture do not fit (found {list(given.rows.shape)}, expected {list(wanted)}); use "
+            "the mmproj file that was made for it"
+        )
+    if given.at.size and not (given.at[0] >= 0 and given.at[-1] < n and np.all(np.diff(given.at) > 0)):
+        raise AssayError(f"{where}: places of given rows must rise and lie in the chunk of {n} tokens")
+    if (given.positions is not None) != bool(hparams.axes) or (
+        given.positions is not None and given.positions.shape != (n, AXES)
+    ):
+        raise AssayError(f"{where}: a model with M-RoPE, and no other, takes {AXES} positions for each token")
+    own = np.arange(chunk.start, chunk.end)
+    if given.last is not None and not (
+        given.last.shape == (n,) and np.all(given.last >= own) and np.all(given.last < chunk.end)
+    ):
+        raise AssayError(f"{where}: a token sees itself at least, and no slot beyond its chunk")
 
 
 def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:

@@ -134,6 +134,10 @@ def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if w:
         _axes(w[0], 1)
         expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
+    if a["axes"]:
+        expect("one axis for each pair", len(a["axes"]), a["n_rot"] // 2)
+        if len(ins[1]) != 2 or not 0 <= min(a["axes"]) <= max(a["axes"]) < int(ins[1][1]):
+            raise ShapeError(f"axes are not those of the positions (found {a['axes']}, positions {list(ins[1])})")
     return shape
 
 
@@ -149,9 +153,11 @@ def _kq(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return (q[1], q[0], k[0])
 
 
-def _scores(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+def _scores(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     expect("queries and positions differ in number", ins[0][1], ins[1][0])
     expect("keys and their positions differ in number", ins[0][2], ins[2][0])
+    if len(ins) > 3 and (ins[3] != (ins[1][0], 1) or not a["causal"]):
+        raise ShapeError(f"last slots: one for each query, with a causal mask (found {list(ins[3])})")
     if w:
         expect("one sink a head", w[0][0], ins[0][0])
     return ins[0]
@@ -259,6 +265,7 @@ _ROPE_ATTRS = {
     "n_ctx_orig": 0,
     "offset": 0,  # the first value of a head that turns
     "still": (),  # pairs that do not turn
+    "axes": (),  # M-RoPE: positions [T, n] have several numbers, and pair i turns by number axes[i]; (): one number
 }
 
 OPS: dict[str, Op] = {
@@ -314,10 +321,11 @@ OPS: dict[str, Op] = {
            "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
            Trait.KEYS | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS | Trait.MASKABLE, linear_in=("q", "k")),
         Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
-           "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
+           "masked where kpos[s] > pos[t] (unless causal is false; with last, where s > last[t]), with a window where "
+           "kpos[s] <= pos[t] - window "
            "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
            "sink adds exp(sink[h]) to the denominator; slopes by max_bias (ALiBi), 0 for none",
-           ("x", "positions", "key_positions"), ("sinks?",),
+           ("x", "positions", "key_positions", "last?"), ("sinks?",),
            {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores,
            Trait.MASKS | Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS | Trait.TRANSCENDENTAL),
         Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]; n_head_kv cuts values that have no "

@@ -25,6 +25,7 @@ from assay.text import encode_chat
 if TYPE_CHECKING:
     from assay.library.judgement import Judgement
     from assay.library.trace_view import Trace
+    from assay.runtime.image_places import Images
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]  # text, ids, or a conversation for the chat template
@@ -48,6 +49,7 @@ def load(
     cache_dir: str | Path | None = None,
     cache_dir_size: int = DEFAULT_BYTES,
     lora: Sequence[str] = (),
+    mmproj: str | Path | None = None,
 ) -> LanguageModel:
     """Open a model and an engine; a context manager closes them.
 
@@ -70,6 +72,7 @@ def load(
     cache_dir   folder in which computed prefixes outlive the process; a prompt that begins alike is not computed again
     cache_dir_size  bytes that the folder may hold; the least recently used prefixes go first
     lora        LoRA adapters as GGUF files, each "FILE" or "FILE=SCALE"
+    mmproj      file with the tower for pictures; default: the one beside the model
     """
     checks.check_load_options(
         {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
@@ -79,7 +82,7 @@ def load(
     options = OpenOptions(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft,
         cache_dir=None if cache_dir is None else str(cache_dir), cache_dir_size=cache_dir_size,
-        lora=checks.texts("lora", lora),
+        lora=checks.texts("lora", lora), mmproj=None if mmproj is None else str(mmproj),
     )  # fmt: skip
     with watched(progress):
         return LanguageModel(open_model(model, options), parallel=parallel)
@@ -167,6 +170,7 @@ class LanguageModel:
         *,
         n: Literal[1] = 1,
         resume: Sequence[int] = (),
+        images: Sequence[Any] = (),
         **given: Unpack[GenerationSettings],
     ) -> Result: ...
     @overload
@@ -175,12 +179,24 @@ class LanguageModel:
     ) -> list[Result]: ...
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]
+        self,
+        prompt: Prompt,
+        *,
+        n: int,
+        resume: Sequence[int] = (),
+        images: Sequence[Any] = (),
+        **given: Unpack[GenerationSettings],
     ) -> Result | list[Result]: ...
 
     @lists_settings
     def generate(
-        self, prompt: Any, *, n: int = 1, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]
+        self,
+        prompt: Any,
+        *,
+        n: int = 1,
+        resume: Sequence[int] = (),
+        images: Sequence[Any] = (),
+        **given: Unpack[GenerationSettings],
     ) -> Any:
         """Answer a prompt, or each of a list of them, computed together.
 
@@ -193,6 +209,10 @@ class LanguageModel:
         to each prompt are one list, in the order of the prompts; answer i has the seed plus i. `resume` are the ids of
         a partial answer: with the same prompt, settings and seed, the answer continues with the same tokens.
 
+        `images` are the pictures of one prompt, each a path or the bytes of a file. They go where a text has
+        `<__media__>` or a message has a part of type "image", else before the text of the last user message. The model
+        needs its mmproj file, beside it or as `load(mmproj=…)`.
+
         Settings: max_new_tokens (or max_tokens, of the whole answer), temperature, top_k, top_p, min_p,
         repetition_penalty, seed, stop, logprobs, grammar (GBNF or Lark), json_schema, ignore_eos, do_sample, params,
         and every other field of SamplerParams (`GenerationSettings` has all of them with their types). Defaults are
@@ -200,25 +220,34 @@ class LanguageModel:
         """
         checks.check_whole("n", n, 1)
         if not _several(prompt):
-            made = self._prepare(prompt, n, resume, settings(self.opened, given))
+            made = self._prepare(prompt, n, resume, settings(self.opened, given), images)
             done = [generation.result for generation in self.generator.together(made)]
             return done if n > 1 else done[0]
         if resume:
             raise AssayError("resume: needs one prompt, not a list of prompts")
+        if images:
+            raise AssayError("images: need one prompt, not a list of prompts")
         asked = settings(self.opened, given)
         prepared = (generation for item in prompt for generation in self._prepare(item, n, (), asked))
         return [generation.result for generation in self.generator.together(prepared)]
 
     @lists_settings
-    def stream(self, prompt: Prompt, *, resume: Sequence[int] = (), **given: Unpack[GenerationSettings]) -> Generation:
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        resume: Sequence[int] = (),
+        images: Sequence[Any] = (),
+        **given: Unpack[GenerationSettings],
+    ) -> Generation:
         """Stream the answer: iterate over events (`id`, `text`, `logprob`); `result` is available at the end.
 
         >>> for event in model.stream("Once upon a time", max_new_tokens=32):
         ...     print(event.text, end="", flush=True)
 
-        Prompt, settings and `resume` are those of `generate`.
+        Prompt, settings, `resume` and `images` are those of `generate`.
         """
-        return self._prepare(prompt, 1, resume, settings(self.opened, given))[0]
+        return self._prepare(prompt, 1, resume, settings(self.opened, given), images)[0]
 
     @lists_settings
     def chat(
@@ -228,18 +257,23 @@ class LanguageModel:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        images: Sequence[Any] = (),
         **given: Unpack[GenerationSettings],
     ) -> Result:
         """Answer a conversation with the model's chat template. A text is one user message.
 
         >>> model.chat("Why is the sky blue?", system="Be brief.", max_new_tokens=64)
 
-        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are passed to the template.
+        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are passed to the template; `images`
+        are those of `generate`.
         """
         checks.check_list("tools", tools)
         checks.check_mapping("template_arguments", template_arguments)
-        ids = self.ids(conversation(messages, system), tools=tools, **(template_arguments or {}))
-        return self.stream(ids, **given).run()
+        turns, variables = conversation(messages, system), template_arguments or {}
+        if not images:
+            return self.stream(self.ids(turns, tools=tools, **variables), **given).run()
+        prompt = self._with_pictures(turns, images, tools=tools, **variables)
+        return self._begin(prompt, 1, (), settings(self.opened, given))[0].run()
 
     def batch(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | AssayError]) -> Iterator[Pending]:
         """Answer requests with individual settings, computed together. Results are yielded in order.
@@ -262,22 +296,42 @@ class LanguageModel:
             raise AssayError(f"requests: must be an iterable of prompts with settings (found {requests!r:.60})")
         return self.generator.together(map(prepare, requests))
 
-    def _prepare(self, prompt: Prompt, n: int, resume: Sequence[int], asked: Settings) -> list[Generation]:
+    def _prepare(
+        self, prompt: Prompt, n: int, resume: Sequence[int], asked: Settings, images: Sequence[Any] = ()
+    ) -> list[Generation]:
         self._check_open()
         resume = checks.token_list("resume", resume)
-        ids = self.ids(prompt)
+        return self._begin(self._with_pictures(prompt, images) if images else (self.ids(prompt), ()), n, resume, asked)
+
+    def _with_pictures(self, prompt: Prompt, images: Sequence[Any], **options: Any) -> tuple[Sequence[int], Images]:
+        """The ids of a prompt with pictures, and their places."""
+        from assay.runtime.pictured_prompt import picture_bytes, prompt_with_pictures
+
+        self._check_open()
+        if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+            raise AssayError("images: must be a list of paths or of the bytes of pictures")
+        said: Any = prompt if isinstance(prompt, str) else list(prompt)
+        if not isinstance(said, str) and not all(isinstance(item, Mapping) for item in said):
+            raise AssayError("images: need a text or messages, not ids")
+        found = [self.opened.pictures.read(picture_bytes(image)) for image in images]
+        return prompt_with_pictures(self.tokenizer, said, found, self.opened.template, **options)
+
+    def _begin(
+        self, prompt: tuple[Sequence[int], Images], n: int, resume: Sequence[int], asked: Settings
+    ) -> list[Generation]:
+        ids, images = prompt
         return [
             self.generator.generate(
                 ids, one.params, max_tokens=one.max_tokens, stop=one.stop, logprobs=one.logprobs,
-                ignore_eos=one.ignore_eos, constraint=one.constraint, answered=resume,
+                ignore_eos=one.ignore_eos, constraint=one.constraint, answered=resume, images=images,
             )
             for one in map(asked.answer, range(n))
         ]  # fmt: skip
 
     # --- numbers
 
-    def logits(self, prompt: Prompt) -> NDArray[np.float32]:
-        """The logits after every token of a prompt: [n_tokens, n_vocab].
+    def logits(self, prompt: Prompt, *, images: Sequence[Any] = ()) -> NDArray[np.float32]:
+        """The logits after every token of a prompt, and every row of its `images`: [n_tokens, n_vocab].
 
         >>> model.logits("The capital of France is")[-1].argmax()
         """
@@ -285,7 +339,8 @@ class LanguageModel:
         output = self.model.graph.output
         if not self.model.graph.generates:
             raise NoLogits(self.path.name)
-        probe = self.generator.probe(self.ids(prompt), output)
+        ids, places = self._with_pictures(prompt, images) if images else (self.ids(prompt), ())
+        probe = self.generator.probe(ids, output, places)
         _ = probe.run()
         return np.concatenate(probe.nodes[output]).astype(np.float32, copy=False)
 

@@ -124,6 +124,8 @@ class HParams:
     eps: float
     rope: RopeParams  # as the file describes it; a layer's row says what the layer does
     layers: tuple[Layer, ...]
+    axes: tuple[int, ...] = ()  # M-RoPE: which of the positions t, y, x turns each pair; empty: one position
+    n_deepstack: int = 0  # layers whose output takes a further part of a picture's rows
 
     # Where all layers are alike, these are every layer's; else those of the first layer with attention.
 

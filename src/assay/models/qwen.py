@@ -6,6 +6,7 @@ The M-RoPE of the vision models rotates text like plain RoPE, because its three 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,27 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models.blocks import Builder
 from assay.models.llama import decoder
+from assay.models.pictures import rope_axes
 
 
 def qwen(b: Builder) -> Graph:
     b.read(mode="neox")
+    return b.head(decoder(b, b.embedding()))
+
+
+def qwen_vl(b: Builder) -> Graph:
+    """Qwen with M-RoPE; the first layers may take parts of a picture's rows (deepstack).
+
+    Pairs of no section turn by t, as in the trained model. llama.cpp does not turn them (in Qwen3-VL the pairs 61 and
+    62, by less than a millionth of a radian for each position).
+    """
+    hp = b.read(mode="neox")
+    if "rope.dimension_sections" in b.meta:
+        b.hp = replace(hp, axes=rope_axes(b.meta, hp.rope.n_rot // 2)[0])
+    parts = b.meta.count("n_deepstack_layers", 0, least=0)
+    if parts > hp.n_layer:
+        raise b.meta.error("n_deepstack_layers", parts, f"at most the {hp.n_layer} layers")
+    b.hp = replace(b.hp, n_deepstack=parts)
     return b.head(decoder(b, b.embedding()))
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from assay.graph import Graph
 from assay.models.blocks import Builder
 from assay.models.draft_head import draft_head
+from assay.models.pictures import rope_axes
 from assay.models.recurrent import StateSizes, convolve_silu, delta_rule
 
 
 def qwen35(b: Builder) -> Graph:
     """Value head h uses key head h mod G. M-RoPE turns text like plain RoPE, but for pairs without a section."""
     hp = b.read(mode="neox")
-    rope = replace(hp.rope, still=_still(b, hp.rope.n_rot // 2))
-    b.hp = hp.each(lambda i, row: replace(row, rope=rope))
+    axes, still = rope_axes(b.meta, hp.rope.n_rot // 2)
+    rope = replace(hp.rope, still=still)
+    b.hp = replace(hp.each(lambda i, row: replace(row, rope=rope)), axes=axes)
     return _build(b, old=False)
 
 
@@ -28,16 +28,6 @@ def qwen3next(b: Builder) -> Graph:
     """Value head h uses key head h div (D/G); alpha and beta come from one matrix, key head by key head."""
     b.read(mode="neox")
     return _build(b, old=True)
-
-
-def _still(b: Builder, pairs: int) -> tuple[int, ...]:
-    """The pairs that no section of M-RoPE turns: their position is the fourth, which is 0 for text."""
-    found = np.asarray(b.meta.values.get(f"{b.meta.arch}.rope.dimension_sections", []))
-    sections = [int(n) for n in found] if found.ndim == 1 and found.dtype.kind in "iu" else []
-    if len(sections) != 4 or min(sections) < 0 or not 0 < sum(sections) < 1 << 20:
-        raise b.meta.error("rope.dimension_sections", sections, "4 whole numbers with a sum above 0")
-    at = (j % sum(sections) for j in range(pairs))
-    return tuple(j for j, s in enumerate(at) if s >= 3 * sections[s % 3])
 
 
 def _build(b: Builder, old: bool) -> Graph:

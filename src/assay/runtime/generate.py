@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.runtime.cache_folder import CacheFolder
+from assay.runtime.image_places import Images, without_rows
 from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
 from assay.runtime.pooling import EmbeddingRecipe
@@ -196,14 +197,15 @@ class Generator:
         ignore_eos: bool = False,
         constraint: Callable[[], Constraint] | None = None,
         answered: Sequence[int] = (),
+        images: Images = (),
     ) -> Generation:
         """Prepare a generation; it runs while it is iterated. `max_tokens` -1 generates until the context is full.
 
         `answered` are ids of an answer that was begun with the same prompt, settings and seed. The generation
-        continues exactly as that one would have.
+        continues exactly as that one would have. `images` are the pictures of the prompt (`image_places.py`).
         """
         job = Job(
-            self.checked(prompt_ids, answered),
+            self.checked(prompt_ids, answered, images),
             params or SamplerParams(),
             None if max_tokens < 0 else max_tokens,
             tuple(stop),
@@ -211,25 +213,26 @@ class Generator:
             constraint=constraint,
             ignore_eos=ignore_eos,
             answered=tuple(int(token) for token in answered),
+            images=images,
         )
         return Generation(self, job)
 
-    def probe(self, prompt_ids: Sequence[int], node: str) -> Generation:
+    def probe(self, prompt_ids: Sequence[int], node: str, images: Images = ()) -> Generation:
         """Prepare to keep one node of a prompt, a row for every token; nothing is generated."""
-        return Generation(self, Job(self.checked(prompt_ids), keep=(node,)))
+        return Generation(self, Job(self.checked(prompt_ids, images=images), keep=(node,), images=images))
 
     def embed(self, prompt_ids: Sequence[int], recipe: EmbeddingRecipe) -> Generation:
         """Prepare to embed a text; `vector` has the result when it has ended."""
         return Generation(self, Job(self.checked(prompt_ids), keep=(recipe.node,), pooling=recipe.pooling))
 
-    def checked(self, prompt_ids: Sequence[int], answered: Sequence[int] = ()) -> tuple[int, ...]:
+    def checked(self, prompt_ids: Sequence[int], answered: Sequence[int] = (), images: Images = ()) -> tuple[int, ...]:
         """The prompt's ids, or an error if the model cannot take them."""
         ids = tuple(int(token) for token in prompt_ids)
         n_vocab = self.engine.model.hparams.n_vocab
         total = len(ids) + len(answered)
         if not ids:
             raise AssayError("prompt: has no tokens; give some text (this model adds no BOS token to an empty one)")
-        if wrong := [token for token in (*ids, *answered) if not 0 <= token < n_vocab]:
+        if wrong := [token for token in (*without_rows(ids, images), *answered) if not 0 <= token < n_vocab]:
             raise AssayError(f"prompt: token {wrong[0]} is not in the vocabulary of {n_vocab}")
         if total > self.n_ctx:
             trained = self.engine.model.hparams.n_ctx_train
@@ -301,7 +304,7 @@ class Generation:
         self._text: list[str] = []
         self._finish: str | None = None
         self._error: Exception | None = None
-        self.prompt_ids = list(job.ids)
+        self.prompt_ids = [max(token, -1) for token in job.ids]  # -1: a row of a picture
         self.seed = self._sequence.seed
 
     def __repr__(self) -> str:

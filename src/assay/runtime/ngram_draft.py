@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 _PLACES = 4  # earlier positions remembered for each pair of tokens; the latest are kept
 _MAX_MATCH = 16  # equal tokens compared at most when two positions are matched
@@ -66,7 +67,8 @@ class NgramDraft:
                 longest, best = n, place
         if best >= 0:
             period = last - best  # a copy that reaches the end of the sequence starts over
-            self.tokens = [ids[best + 1 + i % period] for i in range(max_tokens)]
+            copied = (ids[best + 1 + i % period] for i in range(max_tokens))
+            self.tokens = list(takewhile(lambda token: token >= 0, copied))  # rows of a picture are no tokens
             self.rate = next(rate for length, rate in self._rates.items() if longest >= length)
         return self.tokens
 

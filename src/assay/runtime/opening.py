@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
@@ -26,6 +26,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter
+from assay.models.pictures import PictureForm
 from assay.runtime import cache_folder, draft_choice, hub
 from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
@@ -38,6 +39,9 @@ from assay.runtime.sequence_errors import NoShift
 from assay.runtime.speculation import Speculator
 from assay.system.stages import listening, reports
 from assay.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from assay.runtime.pictured_prompt import PictureReader
 
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
 _LARGEST_SCALE = 1e4  # of an adapter
@@ -66,6 +70,7 @@ class OpenOptions:
     lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
     context_shift: bool = False  # a full context drops its oldest tokens (`context_shift.py`)
     keep: int = 0  # first tokens that a context shift keeps; -1: the whole prompt
+    mmproj: str | None = None  # the tower for pictures; None: found beside the model, if a picture is given
 
 
 class Opened:
@@ -112,6 +117,37 @@ class Opened:
         if found and (self.options.engine or engines.default_name()) == "cuda":
             raise AssayError("--lora: the cuda engine has no adapters; use --engine cpu")
         return found
+
+    @cached_property
+    def pictures(self) -> PictureReader:
+        """The reader of pictures, made of the mmproj file on first use. A model without one is refused here."""
+        from assay.runtime.pictured_prompt import PictureReader, projector_beside
+        from assay.vision.projector import open_projector
+
+        path = Path(self.options.mmproj) if self.options.mmproj is not None else projector_beside(self.file.path)
+        if not path.is_file():
+            raise AssayError(f"--mmproj {path}: no such file")
+        name, hparams = self.options.engine or engines.default_name(), self.model.hparams
+        found = open_projector(path, "reference" if name == "reference" else "cpu", threads=self.options.threads)
+        form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
+        if missing := form.needs - set(engines.engine_class(name).pictures):
+            raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")
+        if found.tower.width != (wanted := (1 + hparams.n_deepstack) * hparams.n_embd):
+            raise AssayError(
+                f"{path}: does not fit the model (found rows of {found.tower.width} numbers, expected {wanted}); use "
+                "the mmproj file that was made for it"
+            )
+        return PictureReader(found)
+
+    @cached_property
+    def sees(self) -> bool:
+        """Whether pictures can be given: an mmproj file was named, or lies beside the model."""
+        from assay.runtime.pictured_prompt import projector_beside
+
+        try:
+            return bool(self.options.mmproj or projector_beside(self.file.path))
+        except AssayError:
+            return False
 
     @cached_property
     def template(self) -> ChatTemplate | None:

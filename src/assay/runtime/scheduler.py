@@ -19,6 +19,7 @@ from collections.abc import Sequence as Rows
 from assay.engines.contract import Array, CacheLost, Chunk, DecodeRun, Output, PagedEngine, TopK
 from assay.errors import AssayError
 from assay.runtime.cache_folder import CacheFolder
+from assay.runtime.image_places import check_images
 from assay.runtime.matchers import wait
 from assay.runtime.pages import Pages
 from assay.runtime.prefix_store import PrefixStore
@@ -184,7 +185,13 @@ class Scheduler:
             raise NoLogits(self.engine.model.file.path.name)
         if job.shift and not self.engine.graph.state.cuttable:
             raise NoShift(self.engine.model.file.path.name)
+        if job.images:
+            check_images(self.engine, job.images, self.pages.step)
+            if job.prompt_logprobs is not None or job.receipt:
+                what = "a receipt" if job.receipt else "log-probabilities of the prompt"
+                raise AssayError(f"picture: {what} cannot be made for a prompt with pictures; ask without")
         sequence = Sequence(job, self.tokenizer, self.n_ctx, sink)
+        sequence.m_rope = bool(self.engine.model.hparams.axes)
         known = self.engine.adapters
         asked = enumerate(adapter.scale for adapter in known) if job.adapters is None else sorted(job.adapters)
         sequence.adapters = tuple((number, scale) for number, scale in asked if scale)
@@ -277,6 +284,7 @@ class Scheduler:
                 state_slot=max(sequence.lease.state_slot, 0),
                 drafted=len(sequence.draft),
                 adapters=sequence.adapters,
+                pictures=sequence.next_pictures(n),
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -459,7 +467,7 @@ class Scheduler:
             return
         if drawing.draft and self.pages.states:
             self.engine.cut_state(lease.state_slot, lease.length)
-        if self._reads and output and self.speculator and self.speculator.drafter:
+        if self._reads and output and self.speculator and self.speculator.drafter and not sequence.job.images:
             kept = {name: output.nodes[name][: lease.length - drawing.start] for name in self._reads}
             self.speculator.drafter.observe(sequence, drawing.start, kept)
 

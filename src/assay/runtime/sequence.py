@@ -14,10 +14,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from assay.engines.contract import Array, TopK
+from assay.engines.contract import Array, PictureRows, TopK
 from assay.errors import AssayError
 from assay.runtime.context_shift import ContextShift
 from assay.runtime.draws import Draws, fresh_seed
+from assay.runtime.image_places import Images, only_tokens, rows_in_chunk
 from assay.runtime.ngram_draft import NgramDraft
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
@@ -103,6 +104,7 @@ class Job:
     receipt: bool = False  # hash the logits of every token that is drawn (`receipts.py`)
     adapters: tuple[tuple[int, float], ...] | None = None  # number and scale of each; None: as the engine was opened
     shift: ContextShift | None = None  # go on when the context is full; None: end there
+    images: Images = ()  # the pictures of the prompt; `ids` has negative numbers at their rows (`image_places.py`)
 
 
 class Update(NamedTuple):
@@ -170,6 +172,7 @@ class Sequence(Progress):
         self.preempted = 0
         self.adapters: tuple[tuple[int, float], ...] = ()  # those that are applied, without scales of 0
         self.salt = b""  # of its prefix: what beside its tokens its cache depends on
+        self.m_rope = False  # positions have several numbers, and differ from the slots after a picture
         self.restoring = False  # waits for pages of its prompt that are on disk (`prefix_store.py`)
         self.ngrams = NgramDraft()
         self.draft: list[int] = []  # drafted tokens that this step verifies
@@ -213,7 +216,12 @@ class Sequence(Progress):
 
     def next_tokens(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute, drafted ones included."""
-        return np.array((self.ids[self.computed :] + self.draft)[:n], dtype=np.int32)
+        ids = (self.ids[self.computed :] + self.draft)[:n]
+        return np.array([max(token, 0) for token in ids] if self.job.images else ids, dtype=np.int32)
+
+    def next_pictures(self, n: int) -> PictureRows | None:
+        """What a chunk of the next n tokens brings of the prompt's pictures."""
+        return rows_in_chunk(self.job.images, self.computed, n, self.m_rope) if self.job.images else None
 
     def outputs_for(self, n: int) -> str:
         """The output rows that a chunk of the next n tokens must return."""
@@ -286,7 +294,8 @@ class Sequence(Progress):
         else:
             numbers = Draws(self.seed, len(self.ids) + self.dropped)
             allowed = constraint.mask(logits) if constraint else logits
-            choice = sample(allowed, self.ids, job.params, numbers)
+            history = only_tokens(self.ids) if job.images else self.ids
+            choice = sample(allowed, history, job.params, numbers)
             if job.logprobs is not None:
                 choice = scores(logits, choice.id, job.logprobs)
         token = choice.id

@@ -7,13 +7,31 @@ therefore sees exactly what the template makes of the messages, and edited histo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from assay.runtime.generate import Event, Generation, Generator
+from assay.runtime.image_places import Images
 from assay.runtime.params import SamplerParams
 
-Message = dict[str, str]
-EncodeChat = Callable[[Sequence[Message]], list[int]]
+Message = dict[str, Any]
+# The ids of a prompt and the places of its pictures, from messages and the pictures in them, in order.
+EncodeChat = Callable[[Sequence[Message], Sequence[bytes]], tuple[Sequence[int], Images]]
 ReadAnswer = Callable[[Sequence[int], str], Message]  # from the prompt's ids and the text of the answer
+
+
+PICTURES = "pictures"  # of a message: the bytes of the pictures before its text
+
+
+def _with_parts(messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
+    """Messages with a part for each picture, and the pictures in order."""
+    found, pictures = list[Message](), list[bytes]()
+    for message in messages:
+        if own := message.get(PICTURES):
+            parts = [*({"type": "image"} for _ in own), {"type": "text", "text": message["content"]}]
+            message = {key: value for key, value in message.items() if key != PICTURES} | {"content": parts}
+            pictures += own
+        found.append(message)
+    return found, pictures
 
 
 def as_written(prompt: Sequence[int], text: str) -> Message:
@@ -43,6 +61,7 @@ class Session:
         self._stop = tuple(stop)
         self._ignore_eos = ignore_eos
         self.messages: list[Message] = []
+        self._shown: list[bytes] = []  # pictures for the next message
         self.generation: Generation | None = None  # of the latest answer
         self.set_system(system)
 
@@ -54,9 +73,17 @@ class Session:
         """Start a new conversation with another system message, or with none."""
         self.messages = [{"role": "system", "content": text}] if text else []
 
+    def show(self, picture: bytes) -> None:
+        """Put a picture before the text of the next message."""
+        self._shown.append(picture)
+
     def ask(self, text: str) -> Iterator[Event]:
         """Answer a message; tokens are generated while the result is iterated. An error discards the message."""
-        return self._answer([*self.messages, {"role": "user", "content": text}])
+        asked: Message = {"role": "user", "content": text}
+        if self._shown:
+            asked = {**asked, PICTURES: tuple(self._shown)}
+            self._shown = []
+        return self._answer([*self.messages, asked])
 
     def again(self) -> Iterator[Event]:
         """Generate another answer to the last message."""
@@ -66,21 +93,27 @@ class Session:
         return self._answer(asked)
 
     @property
+    def texts(self) -> list[Message]:
+        """The messages without their pictures."""
+        return [{key: value for key, value in m.items() if key != PICTURES} for m in self.messages]
+
+    @property
     def can_repeat(self) -> bool:
         return any(message["role"] == "user" for message in self.messages)
 
     def _answer(self, messages: list[Message]) -> Iterator[Event]:
-        prompt = self._encode(messages)
+        prompt, images = self._encode(*_with_parts(messages))
         self.generation = self._generator.generate(
             prompt,
             self.params,
             max_tokens=self.max_tokens,
             stop=self._stop,
             ignore_eos=self._ignore_eos,
+            images=images,
         )
         return self._stream(self.generation, prompt, messages)
 
-    def _stream(self, generation: Generation, prompt: list[int], messages: list[Message]) -> Iterator[Event]:
+    def _stream(self, generation: Generation, prompt: Sequence[int], messages: list[Message]) -> Iterator[Event]:
         try:
             yield from generation
         finally:

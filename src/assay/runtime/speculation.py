@@ -182,7 +182,8 @@ class Speculator:
         self._idle_steps = 0
         n = best or 2
         started = time.perf_counter()
-        drafts = drafter.draft({sequence: min(n, limit) for sequence, limit in room.items() if limit})
+        wanted = {s: min(n, limit) for s, limit in room.items() if limit and not s.job.images}  # it sees no pictures
+        drafts = drafter.draft(wanted)
         if drafts and self._read.issuperset(drafts):  # else it read a prompt first, unlike in the next draft
             self._draft_seconds = (time.perf_counter() - started) / n
         self._read.update(drafts)

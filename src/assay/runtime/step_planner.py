@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from assay.engines.contract import PAGE, PagedEngine, pages_for
 from assay.runtime.fair_shares import FairShares
+from assay.runtime.image_places import whole_images
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.prefix_keys import common
 from assay.runtime.sequence import Sequence
@@ -143,6 +144,8 @@ class StepPlanner:
             n = self._tokens_of(sequence, budget)
             if self._is_heavy(sequence):
                 n = min(n, max(self.chunk // 4 - by_request[sequence.job.owner], 0))
+            if n and sequence.job.images:
+                n = self._beside_images(sequence, n, budget)
             if n and sequence in self.running and self._reserve(sequence, n, plan):
                 budget = max(budget - n, 0)
                 by_request[sequence.job.owner] += n
@@ -172,6 +175,8 @@ class StepPlanner:
         if len(plan) < len(self.running) or not self.only_decodes(plan) or not self.decode_seconds:
             return
         if len(plan) > max_sequences or any(sequence.draft or sequence.top_k != 1 for sequence in plan):
+            return
+        if any(sequence.m_rope and sequence.job.images for sequence in plan):  # a run counts positions by slots
             return
         depth = self.queue_depth()
         limit = _MAX_RUN if depth and publishes and not self.waiting else depth
@@ -220,6 +225,12 @@ class StepPlanner:
         n = min(sequence.pending, budget, max(self.chunk // 4, 1) if scored else budget)
         return n if self._graph.state.cuttable else self._to_snapshot(sequence, n, budget)
 
+    def _beside_images(self, sequence: Sequence, n: int, budget: int) -> int:
+        """As many tokens, but no picture whose rows see each other is cut. One that is larger than the rest of the
+        budget waits for a step's whole budget."""
+        whole = whole_images(sequence.job.images, sequence.computed, n)
+        return whole if whole <= max(n, budget) or budget == self.chunk else 0
+
     def _to_snapshot(self, sequence: Sequence, n: int, budget: int) -> int:
         """At most n tokens, so that the step ends where a snapshot of the state is wanted, or at the end of a page.
 
@@ -262,7 +273,8 @@ class StepPlanner:
         all_rows = sequence.job.prompt_logprobs is not None or sequence.job.keep  # cached tokens give no rows
         lease = self._pages.open([] if all_rows else sequence.ids, sequence.salt)
         spare = len(self.running)  # each running sequence may need another page soon
-        fits = not self.running or self._pages.fits(lease, len(sequence.ids) + 1, self.chunk, spare)
+        step = max([self.chunk, *(len(p.image.rows) for p in sequence.job.images if p.image.sees_itself)])
+        fits = not self.running or self._pages.fits(lease, len(sequence.ids) + 1, step, spare)
         if not fits or self._shares_prefix_with_step(sequence, lease.length, plan):
             self._pages.close(lease)
             return False

@@ -31,6 +31,9 @@ class ServerLimits:
     depth: int = 128  # nesting of arrays and objects in a body.
     trace_tokens: int = 128  # at most `chunk`.
     lens_positions: int = 64
+    pictures: int = 16  # of one request.
+    picture_bytes: int = 20 << 20  # bytes of a picture's file.
+    picture_body: int = 64 << 20  # `body` of a server that takes pictures.
     examine_s: float = 180.0  # time to diagnose one dump.
     examine_memory: int = 4 << 30  # bytes that the process that diagnoses may allocate.
     examine_tokens: int = 1024  # tokens of a dump that is diagnosed.

@@ -56,6 +56,7 @@ class Config:
     presets: Sequence[Preset] = ()  # of the offers, those that clients have made
     most: int | None = None  # models in memory at once
     idle_s: float = math.inf  # seconds after which an unused model is unloaded
+    media_urls: bool = False  # whether pictures are fetched from URLs that clients name
     manage: bool = False  # whether clients without a key may pull, make and delete models
     report: Callable[[str], None] = lambda line: None  # takes lines about the memory of models with a state
     make: Make = ServedModel  # makes a model of the server: computed in this process, or by replicas
@@ -76,6 +77,9 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)
+    if any(entry.sees for entry in entries):
+        body = max(limits.body, limits.picture_body)
+        limits = replace(limits, body=body, bodies=max(limits.bodies, 4 * body))
     memory = config.memory or machine.memory() * 3 // 4
     models = ModelPool(
         entries, limits, metrics, memory,
@@ -89,6 +93,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     signer = Signer.of_file(config.receipts) if config.receipts is not None else None
     state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
     state.reasoning_budget = config.reasoning_budget
+    state.media_urls = config.media_urls
     secured = _secured(config.tls) if config.tls else {}
     state.manage = config.manage or config.key is not None
     state.presets = {preset.name: preset for preset in config.presets}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.library.test_pictures import picture
+from tests.picture_prompts import FOLDER
 from tests.serve.conftest import Server, start_server
-from tests.serve.page.conftest import Tab
+from tests.serve.page.conftest import DESK, Tab
 from tests.tiny import make
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
@@ -146,14 +149,53 @@ def test_an_error_is_shown(tab: Tab) -> None:
     tab.complaints.clear()
 
 
+def test_pictures_are_sent_and_their_rows_shown(browser: Any, tmp_path: Path) -> None:
+    """Dropped or chosen; the tokens of the prompt show the rows; a model without a tower refuses by name."""
+    expect = playwright.expect
+    shutil.copy(FOLDER / "gemma3-mmproj.gguf", tmp_path / "mmproj.gguf")
+    model = shutil.copy(FOLDER / "gemma3-text.gguf", tmp_path / "eye.gguf")
+    options = {"engine": "cpu", "ctx_size": 128, "template": "chatml", "threads": 1}
+    server = start_server([("eye", Path(model))], options=options)
+    tab = Tab(browser, server, viewport=DESK)
+    page = tab.page
+    file = {"name": "a.ppm", "mimeType": "image/x-portable-pixmap", "buffer": picture()}
+    page.set_input_files("#file", files=[file])
+    expect(page.locator("#files .chip img")).to_have_attribute("alt", "a.ppm")
+    sent: list[Any] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None)
+    tab.ask("what is it", 3)
+    tab.wait()
+    kinds = [part["type"] for part in sent[0]["messages"][-1]["content"]]
+    assert kinds == ["image_url", "text"]
+    expect(page.locator(".message.user .attached img")).to_have_count(1)
+    expect(page.locator(".message.fault")).to_have_count(0)
+    page.click("#tab-tokens")
+    expect(page.locator(".piece", has_text="[image]")).to_have_count(9)
+    page.reload()
+    page.click("#tab-chat")
+    expect(page.locator(".message.user .attached img")).to_have_count(1)
+    assert tab.complaints == []
+    page.close()
+    assert server.end() == 0
+
+
+def test_a_picture_for_a_model_without_a_tower(tab: Tab) -> None:
+    file = {"name": "a.ppm", "mimeType": "image/x-portable-pixmap", "buffer": picture()}
+    tab.page.set_input_files("#file", files=[file])
+    tab.ask("what is it", 3)
+    tab.wait()
+    playwright.expect(tab.page.locator(".message.fault")).to_contain_text("images are not supported by this model")
+    tab.complaints.clear()  # the browser's own line about the status
+
+
 def test_files_are_sent_as_text(tab: Tab, tmp_path: Path) -> None:
     expect, page = playwright.expect, tab.page
     sent: list[Any] = []
     page.on("request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None)
     (tmp_path / "notes.md").write_text("a ``` fence\nb é")
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
-    page.set_input_files("#file", tmp_path / "picture.png")
-    expect(page.locator("#toast")).to_contain_text("picture.png: is not a text file")
+    (tmp_path / "archive.bin").write_bytes(b"\x89PNG\0\xff")
+    page.set_input_files("#file", tmp_path / "archive.bin")
+    expect(page.locator("#toast")).to_contain_text("archive.bin: is not a text file")
     page.set_input_files("#file", tmp_path / "notes.md")
     expect(page.locator("#files .chip")).to_have_text(re.compile(r"notes\.md"))
     tab.ask("what is in it", 4)

@@ -326,7 +326,12 @@ class _Compiler:
         )
 
     def _attn_softmax(self, node: Node) -> None:
-        self.program.attn_softmax(self._get(node.inputs[0], "scores"), self._mask(node), self._new(node.name))
+        x, last = self._get(node.inputs[0], "scores"), self._last(node)
+        self.program.attn_softmax(x, self._mask(node), self._new(node.name), last)
+
+    def _last(self, softmax: Node) -> int:
+        """The value with the last slot that each query sees, or -1."""
+        return self._get(softmax.inputs[3], "tokens") if len(softmax.inputs) > 3 else -1
 
     def _kqv(self, node: Node) -> None:
         p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
@@ -348,6 +353,7 @@ class _Compiler:
             cap=float(capped.attr("cap")) if capped else 0.0,
             mask=self._mask(softmax),
             v_first=group.first,
+            last=self._last(softmax),
             out=self._new(kqv.name) if kqv.name in self.keep else self._heads(kqv),
             **kept,
         )

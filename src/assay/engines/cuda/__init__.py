@@ -62,12 +62,15 @@ from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
 from assay.engines.plan.batching import Piece, Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Single, fuse
+from assay.engines.plan.given_rows import picture_form
+from assay.engines.plan.picture_graph import PictureGraph, picture_graph
 from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
+from assay.models.pictures import GIVEN_POSITIONS, GIVEN_ROWS, PictureForm
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
@@ -80,6 +83,7 @@ class CudaEngine(PagedEngine):
     """The engine contract, implemented by compiled programs on one device."""
 
     name = "cuda"
+    pictures = (GIVEN_ROWS, GIVEN_POSITIONS)
     precisions = PRECISIONS
 
     def __init__(
@@ -113,7 +117,8 @@ class CudaEngine(PagedEngine):
             self.top_values = DeviceTopValues(self._forward_top)
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
         self._busy = threading.Lock()
-        self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
+        self._programs: dict[tuple[Shape, frozenset[str], PictureForm | None], Program] = {}
+        self._pictures: dict[PictureForm, PictureGraph] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
@@ -209,6 +214,12 @@ class CudaEngine(PagedEngine):
             yield
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], places: Targets) -> list[Output]:
+        form = picture_form(self, batch)
+        if form:
+            assert self._tensors is not None
+            if form not in self._pictures:
+                self._pictures[form] = picture_graph(self.graph, form, self._tensors.array)
+            batch = [self._pictures[form].rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
         pooled = pooled or any(self.graph[name].has(Trait.SHOWS_STATE) for name in keep)
         if not keep and self._is_decode(batch):
@@ -221,7 +232,7 @@ class CudaEngine(PagedEngine):
         for step in whole(batch) if scored else steps(batch, self._step, cut=not (whole_text or pooled)):
             self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
-            program = self._program(shape, keep)
+            program = self._program(shape, keep, form=form)
             if results is None:
                 results = Results([e for e, _ in program.results], batch)
             self._run(program, step, places, results.take(step))
@@ -233,7 +244,9 @@ class CudaEngine(PagedEngine):
 
     def _is_decode(self, batch: Sequence[Chunk]) -> bool:
         """One token of each sequence, with its output: the usual step of serving, kept as a CUDA graph."""
-        return self._decodes and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch)
+        if not self._decodes or len(batch) > _GRAPHED:
+            return False
+        return all(c.n_tokens == 1 == c.n_outputs and not c.pictures for c in batch)
 
     def _forward_top(self, batch: Sequence[Chunk], k: int) -> list[Output]:
         """`TopValues.forward`. Any batch other than a decode step gives whole rows."""
@@ -371,13 +384,15 @@ class CudaEngine(PagedEngine):
     def _is_scores(self, name: str) -> bool:
         return sum(isinstance(d, str) for d in self.graph.shapes[name]) == 2
 
-    def _program(self, shape: Shape, keep: frozenset[str], fill: bool = True) -> Program:
-        key = shape, keep
+    def _program(
+        self, shape: Shape, keep: frozenset[str], fill: bool = True, form: PictureForm | None = None
+    ) -> Program:
+        key = shape, keep, form
         found = self._programs.pop(key, None)
         if found is None:
             assert self._tensors is not None
             found = compile_program(
-                self.graph,
+                self._pictures[form].graph if form else self.graph,
                 self._tensors,
                 self._layout,
                 shape,
@@ -438,7 +453,8 @@ class CudaEngine(PagedEngine):
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
-        if shape.one and not self.graph.given and shape.tokens <= _GRAPHED:
+        given = any(external.given for external, _ in program.results)
+        if shape.one and not given and shape.tokens <= _GRAPHED:
             found = self._play(program, [p.chunk for p in step.pieces], places).results(0)
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed

@@ -28,6 +28,7 @@ SINGLE: dict[str, Callable[[StepList, Node], None]] = {
     "rms_norm": rows.norm_rows,
     "layer_norm": rows.norm_rows,
     "rope": rows.rotate,
+    "rope_given": rows.rotate_by_table,
     "cache": rows.cache,
     "merge_heads": rows.reshape,
     "split_heads": rows.reshape,

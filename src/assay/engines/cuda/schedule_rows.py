@@ -94,6 +94,17 @@ def rotate(steps: StepList, node: Node) -> None:
     steps.add(node.name, work, [x, table], [out])
 
 
+def rotate_by_table(steps: StepList, node: Node) -> None:
+    """Rotation by cosines and sines that are given."""
+    c = steps.context
+    domain = c.domain(node.name)
+    x, table = (steps.value_of(name, domain) for name in node.inputs)
+    out, heads, n_rot = steps.new(node.name), int(node.attr("n_head")), c.width(node.inputs[1])
+    neox, offset = node.attr("mode") == "neox", int(node.attr("offset"))
+    work = RotateRows(x, table, out, c.rows(domain), c.width(node.name), heads, n_rot, neox, offset)
+    steps.add(node.name, work, [x, table], [out])
+
+
 def cache(steps: StepList, node: Node) -> None:
     write_cache(steps, node.inputs[0], node.name)
     if node.name in steps.context.keep:

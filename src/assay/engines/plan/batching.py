@@ -102,7 +102,11 @@ def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[S
             if not room or (whole and chunk.n_tokens > room and found[-1]):
                 found.append([])
                 room = limit
-            end = chunk.n_tokens if whole else min(chunk.n_tokens, begin + room)
+            end = chunk.n_tokens if whole else chunk.cut(begin, min(chunk.n_tokens, begin + room))
+            if end - begin > room and found[-1]:  # a picture that needs more room
+                found.append([])
+                room = limit
+                continue
             found[-1].append(Piece(chunk, begin, end))
             room = max(0, room - (end - begin))
             begin = end

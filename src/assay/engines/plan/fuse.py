@@ -190,7 +190,7 @@ class _Matcher:
         if k not in self.pools or v not in self.pools or not self.pools[k].keys or self.pools[v].keys != (k == v):
             return None
         positions = ("inp_pos", "inp_pos" if self.pools[k].passing else "inp_kpos")
-        if softmax.inputs[1:] != positions or self.graph.shapes[kq.inputs[0]][0] != "T":
+        if softmax.inputs[1:3] != positions or self.graph.shapes[kq.inputs[0]][0] != "T":
             return None
         return Attention(kq, capped, softmax, kqv, k, v, first)
 

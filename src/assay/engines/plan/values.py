@@ -38,6 +38,7 @@ class RopeTable:
     frequencies: tuple[float, ...]  # radians per position, one for each rotated pair
     magnitude: float
     positions: str  # the graph input that gives each row's position
+    axes: tuple[int, ...] = ()  # where a position has several numbers: which of them turns each pair
 
     @property
     def n_rot(self) -> int:
@@ -47,10 +48,10 @@ class RopeTable:
 def rope_table(node: Node, factors: NDArray[np.float32] | None) -> RopeTable:
     """The table of a rope node; `factors` are the values of its optional weight."""
     attrs = node.all_attrs()
-    for name in ("mode", "n_head", "offset"):
+    for name in ("mode", "n_head", "offset", "axes"):
         del attrs[name]
     angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
-    return RopeTable(tuple(angles[0].tolist()), float(magnitude), node.inputs[1])
+    return RopeTable(tuple(angles[0].tolist()), float(magnitude), node.inputs[1], tuple(node.attr("axes")))
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class AttentionMask:
 
 def attention_mask(graph: Graph, softmax: Node, capped: Node | None, refusal: str) -> AttentionMask:
     """The mask of a softmax node. Positions must be inp_pos and those of the keys; else an error ends in `refusal`."""
-    if softmax.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
+    if softmax.inputs[1:3] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
         raise AssayError(f"node {softmax.name}: {refusal}")
     max_bias, heads = float(softmax.attr("max_bias")), int(graph.shapes[softmax.name][0])
     slopes = alibi_slopes(heads, max_bias).astype(np.float32).tolist() if max_bias else ()

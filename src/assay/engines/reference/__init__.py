@@ -37,6 +37,7 @@ from assay.engines.contract import (
     pages_for,
     with_scales,
 )
+from assay.engines.plan.given_rows import picture_form, with_pictures
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.reference.functions import FUNCTIONS
 from assay.engines.reference.weights import DEFAULT_BUDGET, Weights
@@ -45,6 +46,7 @@ from assay.graph import KINDS, OPS, Graph, Node, Trait
 from assay.graph.state import POSITION
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
+from assay.models.pictures import EVERYTHING, PictureForm, pictured
 
 Array = NDArray[Any]
 
@@ -328,6 +330,7 @@ class ReferenceEngine(PagedEngine):
     """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
 
     name = "reference"
+    pictures = EVERYTHING
     precisions = MappingProxyType({"f64": "f64", "f32": "f32"})
     exact_drafts = True  # drafted tokens are computed one by one
     spare_states = 1 << 20  # as many as memory holds
@@ -353,7 +356,8 @@ class ReferenceEngine(PagedEngine):
         kind = f"f{8 * self.dtype.itemsize}"
         self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
-        self._graphs: dict[tuple[int, ...], Graph] = {(): self.graph}  # by the adapters that a chunk uses
+        # By the adapters that a chunk uses, and the form of its pictures.
+        self._graphs: dict[tuple[tuple[int, ...], PictureForm | None], Graph] = {((), None): self.graph}
         self._pools: dict[str, Array] = {}
         self.state_slots = count_slots(self.graph, state_slots)
         self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
@@ -393,7 +397,8 @@ class ReferenceEngine(PagedEngine):
             positions = None if chunk.positions is None else chunk.positions[a:b]
             wanted = chunk.outputs if b == chunk.n_tokens or chunk.outputs == "all" else "none"
             piece = replace(chunk, tokens=chunk.tokens[a:b], start=chunk.start + a, rows=rows, positions=positions)
-            piece = replace(piece, outputs=wanted, drafted=0)
+            given = chunk.pictures.part(a, b) if chunk.pictures else None
+            piece = replace(piece, outputs=wanted, drafted=0, pictures=given)
             output, cache = self._chunk(i, piece, keep, None, dict(state))
             cache.finish()
             state = states[piece.end] = cache.state
@@ -417,9 +422,12 @@ class ReferenceEngine(PagedEngine):
         self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None, state: dict[str, Array]
     ) -> tuple[Output, _PagedCache]:
         active = tuple(number for number, _ in chunk.adapters)
-        if active not in self._graphs:
-            self._graphs[active] = adapted(self.graph, self.adapters, active)
+        form = picture_form(self, [chunk])
+        if (active, form) not in self._graphs:
+            graph = adapted(self.graph, self.adapters, active) if active else self.graph
+            self._graphs[active, form] = pictured(graph, form) if form else graph
         chunk = with_scales(chunk, active) if active else chunk
+        chunk = with_pictures(chunk, form, self.model.hparams.n_embd, self.dtype) if form else chunk
         at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
         cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE, state)
@@ -446,7 +454,7 @@ class ReferenceEngine(PagedEngine):
                     nodes[name] = value
 
         targets = keep | head | self.graph.state.by_node.keys()
-        interpret(self._graphs[active], self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
+        interpret(self._graphs[active, form], self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
         return Output(logits, nodes), cache
 
     def copy_page(self, source: int, to: int) -> None:

@@ -167,15 +167,18 @@ def rope_angles(
     beta_slow: float,
     n_ctx_orig: int,
     still: tuple[int, ...] = (),
+    axes: tuple[int, ...] = (),
 ) -> tuple[Array, float]:
     """Angles [T, n_rot/2] and the magnitude that multiplies the rotated values.
 
     θ_i = pos · base^(-2i/n_rot) / factor_i. Linear scaling multiplies θ by `freq_scale`. YaRN mixes the scaled and
     the unscaled angle by a ramp. The ramp lies between the dimensions that turn `beta_fast` and `beta_slow` times over
     the original context. YaRN also multiplies the magnitude by 1 + 0.1 ln(1/freq_scale). Pairs in `still` have angle 0.
+    With `axes`, positions are [T, n], and pair i turns by number axes[i].
     """
     i = np.arange(n_rot // 2, dtype=np.float64)
-    theta = positions.astype(np.float64)[:, None] * np.array(rope_frequencies(base, n_rot))
+    at = positions.astype(np.float64)
+    theta = (at[:, list(axes)] if axes else at[:, None]) * np.array(rope_frequencies(base, n_rot))
     theta[:, list(still)] = 0.0
     if factors is not None:
         theta = theta / factors.astype(np.float64)
@@ -244,15 +247,24 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
 
 
 def attn_mask(
-    positions: Array, key_positions: Array, window: int = 0, *, causal: bool = True, chunk: int = 0
+    positions: Array,
+    key_positions: Array,
+    window: int = 0,
+    *,
+    causal: bool = True,
+    chunk: int = 0,
+    last: Array | None = None,
 ) -> NDArray[np.bool_]:
     """The mask [T, S]: True where a query may not see a key.
 
     With `causal`, keys after the query are hidden. A window hides keys at a distance of `window` or more; without
     `causal`, keys more than half a window away on either side. Chunks hide the keys of earlier chunks of positions.
+    `last` [T, 1] replaces the causal rule: keys after slot last[t] are hidden.
     """
     distance = positions[:, None] - key_positions[None, :]
     masked = distance < 0 if causal else np.zeros(distance.shape, bool)
+    if last is not None:
+        masked = np.arange(len(key_positions))[None, :] > last.reshape(-1, 1)
     if window:
         masked |= distance >= window if causal else np.abs(distance) > window // 2
     if chunk:
@@ -264,8 +276,7 @@ def attn_softmax(
     x: Array,
     positions: Array,
     key_positions: Array,
-    sinks: Array | None = None,
-    *,
+    *others: Array,
     scale: float,
     window: int = 0,
     causal: bool = True,
@@ -274,13 +285,16 @@ def attn_softmax(
 ) -> Array:
     """Softmax over the visible s of scale·x[h,t,s] - slope_h·|pos[t] - kpos[s]|.
 
+    `others`: the last slots that queries see [T, 1], if they are given, then the sinks [H], if there are any.
     A sink is one more score for each head, not scaled. It adds to the denominator and has no column in the result.
     """
+    last = others[0] if others and others[0].ndim == 2 else None
+    sinks = others[-1] if others and others[-1].ndim == 1 else None
     scores = x * x.dtype.type(scale)
     if max_bias:
         distance = np.abs(positions[:, None] - key_positions[None, :])
         scores = scores - (alibi_slopes(x.shape[0], max_bias)[:, None, None] * distance).astype(x.dtype)
-    masked = attn_mask(positions, key_positions, window, causal=causal, chunk=chunk)
+    masked = attn_mask(positions, key_positions, window, causal=causal, chunk=chunk, last=last)
     scores = np.where(masked, x.dtype.type(-np.inf), scores)
     if sinks is None:
         return softmax(scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from assay.runtime.image_places import Images, only_tokens
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
@@ -42,10 +43,11 @@ class ChatPrompt:
     """The conversation of a request as the ids of a prompt."""
 
     entry: ServedModel
-    ids: list[int]
+    ids: Sequence[int]
     family: Family
     tools: list[Tool] | None  # that the model may call
     native: bool  # the template describes the tools
+    images: Images = ()  # the places of its pictures
 
 
 def as_chat_request(given: dict[str, Any], param: str) -> ChatRequest:
@@ -67,12 +69,12 @@ async def prompt_of(call: HttpCall, request: ChatRequest) -> ChatPrompt:
         request.messages, tools=tools if native else None, described=None if native else tools,
         variables=_variables(request), continued=bool(request.continue_final_message),
     )  # fmt: skip
-    ids = await request_tokens.chat_ids(state, entry, said)
-    assert entry.template is not None  # otherwise chat_ids would have failed
+    ids, images = await request_tokens.chat_prompt(state, entry, said)
+    assert entry.template is not None  # otherwise chat_prompt would have failed
     family = family_of(entry.template.tool_source if tools else entry.template.source)
     if tools and not native:
         family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
-    return ChatPrompt(entry, ids, family, tools, native)
+    return ChatPrompt(entry, ids, family, tools, native, images)
 
 
 async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
@@ -80,8 +82,8 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     state, prompt = call.state, await prompt_of(call, request)
     entry, ids, family, tools, native = prompt.entry, prompt.ids, prompt.family, prompt.tools, prompt.native
     limits, origin = state.limits, common.Origin.of(call.headers)
-    request_tokens.check(ids, entry, param="messages")
-    thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
+    request_tokens.check(ids, entry, param="messages", images=prompt.images)
+    thinking = opened(family, entry.tokenizer.decode(only_tokens(ids[-TAIL:])))
     make = _constraint(request, entry, family, thinking=thinking)
     free = make is None or _requires_call(request)  # without a grammar that fixes the start of the answer
     if make is None and tools and not native and not thinking:  # reasoning is not constrained
@@ -111,6 +113,7 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
             deadline=until,
             thinking=budget,
             receipt=state.signer is not None,
+            images=prompt.images,
         )
         for index in range(request.n or 1)
     ]

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, RootModel
 
+from assay.runtime.image_places import Images as Places
 from assay.runtime.params import SamplerParams
+from assay.runtime.pictured_prompt import MEDIA
 from assay.runtime.sequence import Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
-from assay.serve.api.schemas import LIMITS, EmbeddingRequest, LoraScales, Name, Prompt, Sampling, Schema, TokenId
+from assay.serve.api.request_pictures import data_url, with_pictures
+from assay.serve.api.schemas import (
+    LIMITS,
+    EmbeddingRequest,
+    Encoded,
+    Images,
+    LoraScales,
+    Name,
+    Prompt,
+    Sampling,
+    Schema,
+    TokenId,
+)
 from assay.serve.api.schemas import Text as AnyText
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.texts import embed_texts
@@ -43,8 +58,23 @@ class Text(Sampling):
     )
 
 
+class MediaPrompt(Schema):
+    prompt_string: AnyText = Field(description="with <__media__> at the place of each picture")
+    multimodal_data: Images = Field(description="pictures in base64")
+
+
+class ImageData(Schema):
+    id: Annotated[int, Field(ge=0, lt=2**31)] = Field(description="the prompt has [img-ID] at its place")
+    data: Encoded
+
+
 class LlamaCompletionRequest(Text):
-    prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]
+    image_data: Annotated[list[ImageData], Field(max_length=LIMITS.pictures, fail_fast=True)] | None = None
+    prompt: (
+        AnyText
+        | MediaPrompt
+        | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body, fail_fast=True)]
+    )
 
 
 class LlamaEmbeddingRequest(Schema):
@@ -100,10 +130,12 @@ async def infill_ids(
     ]  # fmt: skip
 
 
-async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> Reader:
+async def continue_text(
+    call: HttpCall, entry: ServedModel, ids: Sequence[int], request: Text, images: Places = ()
+) -> Reader:
     """Start the sequences that continue a text."""
     state = call.state
-    request_tokens.check(ids, entry)
+    request_tokens.check(ids, entry, images=images)
     constraint = None
     if request.json_schema is not None and request.grammar:
         raise ApiError("invalid_value", "grammar: json_schema is given too; use one of them", "grammar")
@@ -129,6 +161,7 @@ async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], requ
         constraint=constraint,
         ignore_eos=bool(request.ignore_eos),
         deadline=common.deadline(state.limits, request.timeout),
+        images=images,
     )
     worker = await call.stack.enter_async_context(state.models.use(entry))
     return call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner, call.pause))
@@ -139,7 +172,31 @@ async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], requ
 
 async def completion(call: HttpCall, request: LlamaCompletionRequest) -> HttpReply | Events:
     entry = call.state.models.find(request.model)
-    return await _reply(call, entry, await _prompt(call, entry, request.prompt), request)
+    prompt, data = _media(request)
+    if data:
+        ids, images = await with_pictures(
+            call.state, entry, str(prompt), [data_url(d) for d in data], mark=MEDIA, rendered=False
+        )
+        return await _reply(call, entry, ids, request, images)
+    return await _reply(call, entry, await _prompt(call, entry, prompt), request)
+
+
+def _media(request: LlamaCompletionRequest) -> tuple[str | list[str | int], list[str]]:
+    """The prompt with `<__media__>` at the place of each picture, and the pictures in this order."""
+    prompt, given = request.prompt, request.image_data
+    if isinstance(prompt, MediaPrompt):
+        return prompt.prompt_string, prompt.multimodal_data
+    if not given:
+        return prompt, []
+    if not isinstance(prompt, str):
+        raise ApiError("invalid_value", "image_data: needs a prompt that is one text", "image_data")
+    by_id = {image.id: image.data for image in given}
+    named = [int(n) for n in re.findall(r"\[img-(\d{1,9})\]", prompt)]
+    if missing := [n for n in named if n not in by_id]:
+        raise ApiError("invalid_value", f"image_data: has no picture {missing[0]}", "image_data")
+    if not named:
+        return MEDIA * len(given) + prompt, [image.data for image in given]
+    return re.sub(r"\[img-\d{1,9}\]", MEDIA, prompt), [by_id[n] for n in named]
 
 
 async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
@@ -168,8 +225,10 @@ async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | i
     return await request_tokens.mixed_ids(call.state, entry, prompt)
 
 
-async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> HttpReply | Events:
-    reader = await continue_text(call, entry, ids, request)
+async def _reply(
+    call: HttpCall, entry: ServedModel, ids: Sequence[int], request: Text, images: Places = ()
+) -> HttpReply | Events:
+    reader = await continue_text(call, entry, ids, request, images)
     made = _Completion(entry, reader, request, call.state.slots)
     if request.stream:
         return Events(made.events(), BARE)
@@ -214,7 +273,8 @@ class _Completion:
 
     def _end(self) -> dict[str, Any]:
         (sequence,), (end,) = self._reader.sequences, self._reader.ends
-        self._slots[self._entry.id, self._slot] = tuple(sequence.ids)
+        if not sequence.job.images:  # a slot's file has tokens alone
+            self._slots[self._entry.id, self._slot] = tuple(sequence.ids)
         t = sequence.times
         prompt_s = max((t.first or t.arrived) - (t.admitted or t.arrived), 1e-9)
         answer_s = max((t.last or t.arrived) - (t.first or t.arrived), 1e-9)
@@ -264,7 +324,7 @@ async def props(call: HttpCall, _: None) -> HttpReply:
             "total_slots": call.state.limits.running,
             "model_alias": entry.id,
             "model_path": entry.file.path.name,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": entry.sees, "audio": False},
             "chat_template": entry.template.source if entry.template else "",
             "bos_token": token("bos"),
             "eos_token": token("eos"),

@@ -15,7 +15,18 @@ from pydantic import Field
 from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
 from assay.serve.api.chat_completions import Conversation, as_chat_request, begin, prompt_of
-from assay.serve.api.schemas import LIMITS, ChatRequest, Name, NoMedia, Schema, Share, Stop, Text
+from assay.serve.api.schemas import (
+    LIMITS,
+    ChatRequest,
+    ImageUrl,
+    Name,
+    NoMedia,
+    OnlyPictures,
+    Schema,
+    Share,
+    Stop,
+    Text,
+)
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import MESSAGES, Events, HttpReply, json_reply
@@ -36,9 +47,10 @@ TextBlocks = Annotated[list[Annotated[TextBlock, NoMedia]], Field(max_length=256
 
 
 class MessageBlock(Schema, wire="Block"):
-    """A text, a call (`tool_use`), the result of a call, or reasoning."""
+    """A text, a picture, a call (`tool_use`), the result of a call, or reasoning."""
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal["text", "image_url", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    image_url: ImageUrl | None = Field(None, description="an `image` block is read as this")
     text: Text | None = None
     id: Name | None = None
     name: Name | None = None
@@ -50,7 +62,7 @@ class MessageBlock(Schema, wire="Block"):
 
 class TurnMessage(Schema, wire="Turn"):
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[Annotated[MessageBlock, NoMedia]], Field(max_length=1024, fail_fast=True)]
+    content: Text | Annotated[list[Annotated[MessageBlock, OnlyPictures]], Field(max_length=1024, fail_fast=True)]
 
 
 class InputTool(Schema):
@@ -161,11 +173,13 @@ def _turns(role: str, blocks: list[MessageBlock], names: dict[str, str]) -> list
     """The messages of one turn: the results of calls, then its texts with its reasoning and calls."""
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    texts: list[str] = []
+    texts: list[str | dict[str, Any]] = []  # pictures between them are parts in OpenAI's form
     thoughts: list[str] = []
     for block in blocks:
         if block.type == "text":
             texts.append(block.text or "")
+        elif block.image_url:
+            texts.append({"type": "image_url", "image_url": {"url": block.image_url.url}})
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -177,12 +191,23 @@ def _turns(role: str, blocks: list[MessageBlock], names: dict[str, str]) -> list
             key = block.tool_use_id or ""
             result = {"role": "tool", "tool_call_id": key, "content": _text(block.content)}
             results.append(result | ({"name": names[key]} if key in names else {}))
-    said: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
+    said: dict[str, Any] = {"role": role, "content": _content(texts)}
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
     if calls:
         said["tool_calls"] = calls
     return [*results, said] if texts or calls or thoughts or not results else results
+
+
+def _content(texts: list[str | dict[str, Any]]) -> Any:
+    """Texts joined by line ends; with pictures, a list of parts."""
+    if all(isinstance(text, str) for text in texts):
+        return "\n".join(map(str, texts)) if texts else None
+    parts: list[Any] = []
+    for i, text in enumerate(texts):
+        after = "\n" if i and isinstance(texts[i - 1], str) else ""
+        parts.append({"type": "text", "text": after + text} if isinstance(text, str) else text)
+    return parts
 
 
 def _text(content: str | list[TextBlock] | None) -> str:

@@ -1,7 +1,7 @@
 """Routes of Ollama: `/api/chat`, `/api/generate`, `/api/embed`, and those about models.
 
-Each request is translated to OpenAI's form and handled in the same way; streams are JSON lines. Images are not
-supported. A model name may have Ollama's suffix `:latest`.
+Each request is translated to OpenAI's form and handled in the same way; streams are JSON lines. A model
+name may have Ollama's suffix `:latest`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from assay.runtime.sequence import Progress
 from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
 from assay.serve.api.llama_server import Text as PlainText
 from assay.serve.api.llama_server import continue_text, infill_ids, text_of
+from assay.serve.api.request_pictures import data_url
 from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
@@ -74,7 +75,7 @@ class OllamaMessage(Schema):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | None = None
     thinking: Text | None = None
-    images: Images | None = Field(None, description="not supported")
+    images: Images | None = Field(None, description="pictures before the text, in base64")
     tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_name: Name | None = None
 
@@ -104,7 +105,7 @@ class OllamaGenerateRequest(Asking):
     suffix: Text | None = Field(None, description="text after the gap, for models that fill in")
     system: Text | None = None
     raw: bool | None = Field(None, description="do not apply the template")
-    images: Images | None = Field(None, description="not supported")
+    images: Images | None = Field(None, description="pictures before the prompt, in base64")
 
 
 class OllamaShowRequest(Schema):
@@ -153,9 +154,11 @@ async def generate(call: HttpCall, request: OllamaGenerateRequest) -> HttpReply 
     if not request.prompt and not request.suffix:
         return await _loaded(call, entry, {"response": ""})
     if request.raw or request.suffix is not None or entry.template is None:
+        if request.images:
+            raise ApiError("unsupported", "images: need the template of a model; leave out raw and suffix", "images")
         return await _reply(request, await _text_lines(call, request, entry), _joined_response)
-    turns = [{"role": "system", "content": request.system}] if request.system else []
-    turns.append({"role": "user", "content": request.prompt or ""})
+    turns: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
+    turns.append({"role": "user", "content": _content(request.prompt, request.images)})
     begun = await begin(call, _as_chat(request, entry, turns, None))
 
     def shown(delta: dict[str, Any]) -> dict[str, Any]:
@@ -191,8 +194,16 @@ def _sampling(options: OllamaOptions | None) -> dict[str, Any]:
     return found
 
 
+def _content(text: str | None, images: list[str] | None) -> Any:
+    """A text with pictures before it, in OpenAI's form."""
+    if not images:
+        return text or ""
+    pictures = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+    return [*pictures, {"type": "text", "text": text or ""}]
+
+
 def _message(message: OllamaMessage) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    found: dict[str, Any] = {"role": message.role, "content": _content(message.content, message.images)}
     if message.thinking:
         found["reasoning_content"] = message.thinking
     if message.tool_calls:
@@ -367,6 +378,8 @@ async def show(call: HttpCall, request: OllamaShowRequest) -> HttpReply:
     capable = ["completion"]
     if entry.template is not None:
         capable.append("tools")
+    if entry.sees:
+        capable.append("vision")
     if "fim_pre" in entry.tokenizer.vocab.special:
         capable.append("insert")
     if entry.template is not None and "enable_thinking" in entry.template.source:

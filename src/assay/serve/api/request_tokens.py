@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.errors import AssayError
+from assay.runtime.image_places import Images, without_rows
+from assay.serve.api.request_pictures import urls_of, with_pictures
 from assay.serve.api.schemas import ChatMessage, Tool
 from assay.serve.api.server_state import State
 from assay.serve.api.turns import content_of, plain_messages, plain_tools, with_tools_as_text
@@ -23,7 +25,7 @@ LARGE = 64 << 10  # characters
 PER_TOKEN = 32  # characters: real texts have about four
 
 
-def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt") -> None:
+def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt", images: Images = ()) -> None:
     """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit."""
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
@@ -36,6 +38,8 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
             f"shorten it by {len(ids) - most}",
             param,
         )
+    if images:
+        ids = [0, *without_rows(ids, images)]
     wrong = max(ids) if min(ids) >= 0 else min(ids)
     if not 0 <= wrong < n_vocab:
         raise ApiError("invalid_value", f"{param}: token {wrong} is not in the vocabulary of {n_vocab}", param)
@@ -110,6 +114,16 @@ class RenderInput:
 async def chat_ids(state: State, entry: ServedModel, chat: RenderInput) -> list[int]:
     """The ids of a conversation rendered by the model's template."""
     return await rendered_ids(state, entry, await chat_text(state, entry, chat))
+
+
+async def chat_prompt(state: State, entry: ServedModel, chat: RenderInput) -> tuple[Sequence[int], Images]:
+    """The ids of a conversation and the places of its pictures."""
+    urls = urls_of(chat.messages)
+    if not urls:
+        return await chat_ids(state, entry, chat), ()
+    text = await chat_text(state, entry, chat)
+    _check_length(len(text), entry)
+    return await with_pictures(state, entry, text, urls)
 
 
 async def rendered_ids(state: State, entry: ServedModel, text: str) -> list[int]:

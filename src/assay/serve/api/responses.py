@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,18 @@ from pydantic import Field
 
 from assay.serve.api import answers as common
 from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
-from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, NoMedia, Schema, Share, Text
+from assay.serve.api.schemas import (
+    LIMITS,
+    ChatRequest,
+    Function,
+    ImagePart,
+    Name,
+    NoMedia,
+    OnlyPictures,
+    Schema,
+    Share,
+    Text,
+)
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import NAMED, Events, HttpReply, json_reply
@@ -34,7 +45,11 @@ class InputItem(Schema, wire="Item"):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: Text | ContentParts | None = None
+    content: (
+        Text
+        | Annotated[list[Annotated[ContentPart | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
+        | None
+    ) = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: Text | None = None
@@ -129,12 +144,21 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
         elif item.type != "reasoning":
             if item.role is None:
                 raise ApiError("invalid_value", "input: a message needs a role", "input")
-            found.append({"role": item.role, "content": _text(item.content)})
+            found.append({"role": item.role, "content": _content(item.content)})
     return found
 
 
-def _text(content: str | list[ContentPart] | None) -> str:
-    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
+def _content(content: str | list[ContentPart | ImagePart] | None) -> Any:
+    """A text; with pictures, a list of parts."""
+    if not isinstance(content, list) or not any(isinstance(part, ImagePart) for part in content):
+        return _text(content)
+    return [
+        part.model_dump() if isinstance(part, ImagePart) else {"type": "text", "text": part.text} for part in content
+    ]
+
+
+def _text(content: str | Sequence[ContentPart | ImagePart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 def _format(wanted: TextFormat | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 from pydantic_core import PydanticCustomError
 
 from assay.runtime.params import SamplerParams
+from assay.runtime.pictured_prompt import new_mark
 from assay.serve.limits import ServerLimits
 
 LIMITS = ServerLimits()  # the default limits, which the document states
@@ -58,8 +59,9 @@ Bias = (
 
 
 # Parts of a message that are no text, under the names of each dialect.
+_PICTURES = ("image", "image_url", "input_image")
 _MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "images are"),
+    **dict.fromkeys(_PICTURES, "images are"),
     **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio is"),
     **dict.fromkeys(("file", "input_file", "document"), "files are"),
     **dict.fromkeys(("video", "video_url"), "videos are"),
@@ -74,14 +76,26 @@ def _no_media(value: Any) -> Any:
     return value
 
 
-def _no_images(value: Any) -> Any:
-    if value:
-        raise PydanticCustomError("no_media", "images are not supported by this model")
-    return value
+def _only_pictures(value: Any) -> Any:
+    """A part that is a picture in OpenAI's form, whichever dialect wrote it. Other media are refused by their name."""
+    if not isinstance(value, dict) or value.get("type") not in _PICTURES:
+        return _no_media(value)
+    source, url = value.get("source"), value.get("image_url")
+    if isinstance(source, dict) and isinstance(data := source.get("data"), str):
+        kind = source.get("media_type")
+        url = f"data:{kind if isinstance(kind, str) else ''};base64,{data}"
+    elif isinstance(source, dict):
+        url = source.get("url")
+    elif isinstance(url, dict):
+        url = url.get("url")
+    return {"type": "image_url", "image_url": {"url": url if isinstance(url, str) else ""}}
 
 
 NoMedia = BeforeValidator(_no_media)
-Images = Annotated[list[Any], Field(max_length=0, fail_fast=True), BeforeValidator(_no_images)]
+OnlyPictures = BeforeValidator(_only_pictures)
+Encoded = Annotated[str, Field(max_length=LIMITS.picture_body)]
+Images = Annotated[list[Encoded], Field(max_length=LIMITS.pictures, fail_fast=True)]
+MARK = new_mark()  # stands for a picture in a rendered conversation; no client knows it
 
 
 # --- requests
@@ -146,6 +160,20 @@ class TextPart(Schema):
     text: Text
 
 
+class ImageUrl(Schema):
+    url: Encoded = Field(description="a data URL; http and https only with --allow-media-urls")
+
+
+class ImagePart(Schema):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @property
+    def text(self) -> str:
+        """What stands for it in the text of the message."""
+        return MARK
+
+
 class FunctionCall(Schema):
     name: Name
     arguments: Text = Field(description="a JSON object, as text")
@@ -159,7 +187,11 @@ class ToolCall(Schema):
 
 class ChatMessage(Schema, wire="Message"):
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[Annotated[TextPart, NoMedia]], Field(max_length=256, fail_fast=True)] | None = None
+    content: (
+        Text
+        | Annotated[list[Annotated[TextPart | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
+        | None
+    ) = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_call_id: Name | None = None

@@ -38,6 +38,7 @@ class State:
     presets: dict[str, Preset] = field(default_factory=dict)  # that clients have made
     pulling: Gate = field(default_factory=lambda: Gate("pull", 1, 4))
     manage: bool = False  # whether clients may pull, make and delete models
+    media_urls: bool = False  # whether pictures are fetched from URLs that clients name
     signer: Signer | None = None  # signs a receipt for every answer
     examining: Gate = field(default_factory=lambda: Gate("diagnosis", 1, 4))  # one dump is diagnosed at a time
 

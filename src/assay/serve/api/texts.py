@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import AssayError
+from assay.runtime.pictured_prompt import MEDIA
 from assay.runtime.pooling import check_dimensions, embedding_of
 from assay.runtime.sequence import Job, Progress
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
+from assay.serve.api.request_pictures import urls_of, with_pictures
 from assay.serve.api.schemas import (
+    MARK,
     DetokenizeRequest,
     EmbeddingRequest,
     ReplicaList,
@@ -83,7 +86,10 @@ async def tokenize(call: HttpCall, request: TokenizeRequest) -> HttpReply:
     return found
 
 
-def pieces(entry: ServedModel, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
+ROW = {"id": -1, "piece": "[image]", "bytes": list[int](), "special": True}  # of a picture, among the pieces
+
+
+def pieces(entry: ServedModel, ids: Sequence[int], most: int, param: str) -> list[dict[str, Any]]:
     """Every token with its bytes. Limited, because the response is about a hundred times as long as the ids."""
     if len(ids) > most:
         raise ApiError(
@@ -96,6 +102,8 @@ def pieces(entry: ServedModel, ids: list[int], most: int, param: str) -> list[di
             "bytes": list(piece),
             "special": token < entry.tokenizer.n_vocab and entry.tokenizer.is_special(token),
         }
+        if token >= 0
+        else ROW
         for token in ids
     ]
 
@@ -121,7 +129,12 @@ async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
         add_generation_prompt=request.add_generation_prompt is not False,
     )  # fmt: skip
     text = await request_tokens.chat_text(call.state, entry, chat)
-    ids = await request_tokens.rendered_ids(call.state, entry, text)
+    ids: Sequence[int]
+    if urls := urls_of(chat.messages):
+        ids, _ = await with_pictures(call.state, entry, text, urls)
+        text, ids = text.replace(MARK, MEDIA), [max(token, -1) for token in ids]
+    else:
+        ids = await request_tokens.rendered_ids(call.state, entry, text)
     most = call.state.limits.pieces
     found: HttpReply = await request_tokens.off_loop(
         call.state, len(text),

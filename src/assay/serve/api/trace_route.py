@@ -6,7 +6,7 @@ that output in place of the last layer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import translate
 from re import compile as regex
 from typing import Any
@@ -18,6 +18,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import Graph
 from assay.graph.names import split
+from assay.runtime.image_places import Images
 from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
@@ -45,7 +46,7 @@ STATISTICS: dict[str, Callable[[Array], Any]] = {
 async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     state = call.state
     entry = state.models.find(request.model, exact=True)
-    ids = await _ids(call, request, entry)
+    ids, images = await _prompt(call, request, entry)
     graph = entry.model.graph
     names = _choose(graph, request.nodes if request.nodes is not None else () if request.lens else DEFAULT)
     layers = [node.name for node in graph if split(node.name)[0] == "l_out"] if request.lens else []
@@ -54,7 +55,7 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     nodes: dict[str, Array] = {}
     if keep:
         worker = await call.stack.enter_async_context(state.models.use(entry))
-        job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits))
+        job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits), images=images)
         reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner, call.pause))
         async for _ in reader:
             pass
@@ -66,7 +67,7 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
         return large_reply(
             {
                 "model": entry.id,
-                "tokens": ids,
+                "tokens": [max(token, -1) for token in ids],  # -1: a row of a picture
                 "pieces": pieces(entry, ids, state.limits.pieces, "prompt"),
                 "nodes": [_summary(graph, name, nodes[name], shown) for name in names],
                 "lens": _lens(entry, layers, nodes, positions, request.top or 3) if layers else None,
@@ -77,21 +78,24 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     return await state.threads.run("lens", reply)
 
 
-async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> list[int]:
+async def _prompt(call: HttpCall, request: TraceRequest, entry: ServedModel) -> tuple[Sequence[int], Images]:
+    ids: Sequence[int]
+    images: Images = ()
     given = [x for x in (request.prompt, request.messages, request.tokens) if x is not None]
     if len(given) != 1:
         raise ApiError("invalid_value", "give exactly one of prompt, messages and tokens", "prompt")
     if request.messages is not None:
-        ids = await request_tokens.chat_ids(call.state, entry, request_tokens.RenderInput(request.messages))
+        said = request_tokens.RenderInput(request.messages)
+        ids, images = await request_tokens.chat_prompt(call.state, entry, said)
     elif request.prompt is not None:
         ids = await request_tokens.text_ids(call.state, entry, request.prompt)
     else:
         ids = list(request.tokens or ())
-    request_tokens.check(ids, entry, room=0)
+    request_tokens.check(ids, entry, room=0, images=images)
     most = min(call.state.limits.trace_tokens, call.state.limits.chunk)
     if len(ids) > most:
         raise ApiError("context_length_exceeded", f"a trace takes at most {most} tokens (found {len(ids)})", "prompt")
-    return ids
+    return ids, images
 
 
 def _choose(graph: Graph, patterns: Any) -> list[str]:

@@ -32,7 +32,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     left = ARGUMENTS
     turns = []
     for message in messages:
-        found = message.model_dump(exclude_none=True)
+        found = message.model_dump(exclude_none=True, exclude={"content"})
         found["content"] = content_of(message)
         for item in found.get("tool_calls", ()):
             size = _size(item["function"]["arguments"])

@@ -1,23 +1,39 @@
-// Text files beside a message: chosen, dropped or pasted; sent as text in a fence that they cannot close.
+// Files beside a message: chosen, dropped or pasted. Texts are sent in a fence that they cannot close, pictures as data URLs.
 
 import { $, make, toast } from "./dom.js";
 import { icon } from "./icons.js";
 import { bytes } from "./models.js";
 
-const LARGEST = 400_000; // bytes
-let files = []; // {name, text}
+const LARGEST = 400_000; // bytes of a text
+const LARGEST_PICTURE = 15_000_000;
+let files = []; // {name, text}, or of a picture {name, url, size}
+
+const sizeOf = ({ text, size }) => bytes(text === undefined ? size : text.length);
+const picture = ({ name, url }) => make("img", { src: url, alt: name });
 
 export const attached = () => files;
 
 function draw() {
   $("files").hidden = !files.length;
-  $("files").replaceChildren(...files.map((file, i) => make("li", { class: "chip" }, make("span", {}, file.name), make("small", {}, bytes(file.text.length)),
+  $("files").replaceChildren(...files.map((file, i) => make("li", { class: "chip" }, ...(file.url ? [picture(file)] : []), make("span", {}, file.name), make("small", {}, sizeOf(file)),
     make("button", { type: "button", class: "icon", "aria-label": `Remove ${file.name}`, onclick: () => { files.splice(i, 1); draw(); $("input").focus(); } }, icon("cross")))));
 }
 
 export function clearFiles() { files = []; draw(); }
 
+const dataUrl = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+
 async function read(file) {
+  if (file.type.startsWith("image/")) {
+    if (file.size > LARGEST_PICTURE) return `${file.name}: too large (found ${bytes(file.size)}, at most ${bytes(LARGEST_PICTURE)})`;
+    files.push({ name: file.name || "picture", url: await dataUrl(file), size: file.size });
+    return null;
+  }
   if (file.size > LARGEST) return `${file.name}: too large (found ${bytes(file.size)}, at most ${bytes(LARGEST)})`;
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -36,9 +52,16 @@ export async function addFiles(list) {
   $("input").focus();
 }
 
-// What a message with files says to the model.
-export function contentOf({ content, files: kept }) {
-  if (!kept?.length) return content;
+// What a message with files says to the model: a text; with pictures, parts in OpenAI's form. A base model gets the text.
+export function contentOf({ content, files: kept, raw }) {
+  const said = textOf(content, (kept ?? []).filter(({ url }) => !url));
+  const pictures = raw ? [] : (kept ?? []).filter(({ url }) => url);
+  if (!pictures.length) return said;
+  return [...pictures.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text: said }];
+}
+
+function textOf(content, kept) {
+  if (!kept.length) return content;
   return [content, ...kept.map(({ name, text }) => {
     let longest = 2;
     for (const run of text.match(/`+/g) ?? []) longest = Math.max(longest, run.length);
@@ -47,8 +70,8 @@ export function contentOf({ content, files: kept }) {
   })].filter(Boolean).join("\n\n");
 }
 
-export const chips = (kept) => make("ul", { class: "attached", "aria-label": "Attached files" }, ...kept.map(({ name, text }) =>
-  make("li", {}, make("details", { class: "chip" }, make("summary", {}, `${name}, ${bytes(text.length)}`), make("pre", { tabindex: 0 }, text)))));
+export const chips = (kept) => make("ul", { class: "attached", "aria-label": "Attached files" }, ...kept.map((file) => file.url ? make("li", {}, picture(file)) :
+  make("li", {}, make("details", { class: "chip" }, make("summary", {}, `${file.name}, ${sizeOf(file)}`), make("pre", { tabindex: 0 }, file.text)))));
 
 export function startAttaching() {
   $("attach").addEventListener("click", () => $("file").click());

@@ -20,7 +20,18 @@ from assay.system.fair_queue import CLIENT, FairQueue
 T = TypeVar("T")
 
 # Threads per kind. Rendering and compiling run in other processes, so their threads only wait.
-POOLS = {"parse": 2, "text": 4, "large": 1, "template": 16, "grammar": 16, "lens": 1, "reply": 2, "disk": 2}
+POOLS = {
+    "parse": 2,
+    "text": 4,
+    "large": 1,
+    "template": 16,
+    "grammar": 16,
+    "lens": 1,
+    "reply": 2,
+    "disk": 2,
+    "fetch": 4,
+    "picture": 1,
+}
 WAITING = 64  # queue depth per kind
 
 
