@@ -72,6 +72,8 @@ class Chunk:
     begins a sequence, so the engine zeroes that state first. Two chunks of a batch never name the same state slot.
     `drafted` of its last tokens are guesses. Where the graph keeps state of a fixed size, the engine keeps the state
     after each token from the last certain one on, until its next step: `cut_state` takes guesses back.
+    `prompt` of its first tokens are prompt, without the last token of the prompt. In precision `mixed` the engine
+    computes these in another arithmetic than all other tokens (`Arithmetic.mixed`).
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
@@ -91,6 +93,7 @@ class Chunk:
     state_slot: int = 0
     drafted: int = 0
     adapters: tuple[tuple[int, float], ...] = ()
+    prompt: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -153,6 +156,11 @@ class Arithmetic:
         Speculation depends on it: a verified token must be the token that plain decoding would have produced.
         """
         return self.name in ("native", "cuda")
+
+    @property
+    def mixed(self) -> bool:
+        """True if the prompt without its last token has another arithmetic than all tokens behind (`Chunk.prompt`)."""
+        return self.precision == "mixed"
 
 
 @dataclass(frozen=True)
@@ -381,6 +389,10 @@ def check_batch(
         if chunk.drafted and not 0 <= chunk.drafted < chunk.n_tokens:
             raise AssayError(
                 f"{where}: a chunk begins with a certain token (found {chunk.drafted} drafted of {chunk.n_tokens})"
+            )
+        if not 0 <= chunk.prompt <= chunk.n_tokens:
+            raise AssayError(
+                f"{where}: more prompt than tokens (found {chunk.prompt}, expected 0 to {chunk.n_tokens})"
             )
         if chunk.adapters and not all(0 <= n < len(engine.adapters) and s and s - s == 0 for n, s in chunk.adapters):
             raise AssayError(
