@@ -1,7 +1,8 @@
-"""Precision mixed of the cuda engine: prompts in `tensor`, other tokens in `fast`, whatever the batch, cut and cache."""
+"""Precision mixed of the cuda engine: prompts in `tensor`, other tokens in `fast`, in any batch, cut and cache."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_the_bits_of_a_sequence_do_not_depend_on_cut_and_batch(model: Model) -> 
     mixed = engine(model)
     (expected,) = rows(mixed, chunk(0, 70))
     cuts = (0, 3, 33, PROMPT - 1, PROMPT, PROMPT + 1, 70)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         other = Chunk(IDS[60:63], 0, pages(8, 3), prompt=2)  # with the end of a prompt of another sequence
         found = rows(mixed, other, chunk(begin, end, 4))[1]
         assert np.array_equal(found, expected[begin:end]), (begin, end)
@@ -140,7 +141,11 @@ def test_a_receipt_names_the_arithmetic_and_is_replayed_in_it(model: Model, monk
     header = header_of(model.file.sha256, made.arithmetic, job.params, sequence.seed, job.ids, constrained=False)
     assert header["arithmetic"][:2] == ["cuda", "mixed"]
     receipt = make_receipt(header, job.ids, sequence.ids[20:], sequence.row_digests)
-    monkeypatch.setattr(receipt_replay.engines, "create", lambda _, model, **options: engine(model, options["precision"]))
+
+    def create(name: str, model: Model, *, precision: str, **options: Any) -> CudaEngine:
+        return engine(model, precision)
+
+    monkeypatch.setattr(receipt_replay.engines, "create", create)
     assert receipt_replay.replay(receipt, model, engine="cuda").reason == "all 6 tokens: the same bits"
     assert receipt_replay.replay(receipt, model, engine="cuda", positions=2, seed=1)
 

@@ -38,6 +38,7 @@ def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -
             rows[int(place)][name[0]] = value
     return [
         Chunk(arrays[f"{i}/tokens"], head["start"], arrays[f"{i}/pages"], head["outputs"],
-              arrays.get(f"{i}/positions"), rows[i], state_slot=operator.index(head["state_slot"]), prompt=operator.index(head.get("prompt", 0)))
+              arrays.get(f"{i}/positions"), rows[i], state_slot=operator.index(head["state_slot"]),
+              prompt=operator.index(head["prompt"]))
         for i, head in enumerate(heads)
     ]  # fmt: skip

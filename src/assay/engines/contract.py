@@ -22,6 +22,7 @@ capability. Callers test the attribute, never the engine's name.
     cache_bytes      reads and writes pages and states as bytes, so that they outlive the engine (`CacheBytes`)
     adapters         applies LoRA adapters, others for each chunk; its constructor takes `adapters`
     beside           makes an engine for another graph over the same weights, such as a draft head
+    warm_up          makes the machine code that any request can need, so that none waits for a compiler
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
 
@@ -253,6 +254,7 @@ class CacheBytes(Protocol):
 # Capability: `beside(graph, n_pages)` makes an engine of the same kind and precision for another graph of this model.
 # It shares the weights with this engine, and has a cache of its own. Close it before this engine.
 Beside = Callable[[Graph, int], "PagedEngine"]
+WarmUp = Callable[[], None]
 
 
 # --- the engine
@@ -281,6 +283,7 @@ class Engine(Protocol):
     exact_drafts: bool = False  # drafted tokens get the bits of plain decoding, though its arithmetic is not steady
     spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
     beside: Beside | None = None
+    warm_up: WarmUp | None = None  # a server calls it before it serves
     adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
 
     @property
@@ -391,9 +394,7 @@ def check_batch(
                 f"{where}: a chunk begins with a certain token (found {chunk.drafted} drafted of {chunk.n_tokens})"
             )
         if not 0 <= chunk.prompt <= chunk.n_tokens:
-            raise AssayError(
-                f"{where}: more prompt than tokens (found {chunk.prompt}, expected 0 to {chunk.n_tokens})"
-            )
+            raise AssayError(f"{where}: more prompt than tokens (found {chunk.prompt}, expected 0 to {chunk.n_tokens})")
         if chunk.adapters and not all(0 <= n < len(engine.adapters) and s and s - s == 0 for n, s in chunk.adapters):
             raise AssayError(
                 f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "

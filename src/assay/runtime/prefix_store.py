@@ -190,7 +190,8 @@ class _Restore:
     def step(self, pages: Pages, timeout: float) -> bool:
         """Take the next entry. False when there is none left. Raises queue.Empty where none has arrived in time."""
         if self._lease is None:
-            self._lease = pages.open(self.sequence.keys(0, len(self._digests) * PAGE + 1), self.sequence.salt, whole=True)
+            restored = self.sequence.keys(0, len(self._digests) * PAGE + 1)
+            self._lease = pages.open(restored, self.sequence.salt, whole=True)
             self._first = self._lease.length
             names = [digest.hex() for digest in self._digests[self._first // PAGE :]]
             if names and pages.states:

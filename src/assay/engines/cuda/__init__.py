@@ -32,7 +32,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
+from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
 from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
 from assay.engines.plan.fuse import Single, fuse
 from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
@@ -192,6 +193,38 @@ class CudaEngine(PagedEngine):
                 f"{pages >> 20} MB for {self.n_pages} pages and {_SPARE >> 20} MB for buffers, {free >> 20} of "
                 f"{total >> 20} MB free); use fewer pages or --engine cpu"
             )
+
+    def warm_up(self) -> None:
+        with self._ready():
+            kernels = of_all_sizes(chain.from_iterable(self._kernels(*step) for step in self._served()))
+            self._device.prepare(kernels)
+            assert self._tensors
+            self._tensors.fill()
+            self._device.ready(kernels)
+
+    def _served(self) -> Iterator[tuple[Shape, frozenset[str], bool]]:
+        """Steps of all kinds that a server computes: shapes, kept nodes, and whether in the arithmetic of prompts."""
+        room, whole_text = self.n_pages * PAGE, self.graph.whole
+        none, everything = frozenset[str](), frozenset(node.name for node in self.graph)
+
+        def shape(tokens: int, outputs: str = "last", exact: bool = False) -> Shape:
+            tokens = min(tokens, room)
+            chunk = Chunk(np.zeros(tokens, np.int32), 0, np.zeros(pages_for(tokens), np.int32), outputs)
+            return self._shape(Step(tuple(pieces_of([chunk]))), exact=exact or self._loose, together=whole_text)
+
+        prompts = [shape(n) for n in (*PROMPTS, self._step)] + [shape(n, "all") for n in PROMPTS[1:]]
+        for prompt in (False, True)[: 1 + bool(self._prompts)]:
+            yield from ((found, none, prompt) for found in prompts)
+            if self.graph.embedding:
+                yield from ((shape(n, "none"), frozenset([self.graph.embedding]), prompt) for n in PROMPTS)
+            yield from ((shape(n, "all", exact=True), everything, prompt) for n in (1, 16))
+        if self._decodes:
+            yield from ((self._one(n, room, best=best), none, False) for n in STREAMS for best in (0, 1))
+            yield self._one(1, 1), none, False
+
+    def _kernels(self, shape: Shape, keep: frozenset[str], prompt: bool) -> set[str]:
+        """The kernels of a program, which is never run: it has no memory."""
+        return {launch.kernel for launch in self._compile(shape, keep, prompt, lambda arena: self._at).launches}
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """Compute the batch; results are in its order. Kept nodes have a row for every token."""
@@ -405,16 +438,7 @@ class CudaEngine(PagedEngine):
         found = self._programs.pop(key, None)
         if found is None:
             assert self._tensors is not None
-            found = compile_program(
-                self.graph,
-                self._prompts if prompt and self._prompts else self._tensors,
-                self._layout,
-                shape,
-                keep,
-                DeviceLimits(self._device.multiprocessors, self._device.shared_bytes),
-                self._cuts,
-                self._reserve(shape),
-            )
+            found = self._compile(shape, keep, prompt, self._reserve(shape))
             self._device.prepare({launch.kernel for launch in found.launches})
             if fill:
                 self._tensors.fill()
@@ -422,6 +446,14 @@ class CudaEngine(PagedEngine):
                 self._programs.pop(next(iter(self._programs))).close()  # the least recently used one
         self._programs[key] = found
         return found
+
+    def _compile(
+        self, shape: Shape, keep: frozenset[str], prompt: bool, reserve: Callable[[int], Addresses]
+    ) -> Program:
+        weights = self._prompts if prompt else self._tensors
+        assert weights is not None
+        limits = DeviceLimits(self._device.multiprocessors, self._device.shared_bytes)
+        return compile_program(self.graph, weights, self._layout, shape, keep, limits, self._cuts, reserve)
 
     def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
         def reserve(arena: int) -> Addresses:
