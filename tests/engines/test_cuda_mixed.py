@@ -31,7 +31,7 @@ PROMPT = 51  # tokens of a prompt; one less is computed in `tensor`
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load(open_file(tiny.make(tmp_path_factory.mktemp("mixed") / "tiny.gguf", n_ctx=512, type="Q8_0")))
+    return load(open_file(tiny.make(tmp_path_factory.mktemp("mixed") / "tiny.gguf", n_layer=1, n_ctx=512, type="Q8_0")))
 
 
 def engine(model: Model, precision: str = "mixed", **options: Any) -> CudaEngine:
@@ -50,7 +50,7 @@ def rows(engine: CudaEngine, *batch: Chunk) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("type_name", ["Q4_K", "F16"])
 def test_a_chunk_without_prompt_is_fast_and_a_prompt_is_tensor(tmp_path: Path, type_name: str) -> None:
-    model = load(open_file(tiny.make(tmp_path / "m.gguf", type=type_name, n_embd=256, n_ff=512, n_head=4, n_head_kv=2)))
+    model = load(open_file(tiny.make(tmp_path / "m.gguf", type=type_name, n_layer=1, n_embd=256, n_ff=512)))
     fast, tensor, mixed = (engine(model, precision) for precision in ("fast", "tensor", "mixed"))
     for n in (1, 3, 40):
         part = Chunk(IDS[:n], 0, pages(0, n), "all")

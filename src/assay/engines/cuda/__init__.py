@@ -212,15 +212,15 @@ class CudaEngine(PagedEngine):
             chunk = Chunk(np.zeros(tokens, np.int32), 0, np.zeros(pages_for(tokens), np.int32), outputs)
             return self._shape(Step(tuple(pieces_of([chunk]))), exact=exact or self._loose, together=whole_text)
 
-        prompts = [shape(n) for n in (*PROMPTS, self._step)] + [shape(n, "all") for n in PROMPTS[1:]]
+        prompts = [*(shape(n) for n in (*PROMPTS, self._step)), shape(PROMPTS[-1], "all")]
         for prompt in (False, True)[: 1 + bool(self._prompts)]:
             yield from ((found, none, prompt) for found in prompts)
             if self.graph.embedding:
-                yield from ((shape(n, "none"), frozenset([self.graph.embedding]), prompt) for n in PROMPTS)
+                yield shape(1, "none"), frozenset([self.graph.embedding]), prompt
             yield from ((shape(n, "all", exact=True), everything, prompt) for n in (1, 16))
         if self._decodes:
-            yield from ((self._one(n, room, best=best), none, False) for n in STREAMS for best in (0, 1))
-            yield self._one(1, 1), none, False
+            yield from ((self._one(n, room), none, False) for n in STREAMS)
+            yield from ((self._one(1, 1, best=best), none, False) for best in (0, 1))
 
     def _kernels(self, shape: Shape, keep: frozenset[str], prompt: bool) -> set[str]:
         """The kernels of a program, which is never run: it has no memory."""

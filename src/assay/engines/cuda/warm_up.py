@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from assay.engines.cuda.structs import MODULE_OF, MODULES
 
-PROMPTS = (2, 16, 64, 512)  # tokens of prompts whose programs are looked at, beside the longest step
-STREAMS = (1, 2, 16, 64)  # and streams of decode steps
+PROMPTS = (2, 64)  # tokens of prompts whose programs are looked at, beside the longest step
+STREAMS = (1, 2, 16)  # and streams of decode steps
 # Modules whose kernels differ in the size of a tile only: a step of another size takes another one.
 _BY_SIZE = (
     ("gemm_few", "gemm_many"), ("products_floats", "gemm_floats"), ("experts",), ("gemm_halves",), ("attention_one",),
