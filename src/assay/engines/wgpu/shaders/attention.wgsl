@@ -80,25 +80,44 @@ const COARSE = false;
 //#if bf16
 const COARSE = false;
 //#end
-fn quick_score(base : u32) -> u32 {  // eight values are loaded before they are added: the loads are in flight together
+// Eight values are loaded before they are added, so that the loads are in flight together; a loop over them would not be
+// unrolled by every driver.
+fn four_products(a : vec4<u32>, b : vec4<u32>, sum : f32) -> f32 {
+  let x = bitcast<vec4<f32>>(a);
+  let y = bitcast<vec4<f32>>(b);
+  return quick_fma(x.w, y.w, quick_fma(x.z, y.z, quick_fma(x.y, y.y, quick_fma(x.x, y.x, sum))));
+}
+fn four_of_key(base : u32, d : u32) -> vec4<u32> {
+  return vec4<u32>(key_value(base, d), key_value(base, d + 1u), key_value(base, d + 2u), key_value(base, d + 3u));
+}
+fn four_of_query(d : u32) -> vec4<u32> { return vec4<u32>(query[d], query[d + 1u], query[d + 2u], query[d + 3u]); }
+fn quick_score(base : u32) -> u32 {
   var x = 0.0;
   for (var d = 0u; d < par.dim; d += 8u) {
-    var k : array<u32, 8>;
-    for (var i = 0u; i < 8u; i++) { k[i] = key_value(base, d + i); }
-    for (var i = 0u; i < 8u; i++) { x = quick_fma(bitcast<f32>(query[d + i]), bitcast<f32>(k[i]), x); }
+    let a = four_of_key(base, d);
+    let b = four_of_key(base, d + 4u);
+    x = four_products(four_of_query(d + 4u), b, four_products(four_of_query(d), a, x));
   }
   return bitcast<u32>(x);
 }
+fn four_weights(first : u32) -> vec4<u32> { return vec4<u32>(e[first], e[first + 1u], e[first + 2u], e[first + 3u]); }
+fn four_values(slot : u32, kv : u32, d : u32) -> vec4<u32> {
+  let words = par.kv_heads * par.v_words;
+  let at = slot * words + kv * par.v_words;
+  return vec4<u32>(value_at(at, d), value_at(at + words, d), value_at(at + 2u * words, d), value_at(at + 3u * words, d));
+}
 fn quick_page(slot : u32, kv : u32, first : u32, d : u32) -> u32 {  // the 32 keys of a page lie one after the other
+  const none = vec4<u32>(0u);
   var sum = 0.0;
   for (var j = 0u; j < 32u; j += 8u) {
-    var v : array<u32, 8>;
-    for (var i = 0u; i < 8u; i++) { v[i] = value_at(((slot + j + i) * par.kv_heads + kv) * par.v_words, d); }
-    for (var i = 0u; i < 8u; i++) {
-      let weight = e[first + j + i];
-      let unseen = weight == UNSEEN;
-      sum = quick_fma(bitcast<f32>(select(weight, 0u, unseen)), bitcast<f32>(select(v[i], 0u, unseen)), sum);
-    }
+    let v = four_values(slot + j, kv, d);
+    let w = four_values(slot + j + 4u, kv, d);
+    let a = four_weights(first + j);
+    let b = four_weights(first + j + 4u);
+    let no_a = a == vec4<u32>(UNSEEN);
+    let no_b = b == vec4<u32>(UNSEEN);
+    sum = four_products(select(a, none, no_a), select(v, none, no_a), sum);
+    sum = four_products(select(b, none, no_b), select(w, none, no_b), sum);
   }
   return bitcast<u32>(sum);
 }

@@ -31,17 +31,25 @@ fn centred(v : u32, mean : u32) -> u32 {
 //#end
   return v;
 }
-// Chain l of the squares. Eight values are loaded before they are added, so that the loads are in flight together.
+// Chain l of the squares. Eight values are loaded before they are added, so that the loads are in flight together; a
+// loop over them would not be unrolled by every driver.
+fn at_or_0(base : u32, i : u32, mean : u32) -> u32 { return select(0u, centred(x[base + i], mean), i < par.n); }
+fn four(base : u32, i : u32, mean : u32) -> vec4<u32> {
+  return vec4<u32>(at_or_0(base, i, mean), at_or_0(base, i + 64u, mean), at_or_0(base, i + 128u, mean),
+                   at_or_0(base, i + 192u, mean));
+}
+fn any_wild(v : vec4<u32>) -> bool { return wild(v.x) | wild(v.y) | wild(v.z) | wild(v.w); }
+fn add_squares(v : vec4<f32>, sum : f32) -> f32 {
+  return quick_fma(v.w, v.w, quick_fma(v.z, v.z, quick_fma(v.y, v.y, quick_fma(v.x, v.x, sum))));
+}
 fn squared(base : u32, l : u32, mean : u32) -> u32 {
   var s = 0.0;
   var out = !QUICK;
   for (var i = l; i < par.n; i += 512u) {
-    var v : array<u32, 8>;
-    for (var k = 0u; k < 8u; k++) { v[k] = select(0u, centred(x[base + i + 64u * k], mean), i + 64u * k < par.n); }
-    for (var k = 0u; k < 8u; k++) {
-      out = out | wild(v[k]);
-      s = quick_fma(bitcast<f32>(v[k]), bitcast<f32>(v[k]), s);
-    }
+    let a = four(base, i, mean);
+    let b = four(base, i + 256u, mean);
+    out = out | any_wild(a) | any_wild(b);
+    s = add_squares(bitcast<vec4<f32>>(b), add_squares(bitcast<vec4<f32>>(a), s));
   }
   if (!out) { return bitcast<u32>(s); }
   var sum = 0u;
