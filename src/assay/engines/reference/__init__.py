@@ -393,7 +393,7 @@ class ReferenceEngine(PagedEngine):
             positions = None if chunk.positions is None else chunk.positions[a:b]
             wanted = chunk.outputs if b == chunk.n_tokens or chunk.outputs == "all" else "none"
             piece = replace(chunk, tokens=chunk.tokens[a:b], start=chunk.start + a, rows=rows, positions=positions)
-            piece = replace(piece, outputs=wanted, drafted=0)
+            piece = replace(piece, outputs=wanted, drafted=0, prompt=0)
             output, cache = self._chunk(i, piece, keep, None, dict(state))
             cache.finish()
             state = states[piece.end] = cache.state
