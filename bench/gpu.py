@@ -107,7 +107,7 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
 
 def prefill(engine: CudaEngine, tokens: int, rounds: int = 3) -> float:
     ids = np.random.default_rng(2).integers(3, engine.model.hparams.n_vocab, tokens).astype(np.int32)
-    return tokens / timed(lambda: engine.forward([Chunk(ids, 0, table(0, tokens))]), rounds)
+    return tokens / timed(lambda: engine.forward([Chunk(ids, 0, table(0, tokens), prompt=tokens - 1)]), rounds)
 
 
 def kernels(engine: CudaEngine, batch: list[Chunk]) -> None:
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 64])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
-    parser.add_argument("--precision", default="fast", choices=("fast", "tensor"))
+    parser.add_argument("--precision", default="fast", choices=("fast", "tensor", "mixed"))
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--llama-bench", default="")
@@ -225,7 +225,7 @@ def main() -> None:
         )
         tokens = max(args.prefill, default=512)  # of many kinds, because equal ones choose the same experts
         ids = np.random.default_rng(2).integers(3, engine.model.hparams.n_vocab, tokens).astype(np.int32)
-        kernels(engine, [Chunk(ids, 0, table(0, tokens))])
+        kernels(engine, [Chunk(ids, 0, table(0, tokens), prompt=tokens - 1)])
     graph, through, greedy = decode(engine, 1, args.depth or 16, args.tokens)
     print(
         f"decode after {args.depth or 16}: graph {graph:.0f}, engine {through:.0f}, greedy {greedy:.0f} tok/s",

@@ -317,7 +317,8 @@ DEVICE void take_rows(const WalkStep& step, int first_row, int count, int units,
     sync_team();
 }
 
-template <class A, class B>
+// Gate and up, or down: two functions, because each is faster without the other's code.
+template <class A, class B, bool DOWN>
 OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen, uint8_t* work) {
     const WalkExperts& e = step.experts;
     const Share my(step);
@@ -326,7 +327,7 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     const Matrix& w = e.parts[0].w;
     // Of down, a block with one group needs the rows of its half of the experts.
     const int x_first = my.groups == 1 ? of.chosen_from(my.begin) : 0, x_rows = my.groups == 1 ? of.count : e.used;
-    const int units = w.units, x_units = e.down ? x_rows * units : units, shift = e.shift, rows = 1 << shift;
+    const int units = w.units, x_units = DOWN ? x_rows * units : units, shift = e.shift, rows = 1 << shift;
     const int warp = thread() / 32, warps = team() / 32, wide = units | 1, subs = my.groups * of.count, tiles = subs * my.tiles;
     float* const row = reinterpret_cast<float*>(work) + 4;
     int8_t* const q = reinterpret_cast<int8_t*>(row);
@@ -334,7 +335,7 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + x_units * 8);
     float* const sums = row + x_units * 88;              // [subgroup][row][wide]
     float* const totals = sums + (subs << shift) * wide;  // of down: [subgroup][row]
-    NEEDS_SHARED(walk_experts_bytes(x_units, units, subs << shift, e.down));
+    NEEDS_SHARED(walk_experts_bytes(x_units, units, subs << shift, DOWN));
     const int cut = step.fresh & SPLIT_TILE ? 1 : 0, first_expert = of.first_expert(my.begin);
     const bool is_first = A::number == B::number || w.format == A::number;
     int sub = 0, part_of_x = 0, item_at = my.begin, tile = warp;  // of this warp's next tile
@@ -348,15 +349,15 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     find();
     // The residual of this thread's first row is requested before x arrives.
     const int own_row = (of.rows_of(my.begin + (int(thread()) >> shift)) << shift) + (int(thread()) & (rows - 1));
-    const bool ask = e.down && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
+    const bool ask = DOWN && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
     const float asked = ask ? load_fresh(e.parts[0].residual + own_row) : 0.0f;
     ring.skip(warp << cut);
-    if (e.down) take_rows(step, x_first, x_rows, units, q, ds, n);
+    if (DOWN) take_rows(step, x_first, x_rows, units, q, ds, n);
     else take_codes(step, units, q, ds, n, sums);
 #pragma unroll 1
     for (int at = warp; at < tiles; at += warps, tile += warps, find()) {
         const int item = tile * 32 + lane(), whole = item >> shift;
-        const int unit = (whole < units ? whole : units - 1) + (e.down ? (of.chosen_from(item_at) - x_first + part_of_x) * units : 0);
+        const int unit = (whole < units ? whole : units - 1) + (DOWN ? (of.chosen_from(item_at) - x_first + part_of_x) * units : 0);
         const uint8_t *const piece = ring.take(), *rest = piece;
         if (cut) {
             Ring then = ring;
@@ -377,7 +378,7 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
         for (int u = 0; u < units; u++) y = y + sums[i * wide + u];
         return y;
     };
-    if (!e.down) {
+    if constexpr (!DOWN) {
 #pragma unroll 1
         for (int i = thread(); i < my.groups << shift; i += team()) {
             const int local = i >> shift, r = i & (rows - 1);
@@ -546,7 +547,10 @@ struct AllSteps {
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
         switch (step.kind) {
-            case EXPERT_ROWS: return experts_step<A, B>(step, ring, chosen_of(step.experts, own), work);
+            case EXPERT_ROWS: {
+                const Chosen& chosen = chosen_of(step.experts, own);
+                return step.experts.down ? experts_step<A, B, true>(step, ring, chosen, work) : experts_step<A, B, false>(step, ring, chosen, work);
+            }
             case FLOAT_ROWS: float_rows_step(step, work); break;
             case MAP_ROW: map_step(step); break;
             case PART_NORMS:

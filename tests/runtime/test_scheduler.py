@@ -35,7 +35,7 @@ class Recorder:
         self.inner, self.name, self.model, self.n_pages = inner, inner.name, inner.model, inner.n_pages
         self.graph, self.windows, self.spare_states = inner.graph, inner.windows, inner.spare_states
         self.top_values = self.decode_runner = None  # every step comes through `forward`
-        self.adapters = inner.adapters
+        self.adapters, self.arithmetic = inner.adapters, inner.arithmetic
         self.steps: list[list[tuple[int, int]]] = []  # (start, tokens) of each chunk
         self.gate = threading.Event()
         self.gate.set()

@@ -27,7 +27,7 @@ class Flaky:
         self.inner, self.name, self.model, self.n_pages = inner, inner.name, inner.model, inner.n_pages
         self.copy_page, self.graph, self.windows = inner.copy_page, inner.graph, inner.windows
         self.spare_states, self.adapters, self.cache_bytes = inner.spare_states, inner.adapters, inner.cache_bytes
-        self.top_values = self.decode_runner = None  # every step comes through `forward`
+        self.arithmetic, self.top_values, self.decode_runner = inner.arithmetic, None, None  # all through `forward`
         self.faults: dict[int, tuple[type[BaseException], bool]] = {}
         self.calls = 0
 

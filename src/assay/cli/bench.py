@@ -97,7 +97,7 @@ def step(engine: Engine, ids: Sequence[int], start: int) -> None:
     from assay.engines.contract import Chunk, pages_for
 
     pages = np.arange(pages_for(start + len(ids)), dtype=np.int32)
-    engine.forward([Chunk(np.array(ids, np.int32), start, pages)])
+    engine.forward([Chunk(np.array(ids, np.int32), start, pages, prompt=len(ids) - 1)])
 
 
 def tokens(engine: Engine, count: int) -> list[int]:

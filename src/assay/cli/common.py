@@ -125,7 +125,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="NAME",
-        help="arithmetic of the engine: fast or exact (cpu, cuda, wgpu), tensor (cuda), f64 or f32 (reference)",
+        help="arithmetic of the engine: fast, exact (cpu, cuda, wgpu), tensor, mixed (cuda), f64, f32 (reference)",
     )
     group.add_argument(
         "-t",

@@ -63,7 +63,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help="arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+        help="arithmetic of the engine: fast or exact (cpu, cuda), tensor or mixed (cuda), f64 or f32 (reference)",
     )
     parser.add_argument(
         "-t",

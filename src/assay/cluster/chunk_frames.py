@@ -20,7 +20,7 @@ def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Ar
     for i, chunk in enumerate(chunks):
         heads.append(
             {"start": chunk.start, "outputs": chunk.outputs, "moved": chunk.positions is not None,
-             "state_slot": chunk.state_slot}
+             "state_slot": chunk.state_slot, "prompt": chunk.prompt}
         )  # fmt: skip
         arrays |= {f"{i}/tokens": chunk.tokens, f"{i}/pages": chunk.pages}
         if chunk.positions is not None:
@@ -38,6 +38,7 @@ def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -
             rows[int(place)][name[0]] = value
     return [
         Chunk(arrays[f"{i}/tokens"], head["start"], arrays[f"{i}/pages"], head["outputs"],
-              arrays.get(f"{i}/positions"), rows[i], state_slot=operator.index(head["state_slot"]))
+              arrays.get(f"{i}/positions"), rows[i], state_slot=operator.index(head["state_slot"]),
+              prompt=operator.index(head["prompt"]))
         for i, head in enumerate(heads)
     ]  # fmt: skip

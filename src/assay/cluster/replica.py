@@ -114,7 +114,10 @@ class Replica:
     def _engine(self, spec: Mapping[str, Any], launcher: Launcher) -> PagedEngine:
         if spec.get("split"):
             return SplitEngine(self.opened, spec, launcher)
-        return self.opened.engine(scheduled=True)
+        engine = self.opened.engine(scheduled=True)
+        if engine.warm_up:
+            engine.warm_up()
+        return engine
 
     def close(self) -> None:
         self.worker.stop(AssayError("the replica is shutting down"))

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ from assay.engines.contract import (
     check_state_lengths,
     hand_over,
 )  # fmt: skip
+from assay.engines.plan.batching import Piece
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.errors import AssayError
 from assay.graph import Graph
@@ -103,13 +104,7 @@ def micro_batches(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
             parts.append((i, chunk))
             continue
         for at in range(0, chunk.n_tokens, size):
-            to = min(at + size, chunk.n_tokens)
-            outputs = chunk.outputs if chunk.outputs != "last" or to == chunk.n_tokens else "none"
-            positions = None if chunk.positions is None else chunk.positions[at:to]
-            piece = replace(
-                chunk, tokens=chunk.tokens[at:to], start=chunk.start + at, outputs=outputs, positions=positions
-            )
-            parts.append((i, piece))
+            parts.append((i, Piece(chunk, at, min(at + size, chunk.n_tokens)).alone))
     groups: list[Group] = [[]]
     filled = 0
     for i, chunk in parts:

@@ -147,7 +147,7 @@ class StageService:
         own = [
             Chunk(
                 c.tokens, c.start, c.pages, c.outputs if self._last else "all", c.positions,
-                {name: c.rows[name] for name in self.graph.given}, state_slot=c.state_slot,
+                {name: c.rows[name] for name in self.graph.given}, state_slot=c.state_slot, prompt=c.prompt,
             )
             for c in chunks
         ]  # fmt: skip

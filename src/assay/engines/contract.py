@@ -23,6 +23,7 @@ capability. Callers test the attribute, never the engine's name.
     adapters         applies LoRA adapters, others for each chunk; its constructor takes `adapters`
     pictures         takes chunks in which some rows are given instead of looked up by token (`PictureRows`)
     beside           makes an engine for another graph over the same weights, such as a draft head
+    warm_up          makes the machine code that any request can need, so that none waits for a compiler
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
 
@@ -98,6 +99,8 @@ class Chunk:
     begins a sequence, so the engine zeroes that state first. Two chunks of a batch never name the same state slot.
     `drafted` of its last tokens are guesses. Where the graph keeps state of a fixed size, the engine keeps the state
     after each token from the last certain one on, until its next step: `cut_state` takes guesses back.
+    `prompt` of its first tokens are prompt, without the last token of the prompt. In precision `mixed` the engine
+    computes these in another arithmetic than all other tokens (`Arithmetic.mixed`).
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
@@ -119,6 +122,7 @@ class Chunk:
     drafted: int = 0
     adapters: tuple[tuple[int, float], ...] = ()
     pictures: PictureRows | None = None
+    prompt: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -191,6 +195,11 @@ class Arithmetic:
         Speculation depends on it: a verified token must be the token that plain decoding would have produced.
         """
         return self.name in ("native", "cuda")
+
+    @property
+    def mixed(self) -> bool:
+        """True if the prompt without its last token has another arithmetic than all tokens behind (`Chunk.prompt`)."""
+        return self.precision == "mixed"
 
 
 @dataclass(frozen=True)
@@ -283,6 +292,7 @@ class CacheBytes(Protocol):
 # Capability: `beside(graph, n_pages)` makes an engine of the same kind and precision for another graph of this model.
 # It shares the weights with this engine, and has a cache of its own. Close it before this engine.
 Beside = Callable[[Graph, int], "PagedEngine"]
+WarmUp = Callable[[], None]
 
 
 # --- the engine
@@ -311,6 +321,7 @@ class Engine(Protocol):
     exact_drafts: bool = False  # drafted tokens get the bits of plain decoding, though its arithmetic is not steady
     spare_states: int = 0  # a batch takes one for each chunk and one for each drafted token; 0: it takes nothing back
     beside: Beside | None = None
+    warm_up: WarmUp | None = None  # a server calls it before it serves
     adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
     pictures: Collection[str] = ()  # of `PictureRows`, what it takes: some of `models.pictures.EVERYTHING`
 
@@ -421,6 +432,8 @@ def check_batch(
             raise AssayError(
                 f"{where}: a chunk begins with a certain token (found {chunk.drafted} drafted of {chunk.n_tokens})"
             )
+        if not 0 <= chunk.prompt <= chunk.n_tokens:
+            raise AssayError(f"{where}: more prompt than tokens (found {chunk.prompt}, expected 0 to {chunk.n_tokens})")
         if chunk.adapters and not all(0 <= n < len(engine.adapters) and s and s - s == 0 for n, s in chunk.adapters):
             raise AssayError(
                 f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "

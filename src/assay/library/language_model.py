@@ -59,7 +59,7 @@ def load(
     model       a path, a name such as smollm2 (the default) or qwen3:8b (downloaded once; `assay search` lists them),
                 hf:owner/repo[:file] or ollama:name[:tag]
     engine      "cpu", "cuda" or "reference"; default: the fastest on this machine
-    precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
+    precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor or mixed (cuda), f64 or f32 (reference)
     kv_type     data type of the KV cache: f16, f32, bf16, q8_0
     ctx_size    context size in tokens; 0: the training context
     cache_size  KV cache size in tokens, for all sequences

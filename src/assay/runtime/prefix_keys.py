@@ -5,7 +5,8 @@ A prefix may be reused only where exactly the same was fed. Today a sequence fee
 it compares the keys that `feed_keys` makes, one integer for each position.
 
     a token at its own position    its id, 0 or larger
-    anything else                  a negative number: a hash of the id, the given row and the position
+    the same in other arithmetic   -1 - id: in precision `mixed`, the last token of a prompt and all tokens behind it
+    anything else                  a negative number: a hash of 16 bytes of the id, the given row and the position
 
 Touch this when a chunk can feed something new. The tree, the allocator and the cluster's router need no change then.
 """
@@ -46,6 +47,11 @@ def feed_keys(fed: PrefixFeed | Sequence[int]) -> Sequence[int]:
             digest.update(f"position {fed.positions[place]}".encode())
         keys[place] = -1 - int.from_bytes(digest.digest())
     return keys
+
+
+def answer_keys(ids: Sequence[int]) -> list[int]:
+    """Keys of tokens that precision `mixed` does not compute as a prompt: no prompt shares their pages."""
+    return [-1 - i for i in ids]
 
 
 def page_name(before: str, keys: Sequence[int]) -> str:

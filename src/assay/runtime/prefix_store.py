@@ -88,11 +88,11 @@ class PrefixStore:
 
     # --- bringing back
 
-    def saved(self, ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
+    def saved(self, keys: Sequence[int], salt: bytes = b"") -> list[bytes]:
         """The digests of the pages on disk from which a sequence with this prompt could go on. For any thread."""
         digests, before, whole = list[bytes](), self.root(salt), 0
-        for start in range(0, len(ids) - PAGE, PAGE):
-            before = self.digest(before, ids[start : start + PAGE])
+        for start in range(0, len(keys) - PAGE, PAGE):
+            before = self.digest(before, keys[start : start + PAGE])
             if not self.folder.has(before.hex()):
                 break
             digests.append(before)
@@ -104,8 +104,8 @@ class PrefixStore:
         """Begin to restore the prompt of a sequence that arrives, if more of it is on disk than in memory."""
         if sequence.job.keep or sequence.job.prompt_logprobs is not None:  # cached tokens give no rows
             return
-        found = self.saved(sequence.ids, sequence.salt)
-        if len(found) * PAGE > self._pages.match(sequence.ids, sequence.salt):
+        found = self.saved(sequence.keys(), sequence.salt)
+        if len(found) * PAGE > self._pages.match(sequence.keys(), sequence.salt):
             sequence.restoring = True
             self._restores.append(_Restore(sequence, found, self))
         elif found:
@@ -189,9 +189,9 @@ class _Restore:
 
     def step(self, pages: Pages, timeout: float) -> bool:
         """Take the next entry. False when there is none left. Raises queue.Empty where none has arrived in time."""
-        ids = self.sequence.ids
         if self._lease is None:
-            self._lease = pages.open(ids[: len(self._digests) * PAGE + 1], self.sequence.salt, whole=True)
+            restored = self.sequence.keys(0, len(self._digests) * PAGE + 1)
+            self._lease = pages.open(restored, self.sequence.salt, whole=True)
             self._first = self._lease.length
             names = [digest.hex() for digest in self._digests[self._first // PAGE :]]
             if names and pages.states:
@@ -202,7 +202,7 @@ class _Restore:
             return False
         start = self._lease.length
         if start < len(self._digests) * PAGE:
-            pages.adopt(self._lease, ids[start : start + PAGE], self._store.write_page(content))
+            pages.adopt(self._lease, self.sequence.keys(start, start + PAGE), self._store.write_page(content))
         else:
             if self._lease.state_slot < 0:
                 raise OutOfPages("cache: no state slot for a prefix from disk")

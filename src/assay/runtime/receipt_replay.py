@@ -7,7 +7,7 @@ only some rows are compared. The pass is then cut at these rows, and the output 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,8 +104,13 @@ def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int]) -> Repl
     tokens = np.asarray(ids, np.int32)
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
     first, done = len(receipt.prompt), 0
+
+    def chunk(begin: int, end: int, outputs: str) -> Chunk:
+        prompt = max(0, min(first - 1, end) - begin)
+        return Chunk(tokens[begin:end], begin, pages, outputs, prompt=prompt)
+
     for start in range(0, len(rows), AT_ONCE):
-        for row, logits in _logits(engine, tokens, pages, done, [first + r for r in rows[start : start + AT_ONCE]]):
+        for row, logits in _logits(engine, chunk, done, [first + r for r in rows[start : start + AT_ONCE]]):
             at = row - first
             if row_digest(logits, receipt.header["version"]) != receipt.rows[at]:
                 return Replay(False, f"logits: token {at} of the answer was computed otherwise", at, at)
@@ -121,16 +126,19 @@ def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int]) -> Repl
 
 
 def _logits(
-    engine: PagedEngine, tokens: Array, pages: Array, done: int, rows: Sequence[int]
+    engine: PagedEngine, chunk: Callable[[int, int, str], Chunk], done: int, rows: Sequence[int]
 ) -> Iterator[tuple[int, Array]]:
-    """The logits that predict the tokens at these indices; the first `done` tokens are computed already."""
+    """The logits that predict the tokens at these indices; the first `done` tokens are computed already.
+
+    `chunk` makes the chunk of tokens from one index to another, with its outputs.
+    """
     if list(rows) == list(range(rows[0], rows[0] + len(rows))) and len(rows) > 1:
-        output = engine.forward([Chunk(tokens[done : rows[0]], done, pages, "last")])[0]
+        output = engine.forward([chunk(done, rows[0], "last")])[0]
         yield rows[0], output.logits[-1]
-        output = engine.forward([Chunk(tokens[rows[0] : rows[-1]], rows[0], pages, "all")])[0]
+        output = engine.forward([chunk(rows[0], rows[-1], "all")])[0]
         yield from zip(rows[1:], output.logits, strict=True)
         return
     for row in rows:
-        output = engine.forward([Chunk(tokens[done:row], done, pages, "last")])[0]
+        output = engine.forward([chunk(done, row, "last")])[0]
         yield row, output.logits[-1]
         done = row

@@ -198,6 +198,8 @@ class Scheduler:
         if wrong := [number for number, _ in sequence.adapters if not 0 <= number < len(known)]:
             raise AssayError(f"adapter {wrong[0]}: there is none of this number (found {len(known)} adapters)")
         sequence.salt = b"".join(known[number].digest + struct.pack("<f", scale) for number, scale in sequence.adapters)
+        if self.engine.arithmetic.mixed:
+            sequence.answer_from = sequence.n_prompt - 1
         return sequence
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -285,6 +287,7 @@ class Scheduler:
                 drafted=len(sequence.draft),
                 adapters=sequence.adapters,
                 pictures=sequence.next_pictures(n),
+                prompt=sequence.prompt_among(n),
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -427,7 +430,7 @@ class Scheduler:
         sequence, output = drawing.sequence, drawing.output
         assert sequence.lease
         start = drawing.start = sequence.computed
-        self.pages.commit(sequence.lease, sequence.ids[start : start + drawing.n], each=bool(sequence.draft))
+        self.pages.commit(sequence.lease, sequence.keys(start, start + drawing.n), each=bool(sequence.draft))
         if output and sequence.job.keep:
             sequence.collect(output.nodes)
         if output and sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
@@ -446,7 +449,7 @@ class Scheduler:
         sequence, drawn = drawing.sequence, drawing.drawn
         if drawn and not sequence.finished:
             if sequence.lease:
-                self.pages.commit(sequence.lease, sequence.ids[sequence.computed : -1], each=bool(drawing.draft))
+                self.pages.commit(sequence.lease, sequence.keys(sequence.computed, -1), each=bool(drawing.draft))
             if sequence.run_tokens:
                 self._planner.shares.charge(sequence, len(drawn))
             if self.speculator:

@@ -7,6 +7,7 @@ else. Code that steps the scheduler (a loop, a server, a batch) receives `Update
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from assay.runtime.ngram_draft import NgramDraft
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import RowPooler
+from assay.runtime.prefix_keys import answer_keys
 from assay.runtime.receipts import RowHashes
 from assay.runtime.sampler import Choice, argmax_of_top, sample, sample_from_top, scores, top_k_needed
 from assay.runtime.stops import StopStrings
@@ -173,6 +175,7 @@ class Sequence(Progress):
         self.adapters: tuple[tuple[int, float], ...] = ()  # those that are applied, without scales of 0
         self.salt = b""  # of its prefix: what beside its tokens its cache depends on
         self.m_rope = False  # positions have several numbers, and differ from the slots after a picture
+        self.answer_from = sys.maxsize  # the index from which tokens have the keys of an answer (`prefix_keys.py`)
         self.restoring = False  # waits for pages of its prompt that are on disk (`prefix_store.py`)
         self.ngrams = NgramDraft()
         self.draft: list[int] = []  # drafted tokens that this step verifies
@@ -213,6 +216,15 @@ class Sequence(Progress):
     @property
     def pending(self) -> int:
         return len(self.ids) - self.computed
+
+    def keys(self, start: int = 0, end: int | None = None) -> list[int]:
+        """The prefix keys of its tokens from `start` on."""
+        ids, cut = self.ids[start:end], max(self.answer_from - start, 0)
+        return ids if cut >= len(ids) else ids[:cut] + answer_keys(ids[cut:])
+
+    def prompt_among(self, n: int) -> int:
+        """How many of the next n tokens are prompt, without the prompt's last token."""
+        return max(0, min(self.n_prompt - 1 - self.computed, n))
 
     def next_tokens(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute, drafted ones included."""

@@ -271,7 +271,7 @@ class StepPlanner:
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Start a waiting sequence, unless the cache lacks room or this step computes a prefix it could share."""
         all_rows = sequence.job.prompt_logprobs is not None or sequence.job.keep  # cached tokens give no rows
-        lease = self._pages.open([] if all_rows else sequence.ids, sequence.salt)
+        lease = self._pages.open([] if all_rows else sequence.keys(), sequence.salt)
         spare = len(self.running)  # each running sequence may need another page soon
         step = max([self.chunk, *(len(p.image.rows) for p in sequence.job.images if p.image.sees_itself)])
         fits = not self.running or self._pages.fits(lease, len(sequence.ids) + 1, step, spare)
@@ -295,10 +295,10 @@ class StepPlanner:
         The sequence then waits one step and takes the page from the cache.
         """
         end = start - start % PAGE + PAGE
-        ids = sequence.ids[:end]
+        keys = sequence.keys(0, end)
         for other, n in plan.items():
             if other.salt == sequence.salt and other.computed < end <= other.computed + n:
-                same = common(other.ids[:end], ids)
+                same = common(other.keys(0, end), keys)
                 if (same == end and end < len(sequence.ids)) or (self._pages.copies and same - start >= _MIN_COPY):
                     return True
         return False

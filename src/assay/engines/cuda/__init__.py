@@ -6,6 +6,7 @@
                       activations, queries and the softmax are rounded to f16 (bf16 for BF16 weights), so it has bits
                       of its own. They do not depend on the batch, the cut of the prompt or the cache, but may differ
                       between kinds of GPU.
+    precision mixed   a prompt without its last token (`Chunk.prompt`) in `tensor`, all other tokens in `fast`
 
 Four terms that all modules of this package use (docs/glossary.md has the others):
 
@@ -31,7 +32,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
-from assay.engines.plan.batching import Piece, Results, Step, in_turns, steps, whole
+from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
+from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
 from assay.engines.plan.fuse import Single, fuse
 from assay.engines.plan.given_rows import picture_form
 from assay.engines.plan.picture_graph import PictureGraph, picture_graph
@@ -72,7 +74,7 @@ from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.models.pictures import GIVEN_POSITIONS, GIVEN_ROWS, PictureForm
 
-PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # With the default cache type of each.
+PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16", "mixed": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
 _PROGRAMS = 64  # Most compiled programs; the least recently used one is dropped.
 _GRAPHED = 64  # Most tokens of a step that is captured as a CUDA graph.
@@ -83,7 +85,7 @@ class CudaEngine(PagedEngine):
     """The engine contract, implemented by compiled programs on one device."""
 
     name = "cuda"
-    pictures = (GIVEN_ROWS, GIVEN_POSITIONS)
+    pictures: tuple[str, ...] = (GIVEN_ROWS, GIVEN_POSITIONS)
     precisions = PRECISIONS
 
     def __init__(
@@ -105,7 +107,7 @@ class CudaEngine(PagedEngine):
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
         self.model, self.graph, self._asked_slots = model, graph or model.graph, state_slots
-        name = "cuda" if precision == "tensor" else "native"
+        name = "cuda" if precision in ("tensor", "mixed") else "native"
         self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
@@ -116,8 +118,10 @@ class CudaEngine(PagedEngine):
         if self._decodes:
             self.top_values = DeviceTopValues(self._forward_top)
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
+        if precision == "mixed":
+            self.pictures = ()  # a prompt in two parts would cut them
         self._busy = threading.Lock()
-        self._programs: dict[tuple[Shape, frozenset[str], PictureForm | None], Program] = {}
+        self._programs: dict[tuple[Shape, frozenset[str], bool, PictureForm | None], Program] = {}
         self._pictures: dict[PictureForm, PictureGraph] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
@@ -146,8 +150,10 @@ class CudaEngine(PagedEngine):
     def _load(self) -> None:
         """Load the weights and allocate the cache; an error says in one line why this is not possible."""
         assert self._tensors
-        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
-        self._check_room(0 if self._borrows else self._tensors.planned(self.graph))
+        self._prompts = self._tensors.for_prompts() if self.arithmetic.mixed and not self.graph.whole else None
+        weights = self._prompts or self._tensors
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, weights.halves)
+        self._check_room(0 if self._borrows else weights.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
@@ -158,10 +164,11 @@ class CudaEngine(PagedEngine):
         counters = 4 * max(self._step * heads, 65536)
         self._at.counters = self._device.alloc(counters, "counters")
         self._device.zero(self._at.counters, counters)
-        for (
-            shape
-        ) in self._first_shapes():  # loads every weight, and refuses unsupported graphs before the first request
+        shapes = self._first_shapes()  # they load every weight, and refuse unsupported graphs before the first request
+        for shape in shapes:
             self._program(shape, frozenset(), fill=False)
+        if self._prompts:
+            self._program(shapes[-1], frozenset(), fill=False, prompt=True)
         self._tensors.fill()  # while kernels are compiled
         self._tensors.release_staging()
         self._device.loaded()
@@ -194,6 +201,38 @@ class CudaEngine(PagedEngine):
                 f"{total >> 20} MB free); use fewer pages or --engine cpu"
             )
 
+    def warm_up(self) -> None:
+        with self._ready():
+            kernels = of_all_sizes(chain.from_iterable(self._kernels(*step) for step in self._served()))
+            self._device.prepare(kernels)
+            assert self._tensors
+            self._tensors.fill()
+            self._device.ready(kernels)
+
+    def _served(self) -> Iterator[tuple[Shape, frozenset[str], bool]]:
+        """Steps of all kinds that a server computes: shapes, kept nodes, and whether in the arithmetic of prompts."""
+        room, whole_text = self.n_pages * PAGE, self.graph.whole
+        none, everything = frozenset[str](), frozenset(node.name for node in self.graph)
+
+        def shape(tokens: int, outputs: str = "last", exact: bool = False) -> Shape:
+            tokens = min(tokens, room)
+            chunk = Chunk(np.zeros(tokens, np.int32), 0, np.zeros(pages_for(tokens), np.int32), outputs)
+            return self._shape(Step(tuple(pieces_of([chunk]))), exact=exact or self._loose, together=whole_text)
+
+        prompts = [*(shape(n) for n in (*PROMPTS, self._step)), shape(PROMPTS[-1], "all")]
+        for prompt in (False, True)[: 1 + bool(self._prompts)]:
+            yield from ((found, none, prompt) for found in prompts)
+            if self.graph.embedding:
+                yield shape(1, "none"), frozenset([self.graph.embedding]), prompt
+            yield from ((shape(n, "all", exact=True), everything, prompt) for n in (1, 16))
+        if self._decodes:
+            yield from ((self._one(n, room), none, False) for n in STREAMS)
+            yield from ((self._one(1, 1, best=best), none, False) for best in (0, 1))
+
+    def _kernels(self, shape: Shape, keep: frozenset[str], prompt: bool) -> set[str]:
+        """The kernels of a program, which is never run: it has no memory."""
+        return {launch.kernel for launch in self._compile(shape, keep, prompt, lambda arena: self._at).launches}
+
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """Compute the batch; results are in its order. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
@@ -220,19 +259,43 @@ class CudaEngine(PagedEngine):
             if form not in self._pictures:
                 self._pictures[form] = picture_graph(self.graph, form, self._tensors.array)
             batch = [self._pictures[form].rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
-        whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
-        pooled = pooled or any(self.graph[name].has(Trait.SHOWS_STATE) for name in keep)
         if not keep and self._is_decode(batch):
             rows = self._decode(batch, 0, [0] * len(batch), places).results(0)[0].reshape(len(batch), -1)
             return [Output(row[None]) for row in rows]
+        heads, others = by_prompt(batch) if self._prompts else ([], pieces_of(batch))
+        if not heads:
+            return self._pass(others, keep, places, form=form)
+        first, second = iter(self._pass(heads, keep, places, prompt=True)), iter(self._pass(others, keep, places))
+        found = []
+        for c in batch:
+            parts = [next(outputs) for outputs, n in ((first, c.prompt), (second, c.n_tokens - c.prompt)) if n]
+            found.append(joined(self.graph, *parts) if len(parts) == 2 else parts[0])
+        return found
+
+    def _pass(
+        self, pieces: Sequence[Piece], keep: frozenset[str], places: Targets, prompt: bool = False,
+        form: PictureForm | None = None,
+    ) -> list[Output]:  # fmt: skip
+        """Compute the pieces in one arithmetic; `prompt`: that of prompts. `form` is what their pictures need."""
+        if not pieces:
+            return []
+        whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
+        pooled = pooled or any(self.graph[name].has(Trait.SHOWS_STATE) for name in keep)
         scored = any("S" in self.graph.shapes[name] or self._is_scores(name) for name in keep)
         results: Results | None = None
         found: list[Output] = []
         program = None
-        for step in whole(batch) if scored else steps(batch, self._step, cut=not (whole_text or pooled)):
+        batch = [piece.alone for piece in pieces]
+        if (scored or pooled) and any(p.end - p.begin < p.chunk.n_tokens for p in pieces):
+            raise AssayError(
+                f"engine cuda: precision mixed computes a prompt in two parts, so that nodes of a whole text cannot be "
+                f"kept (found {', '.join(sorted(keep)[:3])}); keep others, or use --precision fast or tensor"
+            )
+        steps = [Step(tuple(pieces))] if scored else steps_of(pieces, self._step, cut=not (whole_text or pooled))
+        for step in steps:
             self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
-            program = self._program(shape, keep, form=form)
+            program = self._program(shape, keep, prompt=prompt, form=form)
             if results is None:
                 results = Results([e for e, _ in program.results], batch)
             self._run(program, step, places, results.take(step))
@@ -244,7 +307,7 @@ class CudaEngine(PagedEngine):
 
     def _is_decode(self, batch: Sequence[Chunk]) -> bool:
         """One token of each sequence, with its output: the usual step of serving, kept as a CUDA graph."""
-        if not self._decodes or len(batch) > _GRAPHED:
+        if not self._decodes or len(batch) > _GRAPHED or (self._prompts and any(c.prompt for c in batch)):
             return False
         return all(c.n_tokens == 1 == c.n_outputs and not c.pictures for c in batch)
 
@@ -285,12 +348,12 @@ class CudaEngine(PagedEngine):
         self._note_positions(batch)
         longest = max(c.end + n for c, n in zip(batch, max_tokens, strict=True))
         program = self._program(self._one(len(batch), longest, k), frozenset())
-        return self._play(program, batch, places, max_tokens, queue_depth)
+        return self._play(program, Step(tuple(pieces_of(batch))), places, max_tokens, queue_depth)
 
     def _play(
         self,
         program: Program,
-        chunks: Sequence[Chunk],
+        step: Step,
         places: Targets,
         max_tokens: Sequence[int] = (),
         queue_depth: int = 1,
@@ -298,7 +361,7 @@ class CudaEngine(PagedEngine):
         """Run a decode step as a captured graph; each result has a row per sequence. The following steps replay the
         graph on the tables and the token that their predecessor left, until every sequence has its `max_tokens`."""
         self._drain_queue()
-        further = max(max_tokens, default=0)
+        chunks, further = [p.alone for p in step.pieces], max(max_tokens, default=0)
         if program.play is None:
             words = self._words(program)
             self._device.ready(launch.kernel for launch in program.launches)
@@ -306,7 +369,7 @@ class CudaEngine(PagedEngine):
         if further and program.again is None:
             program.again = self._device.capture(lambda: self._launch(program))
         fill_decode_step(program.tables, self._positions, chunks, max_tokens)
-        self._fill_states(program, Step(tuple(Piece(c, 0, 1) for c in chunks)), places)
+        self._fill_states(program, step, places)
         n = len(program.results)
         sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + further)
         ends = [0, *accumulate(sizes)]
@@ -385,22 +448,14 @@ class CudaEngine(PagedEngine):
         return sum(isinstance(d, str) for d in self.graph.shapes[name]) == 2
 
     def _program(
-        self, shape: Shape, keep: frozenset[str], fill: bool = True, form: PictureForm | None = None
-    ) -> Program:
-        key = shape, keep, form
+        self, shape: Shape, keep: frozenset[str], fill: bool = True, prompt: bool = False,
+        form: PictureForm | None = None,
+    ) -> Program:  # fmt: skip
+        key = shape, keep, prompt, form
         found = self._programs.pop(key, None)
         if found is None:
             assert self._tensors is not None
-            found = compile_program(
-                self._pictures[form].graph if form else self.graph,
-                self._tensors,
-                self._layout,
-                shape,
-                keep,
-                DeviceLimits(self._device.multiprocessors, self._device.shared_bytes),
-                self._cuts,
-                self._reserve(shape),
-            )
+            found = self._compile(shape, keep, prompt, self._reserve(shape), form)
             self._device.prepare({launch.kernel for launch in found.launches})
             if fill:
                 self._tensors.fill()
@@ -408,6 +463,16 @@ class CudaEngine(PagedEngine):
                 self._programs.pop(next(iter(self._programs))).close()  # the least recently used one
         self._programs[key] = found
         return found
+
+    def _compile(
+        self, shape: Shape, keep: frozenset[str], prompt: bool, reserve: Callable[[int], Addresses],
+        form: PictureForm | None = None,
+    ) -> Program:  # fmt: skip
+        weights = self._prompts if prompt else self._tensors
+        assert weights is not None
+        limits = DeviceLimits(self._device.multiprocessors, self._device.shared_bytes)
+        graph = self._pictures[form].graph if form else self.graph
+        return compile_program(graph, weights, self._layout, shape, keep, limits, self._cuts, reserve)
 
     def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
         def reserve(arena: int) -> Addresses:
@@ -455,14 +520,14 @@ class CudaEngine(PagedEngine):
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
         given = any(external.given for external, _ in program.results)
         if shape.one and not given and shape.tokens <= _GRAPHED:
-            found = self._play(program, [p.chunk for p in step.pieces], places).results(0)
+            found = self._play(program, step, places).results(0)
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
             return
         self._drain_queue()
         words = self._words(program)
         if shape.one:
-            fill_decode_step(program.tables, self._positions, [p.chunk for p in step.pieces], ())
+            fill_decode_step(program.tables, self._positions, [p.alone for p in step.pieces], ())
         else:
             fill_step(program.tables, self._positions, step, shape, self._cuts)
         self._fill_states(program, step, places)

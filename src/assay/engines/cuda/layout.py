@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -134,6 +135,7 @@ class DeviceWeights:
     def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:
         self.device, self.file, self.exact = device, file, precision == "exact"
         self.halves = precision == "tensor"  # products run on tensor cores with 16-bit floats
+        self._wide_groups = precision in ("tensor", "mixed")  # gemm_halves.cu needs groups of 32 rows
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.factors: dict[int, int] = {}  # by the matrix's address
         self.vectors: dict[str, int] = {}
@@ -141,6 +143,12 @@ class DeviceWeights:
         self.owned: list[int] = []
         self.staged: dict[int, tuple[int, int]] = {}  # staging buffers: address and bytes
         self.pending: list[Callable[[], None]] = []  # fills memory that is allocated
+
+    def for_prompts(self) -> DeviceWeights:
+        """The same weights in the same memory, for products on tensor cores."""
+        found = copy(self)
+        found.halves = True
+        return found
 
     @property
     def bytes(self) -> int:
@@ -208,8 +216,8 @@ class DeviceWeights:
         shape, form = self.file.tensors[names[0]].shape, self.layout(names[0])
         count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
-        # gemm_halves.cu needs groups of 32 rows.
-        group = 32 if form.floats and self.on_tensor_cores(form) else rows_per_group(units, paired)
+        wide = self._wide_groups and form.floats and form.name != "f32"
+        group = 32 if wide else rows_per_group(units, paired)
         return Matrix(form, rows, columns, units, group, 0, count, paired)
 
     def _load(self, names: tuple[str, ...]) -> Matrix:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ class Kernels:
                 told = f"engine cuda: compiling kernels for {self.target}, once (kept in {kept.parent})"
                 print(told, file=sys.stderr, flush=True)
             self.told = True
-            self.team = self.team or ThreadPoolExecutor(os.cpu_count())
+            self.team = self.team or ThreadPoolExecutor(os.cpu_count(), initializer=_yield_to_others)
             self.begun[unit] = self.team.submit(self._compiled, unit, module, kept)
 
     def code(self, unit: str) -> bytes:
@@ -111,6 +113,12 @@ class Kernels:
         made.write_bytes(code)
         made.rename(kept)
         return code
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread (Linux has one for each): a server may compute another model meanwhile."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _nvrtc() -> Any:

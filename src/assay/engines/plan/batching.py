@@ -7,7 +7,7 @@ buffers. Touch this when a step must carry more from a chunk to the kernels.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -35,6 +35,23 @@ class Piece:
     def n_outputs(self) -> int:
         """How many of its tokens give a row of the output. They are the last ones."""
         return min(self.end - self.begin, max(0, self.end - self.chunk.n_tokens + self.chunk.n_outputs))
+
+    @cached_property
+    def alone(self) -> Chunk:
+        """Its tokens as a chunk of their own, for which no drafts are kept unless it is the whole chunk."""
+        c, mine = self.chunk, slice(self.begin, self.end)
+        if self.end - self.begin == c.n_tokens:
+            return c
+        return replace(
+            c,
+            tokens=c.tokens[mine],
+            start=c.start + self.begin,
+            outputs=c.outputs if self.end == c.n_tokens or c.outputs == "all" else "none",
+            positions=None if c.positions is None else c.positions[mine],
+            rows={name: rows[mine] for name, rows in c.rows.items()},
+            drafted=0,
+            prompt=max(0, min(c.prompt, self.end) - self.begin),
+        )
 
 
 @dataclass(frozen=True)
@@ -87,27 +104,43 @@ def _joined(rows: Iterator[Array]) -> NDArray[np.int32]:
     return np.ascontiguousarray(found[0] if len(found) == 1 else np.concatenate(found), np.int32)
 
 
+def pieces_of(batch: Sequence[Chunk]) -> list[Piece]:
+    """Each chunk as one piece."""
+    return [Piece(c, 0, c.n_tokens) for c in batch]
+
+
+def by_prompt(batch: Sequence[Chunk]) -> tuple[list[Piece], list[Piece]]:
+    """The tokens of each chunk that are prompt, and all others. A chunk without such tokens has no such piece."""
+    heads = [Piece(c, 0, c.prompt) for c in batch if c.prompt]
+    return heads, [Piece(c, c.prompt, c.n_tokens) for c in batch if c.prompt < c.n_tokens]
+
+
 def whole(batch: Sequence[Chunk]) -> list[Step]:
     """The batch as one step."""
-    return [Step(tuple(Piece(c, 0, c.n_tokens) for c in batch))]
+    return [Step(tuple(pieces_of(batch)))]
 
 
 def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[Step]:
     """The batch in steps of at most `limit` tokens, in order. With `cut` false, a longer chunk is a step by itself."""
+    return steps_of(pieces_of(batch), limit, cut)
+
+
+def steps_of(pieces: Sequence[Piece], limit: int, cut: bool = True) -> list[Step]:
+    """The pieces in steps of at most `limit` tokens, as `steps`."""
     found: list[list[Piece]] = [[]]
     room = limit
-    for chunk in batch:
-        begin, whole = 0, not cut or not chunk.ascending
-        while begin < chunk.n_tokens:
-            if not room or (whole and chunk.n_tokens > room and found[-1]):
+    for piece in pieces:
+        begin, whole, size = piece.begin, not cut or not piece.chunk.ascending, piece.end - piece.begin
+        while begin < piece.end:
+            if not room or (whole and size > room and found[-1]):
                 found.append([])
                 room = limit
-            end = chunk.n_tokens if whole else chunk.cut(begin, min(chunk.n_tokens, begin + room))
+            end = piece.end if whole else piece.chunk.cut(begin, min(piece.end, begin + room))
             if end - begin > room and found[-1]:  # a picture that needs more room
                 found.append([])
                 room = limit
                 continue
-            found[-1].append(Piece(chunk, begin, end))
+            found[-1].append(Piece(piece.chunk, begin, end))
             room = max(0, room - (end - begin))
             begin = end
     return [Step(tuple(pieces)) for pieces in found]
@@ -148,6 +181,15 @@ class External:
     domain: str  # one of fuse.DOMAINS
     width: int
     given: bool = False
+
+
+def joined(graph: Graph, first: Output, second: Output) -> Output:
+    """The output of a chunk from those of its first and its other tokens."""
+    nodes = {
+        name: np.concatenate([value, second.nodes[name]], axis=graph.shapes[name].index("T"))
+        for name, value in first.nodes.items()
+    }
+    return Output(np.concatenate([first.logits, second.logits]), nodes)
 
 
 class Results:

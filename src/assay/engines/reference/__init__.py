@@ -398,7 +398,7 @@ class ReferenceEngine(PagedEngine):
             wanted = chunk.outputs if b == chunk.n_tokens or chunk.outputs == "all" else "none"
             piece = replace(chunk, tokens=chunk.tokens[a:b], start=chunk.start + a, rows=rows, positions=positions)
             given = chunk.pictures.part(a, b) if chunk.pictures else None
-            piece = replace(piece, outputs=wanted, drafted=0, pictures=given)
+            piece = replace(piece, outputs=wanted, drafted=0, pictures=given, prompt=0)
             output, cache = self._chunk(i, piece, keep, None, dict(state))
             cache.finish()
             state = states[piece.end] = cache.state

@@ -92,6 +92,8 @@ class ServedModel(Opened):
             self.progress = label, done, total
 
         engine = self.engine(progress, scheduled=True)
+        if engine.warm_up:
+            engine.warm_up()
         memory = engine.memory
         self.bytes = self._weights + (self.n_pages * memory.page + memory.windows + memory.states or self.cache_bytes)
         if memory.states:

@@ -76,7 +76,8 @@ def run_steps(
     start = 0
     for n in steps:
         at = None if positions is None else np.asarray(positions[start : start + n], np.int32)
-        chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at)
+        prompt = max(0, min(len(ids) - 1 - start, n)) if at is None else 0
+        chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at, prompt=prompt)
 
         def take(name: str, value: Array, start: int = start) -> None:
             sink(name, value, 0 if "T" not in graph.shapes[name] else start)
