@@ -159,9 +159,6 @@ class _Audit:
 
     def _add(self, given: ServedText) -> None:
         served = respelled(given, self.claimed, self.tokenizer)
-        if served is None:
-            self.interviewer.reading.gaps += 1
-            return
         self.asked.append(served)
         self.board.extra_noise = max(self.board.extra_noise, self.interviewer.reading.rounding)
         if served.places and not self._mostly_foreign():
@@ -407,7 +404,7 @@ class _Audit:
     def _alone_again(self, second: ServedText) -> list[float]:
         """The same text has the same near ties, so it is no new evidence against the claim."""
         board, served = self._board(), respelled(second, self.claimed, self.tokenizer)
-        if served is None or not served.places:
+        if not served.places:
             return []
         board.add(served)
         return board.evidence_path()
@@ -419,7 +416,7 @@ class _Audit:
             for text in self._drawn[:2]:
                 both = [self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002)]
                 first, second = (respelled(served, self.claimed, self.tokenizer) for served in both)
-                if first is not None and second is not None and first.places:
+                if first.places:
                     pairs.append((first, second))
         except AssayError as error:
             self.notes.append(f"drawing was not tried: {error}")
@@ -437,7 +434,7 @@ class _Audit:
         try:
             for messages in talks:
                 served = respelled(self.interviewer.chat(messages, CHAT_TOKENS), self.claimed, self.tokenizer)
-                if served is not None and served.places:
+                if served.places:
                     board.add(served)
         except AssayError as error:
             self.notes.append(f"chat was not tried: {error}")

@@ -1,14 +1,19 @@
 """Answers of which only the text is known: which tokens were they?
 
 A text can be cut into tokens in several ways, and a model does not always choose the tokenizer's way. A greedy server
-of the claim generates the claim's best token at every place. So where the text goes on with the claim's best token,
-that token is taken, and the rest of the text is cut again. This helps the claim and no alternative, so it can hide a
-difference and never makes one up.
+of the claim generates the claim's best token at every place, or one that its rounding makes equally likely. So where
+the text goes on with the claim's best token, that token is taken, and the rest of the text is cut again. The first
+place where it does not is evidence: the server's token there begins the rest of the text, and the likeliest such token
+is taken. All places behind it are left out, because nobody knows where their tokens begin. So are all places behind one
+where another token that fits the text is about as likely as the best one. This helps the claim and no alternative, so
+it can hide a difference and never makes one up.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,10 +24,11 @@ from assay.verify.endpoint.prompt_ids import without_space
 from assay.verify.endpoint.served_text import Place, ServedText, spelled
 
 MOST_PASSES = 12  # each computes the text once more
+NEAR = 2.0  # nats: rounding may choose any token that is less likely than the best by no more than this
 
 
-def respelled(text: ServedText, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText | None:
-    """The text with the ids that the claim prefers; None if the server counts another number of tokens."""
+def respelled(text: ServedText, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText:
+    """The text with the ids that the claim prefers, as far as they are certain."""
     if text.spelling is None:
         return text
     said, found = text.spelling.said.encode(), text
@@ -31,10 +37,7 @@ def respelled(text: ServedText, claimed: ClaimedModel, tokenizer: Tokenizer) -> 
         if ids is None:
             break
         found = spelled(ids, text.n_prompt, text.chat, text.label, text.spelling)
-    if text.spelling.cut:
-        found = _trimmed(found, said, claimed, tokenizer)
-    counts = text.spelling.counts
-    return found if not counts or len(found.places) in counts else None
+    return _certain(found, said, claimed, tokenizer)
 
 
 def _with_a_better_token(
@@ -54,19 +57,67 @@ def _with_a_better_token(
     return None
 
 
-def _trimmed(text: ServedText, said: bytes, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText:
-    """The text without its last token, and without all tokens from which on the claim's best may be a longer one.
+def _certain(text: ServedText, said: bytes, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText:
+    """The text up to the first place where its tokens are not certain.
 
     What follows the text is unknown, so a token that begins in it may end behind it.
     """
     left, kept = said, list[Place]()
-    for place, row in zip(text.places[:-1], claimed.rows(text)[:-1], strict=True):
-        assert place.token is not None
-        if tokenizer.piece(int(np.argmax(row))).startswith(left):
+    for i, (place, row) in enumerate(zip(text.places, claimed.rows(text), strict=True)):
+        best = int(np.argmax(row))
+        piece = tokenizer.piece(best)
+        if i == 0 and not said[:1].isspace():
+            piece = piece.lstrip()
+        if not piece or not left:
+            break
+        fitting = _fitting(tokenizer, left, bare=i == 0 and not said[:1].isspace())
+        if not fitting:
+            break
+        if len(piece) > len(left) and piece.startswith(left):
+            break
+        if not left.startswith(piece):
+            kept.append(replace(place, token=max(fitting, key=lambda token: float(row[token]))))
+            break
+        if place.token != best:
             break
         kept.append(place)
-        left = left[len(tokenizer.piece(place.token)) :]
-    return replace(text, places=tuple(kept), ids=text.ids[: text.n_prompt + len(kept)])
+        if any(token != best and row[best] - row[token] < NEAR for token in fitting):
+            break
+        left = left[len(piece) :]
+    ids = (*text.ids[: text.n_prompt], *(place.token for place in kept if place.token is not None))
+    return replace(text, places=tuple(kept), ids=ids)
+
+
+def _fitting(tokenizer: Tokenizer, left: bytes, bare: bool) -> list[int]:
+    """The tokens with which a text may begin; `bare`: white space in front of it was cut off."""
+    found = _Pieces.of(tokenizer).fitting(left)
+    return found + _Pieces.of(tokenizer).fitting(b" " + left) if bare else found
+
+
+class _Pieces:
+    """The texts of a vocabulary's tokens, sorted."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._sorted = sorted((tokenizer.piece(token), token) for token in range(tokenizer.n_vocab))
+        self._tokens: dict[bytes, list[int]] = {}
+        for piece, token in self._sorted:
+            self._tokens.setdefault(piece, []).append(token)
+        self._longest = max(map(len, self._tokens))
+
+    @staticmethod
+    @lru_cache(maxsize=2)
+    def of(tokenizer: Tokenizer) -> _Pieces:
+        return _Pieces(tokenizer)
+
+    def fitting(self, left: bytes) -> list[int]:
+        """Tokens that the text begins with, and those that begin with the whole text."""
+        ends = range(1, min(len(left), self._longest) + 1)
+        found = [token for end in ends for token in self._tokens.get(left[:end], ())]
+        at = bisect_left(self._sorted, (left + b"\0", 0))
+        while at < len(self._sorted) and self._sorted[at][0].startswith(left):
+            found.append(self._sorted[at][1])
+            at += 1
+        return found
 
 
 def _cut(tokenizer: Tokenizer, rest: str) -> list[int]:
