@@ -43,6 +43,7 @@ ORDERS = {
     "convert": (["folder", "out"], ["--json"]),
     "export-web": (["m"], ["-o", "site", "--raw"]),
     "completion": (["bash"], ["--json"]),
+    "ci": (["assay.toml"], ["--report", "out", "--json"]),
 }
 
 
@@ -168,6 +169,7 @@ RANGES: dict[str, tuple[list[str], list[str]]] = {
     "--lengths": (["1,2,7"], ["0", "-1", "", "9" * 12]),
     "--budget": (["4.2"], ["0", "-1"]),
     "--interval": (["0.1"], ["0", "-1"]),
+    "--seconds": (["0.5", "30"], ["0", "-1"]),
     "--ids": (["1,2", "[0 5]"], ["-1", "1.5", str(2**31)]),
     "--tokens": (["1,2", "[0 5]"], ["-1", "1.5", str(2**31)]),
     "--check": ([], []),  # ids or a file

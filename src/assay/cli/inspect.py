@@ -46,12 +46,11 @@ def run(args: argparse.Namespace) -> int:
     from assay import models
     from assay.gguf import open_file
     from assay.models.file_report import describe
-    from assay.models.vision import load_tower
+    from assay.models.vision import is_tower, load_tower
 
     with open_file(model_path(args)) as file:
         if args.graph:
-            clip = file.metadata.get("general.architecture") == "clip"
-            text = (load_tower(file) if clip else models.load(file)).graph.text()
+            text = (load_tower(file) if is_tower(file) else models.load(file)).graph.text()
             emit(args, {"path": str(file.path), "graph": text.splitlines()}, text)
         else:
             report = describe(file, args.ctx_size, scan=not args.fast)

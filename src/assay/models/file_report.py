@@ -9,7 +9,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
 from assay.models.model import Model, load
-from assay.models.vision import Tower, load_tower
+from assay.models.vision import Tower, is_tower, load_tower
 from assay.system.terminal import printable
 
 
@@ -19,7 +19,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
     `context` is the number of positions that memory is estimated for, by default those of the training.
     `scan` reads every tensor once, in search of NaN scales.
     """
-    clip = file.metadata.get("general.architecture") == "clip"
+    clip = is_tower(file)
     tower, notes = _tower(file) if clip else (None, [])
     model, notes = (None, notes) if clip else _model(file)
     metadata = {key: _value(file, key, notes) for key in file.metadata}

@@ -30,7 +30,6 @@ AXES = 3  # t, y, x
 # What a graph may be given beside token ids. An engine says which of these it takes.
 GIVEN_ROWS, GIVEN_POSITIONS, GIVEN_LAST = "rows", "positions of several numbers", "rows that see each other"
 EVERYTHING = frozenset({GIVEN_ROWS, GIVEN_POSITIONS, GIVEN_LAST})
-_INTERLEAVED = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ def deepstack_name(i: int) -> str:
     return f"inp_deepstack_{i}"
 
 
-def rope_axes(meta: ArchKeys, pairs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def rope_axes(meta: ArchKeys, pairs: int, interleaved: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axis (t, y, x) that turns each pair, and the pairs of no section or the fourth, whose axis is t here.
 
-    Sections are contiguous in qwen2vl. In qwen3vl and later ones pair j belongs to section j mod 3 while
-    j < 3 * section, else to the fourth.
+    Sections are contiguous, as in Qwen2-VL, or interleaved, as in Qwen3-VL and later ones: pair j belongs to section
+    j mod 3 while j < 3 * section, else to the fourth.
     """
     key = "rope.dimension_sections"
     found = np.asarray(meta.values.get(f"{meta.arch}.{key}", []))
@@ -65,7 +64,7 @@ def rope_axes(meta: ArchKeys, pairs: int) -> tuple[tuple[int, ...], tuple[int, .
     if len(sections) != 4 or min(sections) < 0 or not 0 < sum(sections) < 1 << 20:
         raise meta.error(key, sections, "4 whole numbers with a sum above 0")
     at = [j % sum(sections) for j in range(pairs)]
-    if meta.arch in _INTERLEAVED:
+    if interleaved:
         axes = [s % 3 if s < 3 * sections[s % 3] else 3 for s in at]
     else:
         axes = [int(np.searchsorted(np.cumsum(sections), s, side="right")) for s in at]

@@ -23,7 +23,7 @@ def qwen(b: Builder) -> Graph:
     return b.head(decoder(b, b.embedding()))
 
 
-def qwen_vl(b: Builder) -> Graph:
+def qwen_vl(b: Builder, interleaved: bool = False) -> Graph:
     """Qwen with M-RoPE; the first layers may take parts of a picture's rows (deepstack).
 
     Pairs of no section turn by t, as in the trained model. llama.cpp does not turn them (in Qwen3-VL the pairs 61 and
@@ -31,12 +31,17 @@ def qwen_vl(b: Builder) -> Graph:
     """
     hp = b.read(mode="neox")
     if "rope.dimension_sections" in b.meta:
-        b.hp = replace(hp, axes=rope_axes(b.meta, hp.rope.n_rot // 2)[0])
+        b.hp = replace(hp, axes=rope_axes(b.meta, hp.rope.n_rot // 2, interleaved)[0])
     parts = b.meta.count("n_deepstack_layers", 0, least=0)
     if parts > hp.n_layer:
         raise b.meta.error("n_deepstack_layers", parts, f"at most the {hp.n_layer} layers")
     b.hp = replace(b.hp, n_deepstack=parts)
     return b.head(decoder(b, b.embedding()))
+
+
+def qwen3_vl(b: Builder) -> Graph:
+    """Qwen-VL whose sections of M-RoPE are interleaved."""
+    return qwen_vl(b, interleaved=True)
 
 
 def qwen3moe(b: Builder) -> Graph:

@@ -18,7 +18,7 @@ from assay.models.recurrent import StateSizes, convolve_silu, delta_rule
 def qwen35(b: Builder) -> Graph:
     """Value head h uses key head h mod G. M-RoPE turns text like plain RoPE, but for pairs without a section."""
     hp = b.read(mode="neox")
-    axes, still = rope_axes(b.meta, hp.rope.n_rot // 2)
+    axes, still = rope_axes(b.meta, hp.rope.n_rot // 2, interleaved=True)
     rope = replace(hp.rope, still=still)
     b.hp = replace(hp.each(lambda i, row: replace(row, rope=rope)), axes=axes)
     return _build(b, old=False)

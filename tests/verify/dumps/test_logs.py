@@ -85,7 +85,7 @@ def test_note_4_has_an_impossible_top_logit() -> None:
 
 def test_whole_notes_parse(shared_dir: Path) -> None:
     counts = [len(read_log(path).observations) for path in sorted((shared_dir / "seeds").glob("*.txt"))]
-    assert len(counts) == 5 and min(counts) >= 3
+    assert len(counts) == 5 and min(counts) >= 2  # "Block 64" of a tensor is no layer, and its values are not read
 
 
 # -- the language ----------------------------------------------------------------------------------------------

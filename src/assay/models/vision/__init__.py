@@ -5,6 +5,7 @@ of the parts in `vit.py`. `picture_inputs.py` gives what depends on a picture's 
 projector: a builder, a row of inputs, a row of keys.
 """
 
+from assay.models.vision.projector_keys import is_tower
 from assay.models.vision.tower import Tower, load_tower
 
-__all__ = ["Tower", "load_tower"]
+__all__ = ["Tower", "is_tower", "load_tower"]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import AssayError
+from assay.gguf import GGUFFile
 from assay.models.arch_keys import ArchKeys
 from assay.system.terminal import printable
 
@@ -76,10 +77,16 @@ class ProjectorKeys:
         return PROJECTORS[self.projector]
 
 
+def is_tower(file: GGUFFile) -> bool:
+    """Whether a file is an mmproj file, by its architecture. Its metadata may hold anything there."""
+    arch = file.metadata.get("general.architecture")
+    return isinstance(arch, str) and arch == "clip"
+
+
 def projector_type(values: Mapping[str, Any], where: str) -> str:
     """The kind of projector that a file has, whether assay runs it or not."""
     arch = values.get("general.architecture")
-    if arch != "clip":
+    if not isinstance(arch, str) or arch != "clip":
         raise AssayError(
             f"{where}: is not an mmproj file (found general.architecture {printable(str(arch)):.40}, expected clip); "
             "give the file with the vision tower, usually called mmproj-…gguf"
