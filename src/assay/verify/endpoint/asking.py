@@ -210,10 +210,7 @@ class Interviewer:
         if not told:
             self.reading.gaps += 1
             return ServedText(tuple(ids), len(ids), (), chat, label)
-        counts, cut = tuple[int, ...](), said != reply.text
-        if reply.completion_tokens is not None and not cut:
-            counts = (reply.completion_tokens, reply.completion_tokens - (reply.finish == "stop"))
-        return spelled((*ids, *told), len(ids), chat, label, Spelling(said, counts, cut))
+        return spelled((*ids, *told), len(ids), chat, label, Spelling(said))
 
     def _notice(self, step: ScoredToken) -> None:
         seen = self.reading

@@ -38,8 +38,6 @@ class Spelling:
     """An answer of which the server showed the text alone: its ids are a guess."""
 
     said: str
-    counts: tuple[int, ...] = ()  # tokens that the answer may have, by the server's own count; empty: unknown
-    cut: bool = False  # the answer goes on with bytes that are no text
 
 
 @dataclass(frozen=True)
