@@ -111,7 +111,7 @@ The reference follows llama.cpp, because its files are the ones people run. Know
 - `phi3` and other files with long and short RoPE factors: the choice is made by the context size in use, not by the
   length of the text. `--ctx-size` decides, as llama.cpp's `-c` does.
 - `bert`, `falcon`, `mpt`: GELU is the tanh form, not erf.
-- `qwen2vl`, `qwen3vl`, `qwen3vlmoe`, `glm4`: text only; M-RoPE with equal positions.
+- `glm4`: text only; M-RoPE with equal positions.
 
 `qwen2vl` is not followed in one thing: llama.cpp of llama-cpp-python 0.3.36 does not read the epsilon of its norms and
 computes with 0. `assay check --engine llamacpp` says so: `attn_norm-0` is wrong, by 5e-6 of its size.

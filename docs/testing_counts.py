@@ -45,6 +45,7 @@ FOLDERS = {
     "system": "file writes that fail, clocks that leap, the sandbox",
     "text": "tokenizers and chat templates",
     "verify": "dumps, verdicts, faults, diagnosis, witnesses",
+    "vision": "pictures: decoding, preprocessing, towers",
 }
 
 
