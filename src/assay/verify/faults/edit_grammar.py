@@ -214,7 +214,10 @@ def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         for other in norms:
             if (layer(other) in near or role(other) == role(node)) and other.weights[0] != node.weights[0]:
                 label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
-                yield NORMS, _at(label, _weight(_relative(node, other)), (node.op,), role(node))
+                found = _at(label, _weight(_relative(node, other)), (node.op,), role(node))
+                if at is not None and layer(other) not in near:  # a wrong name, not a rule for all layers
+                    found = replace(in_layers(found, at, at), label=f"{label}, in layer {at} alone")
+                yield NORMS, found
 
 
 def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
