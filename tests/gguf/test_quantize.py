@@ -269,6 +269,17 @@ def test_command_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pyt
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_command_with_a_type_alone_names_the_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `llama-quantize IN TYPE`."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", str(model), "q8_0", "--dry-run"]) == 0 and not list(tmp_path.glob("*-Q8_0.gguf"))
+    assert main(["quantize", str(model), "q8_0"]) == 0
+    with open_file(tmp_path / f"{model.stem}-Q8_0.gguf") as file:
+        assert file.tensors["blk.0.attn_v.weight"].type.name == "Q8_0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

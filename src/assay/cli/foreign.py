@@ -196,6 +196,8 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
             say(f"{name}: ignored; {why}")
         elif name in HINTS:
             raise AssayError(f"{name}: no such option; {HINTS[name]}")
+        elif name in RENAMED:  # argparse would read -hf as -h
+            raise AssayError(f"{name}: no such option of this verb, which has no {RENAMED[name]} either")
         else:
             out.append(word)
     return out

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="IN", help="a path, a name, hf:owner/repo[:file-or-quant] or ollama:name[:tag]"
     )
-    parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
+    parser.add_argument(
+        "output", metavar="OUT", nargs="?", help="file to write; default with a TYPE: IN's name and the type"
+    )
     parser.add_argument("type", metavar="TYPE", nargs="?", action=Once, default=argparse.SUPPRESS, help=TYPE_HELP)
     parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same as TYPE")
     parser.add_argument(
@@ -66,19 +68,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+def _names_a_type(word: str | None) -> bool:
+    from assay.gguf.mixes import mix_by_name
+
+    try:
+        return word is not None and bool(mix_by_name(word))
+    except AssayError:
+        return False
+
+
 def run(args: argparse.Namespace) -> int:
     from assay.gguf import open_file
     from assay.gguf.importance import read
     from assay.gguf.mixes import mix_by_name
     from assay.gguf.requantize import plan, quantize
 
+    path = model_path(args)
+    if args.type is None and args.budget is None and _names_a_type(args.output):  # llama-quantize's `IN TYPE`
+        args.type, args.output = args.output, None if args.dry_run else f"{path.stem}-{args.output.upper()}.gguf"
     if (args.type is None) == (args.budget is None):
         raise AssayError("quantize: give either a TYPE such as Q4_K_M or a --budget in bits per weight")
     mix = mix_by_name(args.type) if args.type else None
     if args.output is None and not args.dry_run:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
     importance = read(args.imatrix) if args.imatrix else None
-    path = model_path(args)
     types = None
     if mix is None:
         mix, types, importance = _measured(args, path, importance)
