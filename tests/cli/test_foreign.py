@@ -89,3 +89,10 @@ def test_ignored_options_are_said_once_each(here: Assay, base_model: Path) -> No
     done = here("run", base_model, "-p", "x", "-n", "1", "--raw", "-ngl", "99", "--json")
     assert json.loads(done.stdout)["ids"]
     assert done.stderr.splitlines() == ["assay: -ngl: ignored; an engine runs all layers; --engine cuda uses a GPU"]
+
+
+def test_an_option_for_a_model_is_no_request_for_help() -> None:
+    """argparse reads -hf as -h, where a verb has no -m that it stands for."""
+    for words in (["-hf", "x"], ["-hf=x"], ["-hfr", "x"]):
+        with pytest.raises(AssayError, match="-hf"):
+            parse("quantize", words)
