@@ -83,15 +83,18 @@ def run(args: argparse.Namespace) -> int:
     from assay.gguf.mixes import mix_by_name
     from assay.gguf.requantize import plan, quantize
 
-    path = model_path(args)
-    if args.type is None and args.budget is None and _names_a_type(args.output):  # llama-quantize's `IN TYPE`
-        args.type, args.output = args.output, None if args.dry_run else f"{path.stem}-{args.output.upper()}.gguf"
+    alone = args.type is None and args.budget is None and _names_a_type(args.output)  # llama-quantize's `IN TYPE`
+    if alone:
+        args.type, args.output = args.output, None
     if (args.type is None) == (args.budget is None):
         raise AssayError("quantize: give either a TYPE such as Q4_K_M or a --budget in bits per weight")
     mix = mix_by_name(args.type) if args.type else None
-    if args.output is None and not args.dry_run:
+    if args.output is None and not args.dry_run and not alone:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
     importance = read(args.imatrix) if args.imatrix else None
+    path = model_path(args)
+    if alone and not args.dry_run:
+        args.output = f"{path.stem}-{args.type.upper()}.gguf"
     types = None
     if mix is None:
         mix, types, importance = _measured(args, path, importance)
