@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from assay.cluster.fleet import Bounds, Fleet
-from assay.cluster.frame_schema import FRAMES, VERSIONS, checked, common_version
+from assay.cluster.frame_schema import AMOUNT, FRAMES, VERSIONS, checked, common_version
 from assay.cluster.frames import ConnectionBroken, Frame
 from assay.cluster.replica_link import Link
 from assay.errors import AssayError
@@ -278,3 +278,9 @@ def test_a_replica_survives_a_malformed_frame_of_a_router(healthy: Thread, head:
         channel.close()
 
     asyncio.run(main())
+
+
+def test_a_number_beyond_the_floats_is_no_amount() -> None:
+    """JSON has whole numbers of any size; adding one to a time would overflow in the router."""
+    assert AMOUNT.fits(1.5) and AMOUNT.fits(0)
+    assert not any(AMOUNT.fits(value) for value in (10**400, float("inf"), float("nan"), -1))

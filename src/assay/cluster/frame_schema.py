@@ -11,6 +11,7 @@ out or in the wrong order. A replica offers its versions in `hello`, and the rou
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,9 @@ class FieldKind:
     fits: Callable[[Any], bool]
 
 
+MOST = sys.float_info.max  # a whole number of JSON may be larger
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST
 
@@ -47,11 +51,13 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_amount(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
+    return type(value) in (int, float) and 0 <= value <= MOST
 
 
 def _is_score(value: Any) -> bool:
-    return type(value) in (int, float) and value < math.inf  # -inf is the score of a token that cannot be drawn
+    return type(value) in (int, float) and (
+        -MOST <= value <= MOST or value == -math.inf
+    )  # -inf is the score of a token that cannot be drawn
 
 
 def _is_choice(value: Any) -> bool:
