@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from assay import _native
+from assay.engines import missing_reasons
 from assay.library import machine_report, self_check
+from assay.system import extras
 from assay.version import __version__
 from tests.cli.conftest import Assay
 
@@ -74,3 +77,9 @@ def test_no_driver_is_a_fact() -> None:
     found = machine_report.gpus("libno-such-driver.so.1")
     assert found["devices"] == []
     assert "there is no NVIDIA driver" in found["why"]
+
+
+def test_every_engine_and_every_extra_is_listed() -> None:
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {engine["name"] for engine in machine_report.engine_facts()} >= set(missing_reasons())
+    assert extras.names() == sorted(set(declared["optional-dependencies"]) - {"test", "lint"})

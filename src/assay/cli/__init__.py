@@ -204,7 +204,7 @@ def _dispatch(arguments: list[str]) -> int:
         else:
             print(overview())
         return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version", "version"):
+    if arguments[0] in ("-V", "-v", "--version", "version"):
         print(f"assay {__version__}")
         return 0
     verb, *rest = arguments

@@ -19,7 +19,10 @@ SAME_VERBS = {"ls": "list", "download": "pull", "remove": "rm", "delete": "rm", 
 VERBS = {
     "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
     "server": "serve", "start": "serve", "get": "pull", "info": "show", "status": "ps", "perplexity": "eval",
-    "embedding": "embed", "conversation": "chat", "find": "search",
+    "embedding": "embed", "conversation": "chat", "find": "search", "llama-cli": "run", "llama-run": "run",
+    "llama-simple": "run", "llama-server": "serve", "llama-quantize": "quantize", "llama-imatrix": "imatrix",
+    "llama-bench": "bench", "llama-perplexity": "eval", "llama-embedding": "embed", "llama-tokenize": "tokenize",
+    "llama-eval-callback": "trace", "llama-gguf": "inspect",
 }  # fmt: skip
 
 # Verbs of other tools that assay does not need: the error says what to do instead.

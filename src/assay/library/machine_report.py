@@ -17,6 +17,7 @@ from typing import Any
 
 from assay.runtime import ollama_store
 from assay.system import machine, plugins
+from assay.system.extras import names as extra_names
 from assay.system.extras import requirements
 from assay.system.home import home
 from assay.system.terminal import printable
@@ -27,9 +28,8 @@ PROMISES = {
     "reference": "the definition: exact block decode, then float64; slow, and nobody optimises it",
     "cpu": "the same bits on every machine, with any threads, batch, chunking and cache; fast and exact",
     "cuda": "fast and exact: the bits of the cpu engine; tensor: bits of its own, the same on every run",
+    "wgpu": "the bits of the cpu engine, after a probe of the adapter's arithmetic has passed",
 }
-_EXTRAS = ("cuda", "cluster", "llamacpp", "transformers", "tinygrad", "mlx", "openvino", "mistralrs", "xllamacpp",
-           "harness")  # fmt: skip
 _VARIABLES = ("ASSAY_HOME", "ASSAY_ISA", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "OLLAMA_MODELS",
               "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # fmt: skip
 _SECRET_VARIABLES = ("HF_TOKEN", "ASSAY_API_KEY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy")
@@ -92,7 +92,6 @@ def engine_facts() -> list[dict[str, Any]]:
     found = [
         {"name": name, "runs": not why, "why": why or None, "promise": PROMISES[name]}
         for name, why in missing_reasons().items()
-        if name in PROMISES
     ]
     for name in plugins.names("assay.engines"):
         found.append({"name": name, "runs": True, "why": None, "promise": "an engine of an installed package"})
@@ -102,7 +101,7 @@ def engine_facts() -> list[dict[str, Any]]:
 def extras() -> list[dict[str, Any]]:
     """Optional dependencies: each extra with its packages and their versions; None: not installed."""
     found = []
-    for extra in _EXTRAS:
+    for extra in extra_names():
         names = [match[0] for text in requirements(extra) if (match := re.match(r"[A-Za-z0-9_.-]+", text))]
         packages = {name: _version(name) for name in names}
         found.append({"name": extra, "installed": bool(packages) and all(packages.values()), "packages": packages})

@@ -58,7 +58,7 @@ class Config:
     idle_s: float = math.inf  # seconds after which an unused model is unloaded
     media_urls: bool = False  # whether pictures are fetched from URLs that clients name
     manage: bool = False  # whether clients without a key may pull, make and delete models
-    report: Callable[[str], None] = lambda line: None  # takes lines about the memory of models with a state
+    report: Callable[[str], None] = lambda line: None  # takes lines for the terminal: memory of states, the end
     make: Make = ServedModel  # makes a model of the server: computed in this process, or by replicas
 
 
@@ -110,7 +110,12 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     settings.limits, settings.present = limits, {}  # type: ignore[attr-defined]
     allow_files(limits.connections + limits.spare + 256)
     ending: list[asyncio.Task[None]] = []
-    server = Server(settings, lambda: ending.append(asyncio.ensure_future(_drain(models, limits))))
+
+    def end() -> None:
+        config.report(f"ending: running requests have {limits.drain_s:g} s to finish")
+        ending.append(asyncio.ensure_future(_drain(models, limits)))
+
+    server = Server(settings, end)
     loading = asyncio.ensure_future(_load_first(models, server) if entries else asyncio.sleep(0))
     sleeping = asyncio.ensure_future(models.unload_idle())
 

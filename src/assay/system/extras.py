@@ -14,17 +14,36 @@ from pathlib import Path
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
+_FOR_DEVELOPERS = ("test", "lint")
+
+
+def names() -> list[str]:
+    """The extras that users install."""
+    return sorted(extra for extra in _stated() if extra not in _FOR_DEVELOPERS)
+
+
 def requirements(extra: str) -> list[str]:
-    """The packages of an extra, from the installed metadata or from pyproject.toml."""
+    """The packages of an extra."""
+    return _stated().get(extra, [])
+
+
+def _stated() -> dict[str, list[str]]:
+    """Every extra with its packages: from the checkout's pyproject.toml, else from the installed metadata."""
     try:
-        stated = [item.partition(";") for item in metadata.requires("assay") or ()]
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        try:
-            project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
-        except (OSError, LookupError, ValueError):
-            return []
-        return list(project["optional-dependencies"].get(extra, ()))
-    return [name.strip() for name, _, marker in stated if (found := _EXTRA.search(marker)) and found[1] == extra]
+        project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
+        if project["name"] == "assay":
+            return dict(project["optional-dependencies"])
+    except (OSError, LookupError, ValueError):
+        pass  # installed from a wheel
+    found: dict[str, list[str]] = {}
+    try:
+        for item in metadata.requires("assay") or ():
+            package, _, marker = item.partition(";")
+            if match := _EXTRA.search(marker):
+                found.setdefault(match[1], []).append(package.strip())
+    except metadata.PackageNotFoundError:
+        pass
+    return found
 
 
 def install(extra: str) -> str:
