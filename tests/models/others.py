@@ -83,6 +83,7 @@ _OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"n_head_kv": 1, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
         {"attention.key_length_mla": 28, "attention.value_length_mla": 20},
     ),
+    "baichuan": ({"n_layer": 32}, {}),
     "lfm2": ({"n_layer": 4}, {KV: [0, 3, 0, 2], "shortconv.l_cache": 5}),
     "lfm2moe": ({"n_layer": 4}, {KV: [2, 0, 0, 6], "shortconv.l_cache": 2}),
     "qwen35": ({"n_layer": 4, "n_rot": 8}, {**_ssm(3, 72, 12, 6, 3), "full_attention_interval": 3}),
@@ -220,6 +221,11 @@ def _cases() -> Iterator[tuple[str, Case]]:
         "attention.shared_kv_layers": 0, "attention.head_count_kv": [3, 2, 6, 1, 3],
         PATTERN: [True, False, True, True, False], "feed_forward_length": [56, 40, 48, 24, 64]})  # fmt: skip
     yield case("gemma4, heads and widths by layer", row)
+    yield case("baichuan, 13B", _of("baichuan", {"n_layer": 40}))
+    yield case("gptneox, in sequence", _of("gptneox in sequence"))
+    yield case("bailingmoe, weights as they are", _of("bailingmoe", {}, {"expert_weights_norm": False}))
+    yield case("hy_v3, softmax", _of("hy_v3", {}, {"expert_gating_func": 1, "expert_weights_norm": False}))
+    yield case("mellum, yarn, local base unread", _of("mellum", {}, {**YARN, "rope.freq_base_swa": 700.0}))
     yield case("stablelm, one norm", _of("stablelm with one norm"))
     yield case("falcon, two norms", _of("falcon with two norms", {"n_head_kv": 2}))
     row = replace(_of("mpt"), blocks="attn_norm+b ffn_norm+b attn_qkv+b attn_output+b MLP+b")

@@ -340,8 +340,11 @@ class Builder:
             logits = self.linear("ffn_moe_logits", x, "ffn_gate_inp")
         probs = logits if e.gate == "none" else self.node("ffn_moe_probs", e.gate, logits)
         chosen = logits if e.choose == "logits" else probs
-        if self.has("exp_probs_b", "bias"):  # used to choose only: the weights are the unbiased probabilities
-            chosen = self.node("ffn_moe_probs_biased", "bias", chosen, weights=(self.weight("exp_probs_b", "bias"),))
+        for suffix in ("bias", ""):  # used to choose only: the weights are the unbiased probabilities
+            if self.has("exp_probs_b", suffix):
+                added = (self.weight("exp_probs_b", suffix),)
+                chosen = self.node("ffn_moe_probs_biased", "bias", chosen, weights=added)
+                break
         if e.groups > 1:
             chosen = self.node("ffn_moe_probs_masked", "group_mask", chosen, groups=e.groups, used=e.groups_used)
         best = self.node("ffn_moe_topk", "topk", self.node("ffn_moe_argsort", "argsort", chosen), k=e.used)
@@ -361,7 +364,7 @@ class Builder:
         """Check that every tensor indexed by expert has a row for each expert."""
         stems = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "exp_probs_b")
         for stem in stems:
-            for suffix in ("weight", "bias", "scale"):
+            for suffix in ("weight", "bias", "scale", ""):
                 shape = self.shapes.get(self.weight(stem, suffix))
                 own = shape is not None and not (stem == "ffn_gate_inp" and suffix == "scale")
                 if own and shape and shape[0] != e.count:

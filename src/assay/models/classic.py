@@ -1,6 +1,6 @@
-"""gpt2, starcoder2, stablelm, falcon, mpt: LayerNorm, biases, and each with its own form of positions.
+"""gpt2, starcoder, bloom, gptneox, phi2, falcon, mpt and others: LayerNorm, biases, each with its own positions.
 
-Blocks in sequence, or attention and feed-forward side by side where one norm serves both.
+Blocks in sequence, or attention and feed-forward side by side, with one norm for both or one each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from assay.graph import Graph
 from assay.models.blocks import Builder
-from assay.models.llama import decoder
+from assay.models.llama import ALIBI, decoder
 
 
 def gpt2(b: Builder) -> Graph:
@@ -21,9 +21,51 @@ def gpt2(b: Builder) -> Graph:
     return b.head(decoder(b, x, act="gelu"))
 
 
-def starcoder2(b: Builder) -> Graph:
+def starcoder2(b: Builder, act: str = "gelu") -> Graph:
+    """CodeShell too: the whole head is rotated."""
     b.read(norm="layer", mode="neox")
-    return b.head(decoder(b, b.embedding(), act="gelu"))
+    return b.head(decoder(b, b.embedding(), act=act))
+
+
+def nemotron(b: Builder) -> Graph:
+    """Jais 2 too. A feed-forward without a gate: down · relu(up)². The 1 of Nemotron's norms is in their weights."""
+    return starcoder2(b, "sqr(relu)")
+
+
+def orion(b: Builder) -> Graph:
+    """Llama with LayerNorm."""
+    return starcoder2(b, "swiglu")
+
+
+def bloom(b: Builder) -> Graph:
+    """ALiBi, and a norm on the embedding."""
+    hp = b.read(norm="layer")
+    b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=ALIBI))
+    return b.head(decoder(b, b.norm("inp_norm", b.embedding(), "token_embd_norm"), act="gelu"))
+
+
+def gptneox(b: Builder) -> Graph:
+    """Attention and feed-forward side by side, each with its norm of the same row, or in turn; a key says which."""
+    b.read(norm="layer", mode="neox")
+    x = b.embedding()
+    if not b.meta.flag("use_parallel_residual", True):
+        return b.head(decoder(b, x, act="gelu"))
+    for _ in b.blocks():
+        attn = b.attention(b.norm("attn_norm", x))
+        x = b.add("l_out", b.add("ffn_inp", b.ffn(b.norm("ffn_norm", x), "gelu"), x), attn)
+    return b.head(x)
+
+
+def phi2(b: Builder) -> Graph:
+    """Side by side under one norm; a part of each head is rotated, and the query is scaled."""
+    hp = b.read(norm="layer", mode="neox")
+    b.hp = hp.each(lambda i, row: replace(row, scale_query=True))
+    x = b.embedding()
+    for _ in b.blocks():
+        norm = b.norm("attn_norm", x)
+        attn = b.attention(norm)
+        x = b.add("l_out", b.add("ffn_attn", attn, b.ffn(norm, "gelu")), x)
+    return b.head(x)
 
 
 def mpt(b: Builder) -> Graph:

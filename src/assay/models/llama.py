@@ -12,6 +12,8 @@ from assay.graph import Graph
 from assay.models.blocks import Builder
 from assay.models.hparams import Temperature, yarn_magnitude
 
+ALIBI = 8.0  # the largest slope's exponent, where the architecture fixes it
+
 
 def decoder(b: Builder, x: str, *, ffn_norm: tuple[str, str] = ("ffn_norm", "ffn_norm"), act: str = "swiglu") -> str:
     """The blocks: each part reads a norm of the residual stream and is added to it. `ffn_norm`: second norm, tensor."""
@@ -38,6 +40,27 @@ def arcee(b: Builder) -> Graph:
 def exaone(b: Builder) -> Graph:
     """Llama with RoPE on pairs (i, i + n_rot/2)."""
     return llama(b, "neox")
+
+
+def baichuan(b: Builder) -> Graph:
+    """Llama; the 13B (40 layers) has ALiBi in place of rotation."""
+    hp = b.read()
+    if hp.n_layer == 40:
+        b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=ALIBI))
+    return b.head(decoder(b, b.embedding()))
+
+
+def refact(b: Builder) -> Graph:
+    """Llama with ALiBi in place of rotation."""
+    hp = b.read()
+    b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=ALIBI))
+    return b.head(decoder(b, b.embedding()))
+
+
+def maincoder(b: Builder) -> Graph:
+    """q/k norm after the rotation."""
+    b.read()
+    return b.head(norm_last(b, b.embedding()))
 
 
 def mistral3(b: Builder) -> Graph:
@@ -73,8 +96,12 @@ def hunyuan(b: Builder) -> Graph:
         base = hp.rope.base * alpha ** (width / (width - 2))
         b.hp = hp.each(lambda i, row: replace(row, rope=replace(hp.rope, base=base)))
     b.rope_factors()
-    x = b.embedding()
+    return b.head(norm_last(b, b.embedding()))
+
+
+def norm_last(b: Builder, x: str) -> str:
+    """Blocks whose queries and keys are normed after the rotation."""
     for _ in b.blocks():
         x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x), norm_last=True), x)
         x = b.add("l_out", b.ffn(b.norm("ffn_norm", x)), x)
-    return b.head(x)
+    return x

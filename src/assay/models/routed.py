@@ -1,4 +1,4 @@
-"""minimax-m2, ernie4_5-moe, hunyuan-moe, bailingmoe2, dots1: decoders with experts, each near to Llama.
+"""minimax-m2, ernie4_5-moe, hunyuan-moe, bailingmoe, bailingmoe2, deepseek, dots1, hy_v3, mellum: decoders with experts.
 
 Each function says which: the norm of queries and keys, the layers that have experts, how experts are chosen.
 """
@@ -52,9 +52,35 @@ def dots1(b: Builder) -> Graph:
     return _leading_dense(b, "ffn_inp")
 
 
-def _leading_dense(b: Builder, residual: str) -> Graph:
-    b.read(mode="neox")
-    routing(b, gate="softmax")
+def deepseek(b: Builder) -> Graph:
+    """DeepSeek's first model: softmax over all experts, whose weights are not normalised."""
+    return _leading_dense(b, "ffn_inp", mode="norm", normalise=False)
+
+
+def bailing_moe(b: Builder) -> Graph:
+    return _leading_dense(b, "ffn_inp", mode="norm")
+
+
+def hy_v3(b: Builder) -> Graph:
+    """Norms of queries and keys; sigmoid experts, unless a key says otherwise."""
+    return _leading_dense(b, "ffn_inp", gate="sigmoid")
+
+
+def mellum(b: Builder) -> Graph:
+    """Qwen3 with experts; three of four layers see a window and are rotated without scaling."""
+    hp = b.read(mode="neox")
+    window = b.meta.count("attention.sliding_window", 0, least=0)
+    if window:
+        b.local(4, window=window, rope=hp.rope.unscaled())
+    return b.head(decoder(b, b.embedding()))
+
+
+def _leading_dense(
+    b: Builder, residual: str, *, mode: str = "neox", gate: str = "softmax", normalise: bool | None = None
+) -> Graph:
+    b.read(mode=mode)
+    routing(b, gate=gate, normalise=normalise)
+    b.rope_factors()
     x = b.embedding()
     for _ in b.blocks():
         x = b.add(residual, b.attention(b.norm("attn_norm", x)), x)
