@@ -118,7 +118,7 @@ _SHAPES = {
     "attn_kv_b": "h*w+h*k-h*r,c",
     "inp_gate": "p,e", "proj": "e,p", "layer_output_scale": "1",
     "shortconv.in_proj": "3*e,e", "shortconv.conv": "e,K", "shortconv.out_proj": "e,e",
-    "attn_qkv:gdn": "2*G*N+P,e", "attn_gate": "P,e", "ssm_conv1d:gdn": "2*G*N+P,K", "ssm_in:gdn": "2*G*N+2*P,e",
+    "attn_qkv:gdn": "2*G*N+P,e", "attn_gate": "P,e", "attn_gate:heads": "h*d,e", "ssm_conv1d:gdn": "2*G*N+P,K", "ssm_in:gdn": "2*G*N+2*P,e",
     "ssm_dt": "D", "ssm_a": "D", "ssm_norm": "N", "ssm_out": "e,P", "ssm_alpha": "D,e", "ssm_beta": "D,e",
     "ssm_ba": "2*D,e", "attn_q:gated": "2*h*d,e", "nextn.eh_proj": "e,2*e",
     "ssm_in:two": "2*P+2*G*N+D,e", "ssm_conv1d:two": "P+2*G*N,K", "ssm_a:two": "D,1", "ssm_d:two": "D,1",

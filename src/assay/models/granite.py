@@ -1,4 +1,4 @@
-"""granite, granitemoe, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits.
+"""granite, granitemoe, granite_swa, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits.
 
 granitehybrid (Granite 4): the same with Mamba-2 in the layers that have no keys.
 """
@@ -25,6 +25,20 @@ def _granite(b: Builder, rotated: bool) -> Graph:
     hp = b.read()
     scale = b.meta.number("attention.scale", 0.0) or hp.attn_scale
     b.hp = hp.each(lambda i, row: replace(row, scale=scale, rope=row.rope if rotated else None))
+    return _build(b, b.meta.number("embedding_scale", 0.0), b.meta.number("residual_scale", 0.0), None)
+
+
+def granite_swa(b: Builder) -> Graph:
+    """Local layers with a window, sinks, and layers without rotation, each by a pattern of the file."""
+    hp = b.read()
+    scale = b.meta.number("attention.scale", 0.0) or hp.attn_scale
+    turned = [True] * hp.n_layer
+    if "attention.rope_pattern" in b.meta:
+        turned = b.meta.pattern(hp.n_layer, None, "attention.rope_pattern")
+    b.hp = hp.each(lambda i, row: replace(row, scale=scale, rope=row.rope if turned[i] else None))
+    local = b.meta.pattern(hp.n_layer, None)
+    window = b.meta.count("attention.sliding_window")
+    b.hp = b.hp.each(lambda i, row: replace(row, window=window) if local[i] else row)
     return _build(b, b.meta.number("embedding_scale", 0.0), b.meta.number("residual_scale", 0.0), None)
 
 

@@ -1,9 +1,12 @@
-"""minimax-m2, ernie4_5-moe, hunyuan-moe, bailingmoe, bailingmoe2, deepseek, dots1, hy_v3, mellum: decoders with experts.
+"""minimax-m2, ernie4_5-moe, hunyuan-moe, bailingmoe, bailingmoe2, deepseek, dots1, hy_v3, mellum,
+exaone-moe, afmoe: decoders with experts.
 
 Each function says which: the norm of queries and keys, the layers that have experts, how experts are chosen.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from assay.graph import Graph
 from assay.models.blocks import Builder
@@ -75,10 +78,50 @@ def mellum(b: Builder) -> Graph:
     return b.head(decoder(b, b.embedding()))
 
 
+def exaone_moe(b: Builder) -> Graph:
+    """Three of four layers see a window, and only these are rotated; sigmoid or softmax experts, as a key says."""
+    b.read(mode="neox")
+    local = b.local(4, base=False, window=b.meta.count("attention.sliding_window"))
+    b.hp = b.hp.each(lambda i, row: row if local[i] else replace(row, rope=None))
+    return _decoder(b, "ffn_inp", gate="softmax")
+
+
+def afmoe(b: Builder) -> Graph:
+    """A gate on attention, norms before and after each part; three of four layers see a window and are rotated."""
+    hp = b.read(mode="neox")
+    window = b.meta.count("attention.sliding_window", 0, least=0)
+    if window:
+        b.local(4, window=window)
+    b.hp = b.hp.each(lambda i, row: replace(row, rope=None) if (i + 1) % 4 == 0 else row)
+    routing(b, gate="sigmoid")
+    x = b.embedding(hp.n_embd**0.5, scaled="inp_embd_scaled")
+    for _ in b.blocks():
+        y = b.norm("attn_post_norm", _gated_attention(b, b.norm("attn_norm", x)), "post_attention_norm")
+        x = b.add("ffn_inp", y, x)
+        y = routed_ffn(b, b.norm("ffn_norm", x), shared="ffn_shexp")
+        x = b.add("l_out", b.norm("ffn_post_norm", y, "post_ffw_norm"), x)
+    return b.head(x)
+
+
+def _gated_attention(b: Builder, x: str) -> str:
+    """Attention whose heads are multiplied by sigmoid(Wg x) before the output matrix."""
+    row = b.here
+    q, k, v = b.qkv(x)
+    q = b.rope("Qcur", b.head_norm("Qcur_normed", q, "attn_q_norm", row.n_head), row.n_head)
+    k = b.rope("Kcur", b.head_norm("Kcur_normed", k, "attn_k_norm", row.n_head_kv), row.n_head_kv)
+    y = b.node("attn_pregate", "merge_heads", b.attend(q, *b.cached(k, v)))
+    gate = b.node("gate_sigmoid", "sigmoid", b.linear("attn_gate_proj", x, "attn_gate"))
+    return b.linear("attn_out", b.node("attn_gated", "mul", y, gate), "attn_output")
+
+
 def _leading_dense(
     b: Builder, residual: str, *, mode: str = "neox", gate: str = "softmax", normalise: bool | None = None
 ) -> Graph:
     b.read(mode=mode)
+    return _decoder(b, residual, gate=gate, normalise=normalise)
+
+
+def _decoder(b: Builder, residual: str, *, gate: str, normalise: bool | None = None) -> Graph:
     routing(b, gate=gate, normalise=normalise)
     b.rope_factors()
     x = b.embedding()
