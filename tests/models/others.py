@@ -275,6 +275,20 @@ def on_cpu(name: str) -> bool:
     return {node.op for node in example(row)[1]} <= {*_STEPS, "linear"}
 
 
+def _kind(row: Arch) -> tuple[Any, ...]:
+    """What a graph is made of, in order: every operation under its name, with its choices and without its sizes."""
+
+    def choices(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(sorted((key, value if isinstance(value, bool | str) else 0) for key, value in attrs.items()))
+
+    parts = ((node.name.partition("-")[0], node.op, choices(node.attrs), len(node.weights)) for node in example(row)[1])
+    return tuple(dict.fromkeys(parts))
+
+
+# One architecture for each kind of graph: a test that reads the graph alone is the same for the others.
+KINDS = tuple({_kind(row): name for name, row in reversed(ARCHITECTURES.items())}.values())[::-1]
+
+
 def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Random numbers of a trained model's magnitude."""
     x = rng.standard_normal(shape)

@@ -1,4 +1,4 @@
-"""granite, granitemoe, granite_swa, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits.
+"""granite, granitemoe, granite_swa, minicpm: Llama with scales on the embedding, scores, residuals and logits.
 
 granitehybrid (Granite 4): the same with Mamba-2 in the layers that have no keys.
 """

@@ -1,4 +1,7 @@
-"""Kits and checks of every architecture: written, answered in float32 and passed. By ids: the files have no words."""
+"""Kits and checks of every kind of graph that an architecture has: written, answered in float32, passed.
+
+The probes are token ids: the files have no words.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,7 @@ def answered(kit: Path, path: Path, results: Path) -> None:
         np.savez(results / "probes" / f"{probe['id']}.npz", tokens=np.array(probe["tokens"]), **values)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in others.ARCHITECTURES]
-)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in others.KINDS])
 def test_a_kit_of_every_architecture(name: str, tmp_path: Path) -> None:
     others.make(name, tmp_path / "model.gguf")
     model = load(open_file(tmp_path / "model.gguf"))
@@ -56,9 +57,7 @@ def test_a_kit_of_every_architecture(name: str, tmp_path: Path) -> None:
     assert sum(g.section == "probes" and g.passed for g in score.grades) > 20
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in others.ARCHITECTURES]
-)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in others.KINDS])
 def test_the_cpu_engine_passes_its_check(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not others.on_cpu(name):
         pytest.skip("the cpu engine has no kernel for an operation of this architecture")
