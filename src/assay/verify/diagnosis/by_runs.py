@@ -7,7 +7,7 @@ hypotheses that explain it are run to the end and compared with everything that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from assay.graph import split
@@ -21,6 +21,7 @@ from assay.verify.diagnosis.candidates import (
     Share,
     better,
     candidates_at,
+    composed_at,
     described,
     make_cause,
     other_readings,
@@ -46,9 +47,13 @@ def by_runs(
     segment = _segment(diff, trials, first.name)
     unit, found, before = _found(trials, first.name, segment, say, share)
     trials = found.trials
-    held = _compared_with_all(trials, unit, diff, found.candidates)
-    held = _in_one_layer(trials, unit, diff, held, first.name)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
+    held = _compared_with_all(trials, unit, diff, found.candidates)
+    if not found.composed and _doubtful(held, len(wrong)):
+        edits = composed_at(trials, unit, before, segment)
+        held = _in_order([*held, *_compared_with_all(trials, unit, diff, edits.candidates)])
+        found = replace(found, tried=found.tried + edits.tried)
+    held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
         return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
@@ -115,8 +120,16 @@ def _compared_with_all(
                 contradicted += 1
                 lost += described(fit, trials.before(unit, name))
         held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
-    held.sort(key=lambda c: (*c.rank, c.fit.ratio))
-    return held
+    return _in_order(held)
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (*c.rank, c.fit.ratio))
+
+
+def _doubtful(held: list[Candidate], wrong: int) -> bool:
+    """Does the best candidate fail at other nodes? It may look like the real mistake at the first wrong one alone."""
+    return not held or held[0].contradicted > 0 or held[0].explained < NEARLY_ALL * wrong
 
 
 def _in_one_layer(
@@ -135,7 +148,7 @@ def _in_one_layer(
         if c.hypothesis.fault not in OF_ONE_LAYER
     ]
     fitting = [c for c in _compared_with_all(trials, unit, diff, alone) if c.explained >= NEARLY_ALL * wrong]
-    return sorted([*fitting, *held], key=lambda c: (*c.rank, c.fit.ratio))
+    return _in_order([*fitting, *held])
 
 
 def _alone(variant: Variant, at: int) -> Variant:
@@ -183,12 +196,17 @@ def _explained_by(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, h: Hypoth
 
 
 def _segment(diff: Diff, trials: FaultTrials, first: str) -> tuple[str, ...]:
-    """From after the last right observation to the first wrong one."""
+    """From after the last right observation to the first wrong one, and what these nodes read in their layers without it
+    being observed: a cache is written before the scores, and its rows show after them."""
     order = [node.name for node in trials.graph]
-    right = [
-        order.index(n.name) for n in diff.nodes if n.verdict != "wrong" and order.index(n.name) < order.index(first)
-    ]
-    return tuple(order[max(right, default=-1) + 1 : order.index(first) + 1])
+    right = {n.name for n in diff.nodes if n.verdict != "wrong"} & set(order[: order.index(first)])
+    segment = order[max(map(order.index, right), default=-1) + 1 : order.index(first) + 1]
+    layers, inside = {split(name)[1] for name in segment}, set(segment)
+    for name in reversed(order):
+        if name in inside:
+            read = (i for i in trials.graph[name].inputs if i in trials.graph and i not in right)
+            inside.update(i for i in read if split(i)[1] in layers)
+    return tuple(name for name in order if name in inside)
 
 
 def _bisect(segment: tuple[str, ...], first: str) -> str:

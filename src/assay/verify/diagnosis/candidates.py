@@ -131,6 +131,7 @@ class Found:
     candidates: list[Candidate]
     tried: int
     trials: FaultTrials
+    composed: bool = False  # the grammar was tried as well
 
 
 Share = Callable[
@@ -185,13 +186,11 @@ def candidates_at(
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
-    if deep and within is not None and screen.head is None and not any(c.short for c in found):
-        composed = [Hypothesis(*d) for d in descriptions(trials.context, within or unit.segment)]
-        for h in budget.each(composed, f"{unit.target}: trying the grammar of edits", "edits"):
-            if trials.touches(h.variant, unit):
-                tried += 1
-                if better(fit := _composed_fit(screen, h), before):
-                    found.append(Candidate(h, fit))
+    composed = deep and within is not None and screen.head is None and not any(c.short for c in found)
+    if composed:
+        edits = composed_at(trials, unit, before, within or unit.segment, screen)
+        found += edits.candidates
+        tried += edits.tried
     bits: list[Candidate] = []
     if not found:
         damage = chain(damage_in_tensor(trials, unit), damage_in_prints(trials, unit, (unit.target,)))
@@ -221,8 +220,26 @@ def candidates_at(
     if not found and trials.terms.guessed and not trials.terms.subtle:
         coarser = _coarser(trials, [*rough, *bits], tried)
         if coarser is not None:
-            return coarser
-    return Found(found, tried, trials)
+            return replace(coarser, composed=composed)
+    return Found(found, tried, trials, composed)
+
+
+def composed_at(
+    trials: FaultTrials,
+    unit: EvidenceUnit,
+    before: ObservationFit,
+    within: Sequence[str],
+    screen: Screen | None = None,
+) -> Found:
+    """The descriptions of the grammar, of mistakes in the nodes `within`, that explain the unit."""
+    screen, found, tried = screen or Screen(trials, unit), [], 0
+    edits = [Hypothesis(*d) for d in descriptions(trials.context, within)]
+    for h in trials.budget.each(edits, f"{unit.target}: trying the grammar of edits", "edits"):
+        if trials.touches(h.variant, unit):
+            tried += 1
+            if better(fit := _composed_fit(screen, h), before):
+                found.append(Candidate(h, fit))
+    return Found(found, tried, trials, composed=True)
 
 
 def _composed_fit(screen: Screen, h: Hypothesis) -> ObservationFit:

@@ -8,6 +8,7 @@ engine match nothing after the fault; its values before the fault decide.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -151,8 +152,15 @@ def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
 
 
 def _phrase(obs: Observation) -> tuple[str, ...]:
-    """The key of a print statement: the same in every layer."""
-    return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+    """The key of a print statement: the same in every layer, and for every token."""
+    return (_any_row(obs), obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+
+
+def _any_row(obs: Observation) -> str:
+    """The words of a line without the number of the token whose row it shows."""
+    if obs.rows is None or obs.rows[1] - obs.rows[0] != 1:
+        return obs.template
+    return re.sub(rf"(?<!\d){obs.rows[0]}(?!\d)", "#", obs.template, count=1)
 
 
 def _choose(
