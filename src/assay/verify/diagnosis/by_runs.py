@@ -49,10 +49,14 @@ def by_runs(
     trials = found.trials
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
     held = _compared_with_all(trials, unit, diff, found.candidates)
-    if not found.composed and _doubtful(held, len(wrong)):
-        edits = composed_at(trials, unit, before, segment)
-        held = _in_order([*held, *_compared_with_all(trials, unit, diff, edits.candidates)])
+    for place, within in _places(trials, unit, segment)[found.composed :]:
+        if not _doubtful(held, len(wrong)):
+            break
+        edits = composed_at(trials, place, before, within)
         found = replace(found, tried=found.tried + edits.tried)
+        more = _compared_with_all(trials, place, diff, edits.candidates)
+        if place == unit or (more and (not held or more[0].rank < held[0].rank)):
+            unit, held = place, _in_order([*more, *(held if place == unit else ())])
     held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
@@ -125,6 +129,20 @@ def _compared_with_all(
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: (*c.rank, c.fit.ratio))
+
+
+def _places(
+    trials: FaultTrials, unit: EvidenceUnit, segment: tuple[str, ...]
+) -> list[tuple[EvidenceUnit, tuple[str, ...]]]:
+    """Where the grammar looks for a mistake: in the segment, then in the rest of its layer. Of a right node only a few
+    values were observed; the mistake may lie in its other rows or heads."""
+    found, at = [(unit, segment)], split(segment[0])[1]
+    order = [node.name for node in trials.graph]
+    earlier = tuple(name for name in order[: order.index(unit.target)] if split(name)[1] == at)
+    if at is not None and (rest := tuple(name for name in earlier if name not in segment)):
+        begin = 0 if at == 0 else order.index(earlier[0])
+        found.append((EvidenceUnit(unit.target, tuple(order[begin:])), rest))
+    return found
 
 
 def _doubtful(held: list[Candidate], wrong: int) -> bool:

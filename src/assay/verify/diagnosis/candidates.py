@@ -21,7 +21,8 @@ from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
-from assay.verify.faults.edit_grammar import INDEX, OPERAND, TOKEN, descriptions
+from assay.verify.faults.description import INDEX, OPERAND, TOKEN
+from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
     ACCEPT,

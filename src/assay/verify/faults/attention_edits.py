@@ -103,6 +103,12 @@ def _no_offset(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: flo
     return softmax(np.where(np.arange(len(kpos))[None, :] <= own[:, None], x * node.attr("scale"), -np.inf))
 
 
+def _no_offset_in_chunks(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
+    """Row i of a chunk of p tokens sees the keys 0 to i of the whole text."""
+    own = (np.arange(len(pos)) - c.starts(len(pos))) % int(p)
+    return softmax(np.where(np.arange(len(kpos))[None, :] <= own[:, None], x * node.attr("scale"), -np.inf))
+
+
 def _first_and_own(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
     """A decode step finds the first row of the cache and its own."""
     rows, keys = np.arange(len(pos)), np.arange(len(kpos))
@@ -190,6 +196,12 @@ _scores("mask-plus1", "one key too many", _one_more)
 _scores("mask-plus1", "one key too few", _one_less)
 _scores("kv-recreated", "a decode step finds the first row of the cache and its own", _first_and_own)
 _scores("mask-cache-offset", "the mask begins at key 0 in every step", _no_offset)
+_scores(
+    "mask-cache-offset",
+    "the mask begins at key 0 in every chunk of {p}",
+    _no_offset_in_chunks,
+    Search(1, 512, (4, 32, 64, 128, 256, 512), True, True, 20, rows=True),
+)
 _scores("mask-after-softmax", "masked after the softmax", _mask_late)
 _scores("softmax-axis", "normalised over queries", _over_queries)
 _scores("softmax-axis", "normalised over heads", _over_heads)
