@@ -154,6 +154,14 @@ def _no_max(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float)
         return np.asarray(e / e.sum(-1, keepdims=True))
 
 
+def _sum_overflows(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
+    """A sum of exponentials beyond 65504 is infinite in half precision, and the row divided by it is 0."""
+    with np.errstate(all="ignore"):
+        e = np.exp(masked(x, pos, kpos, node.attr("scale")))
+        total = e.sum(-1, keepdims=True)
+        return np.asarray(np.where(total > 65504, 0.0, e / total))
+
+
 def _online(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
     """Tiles of p keys; the sum so far is not rescaled when the maximum moves."""
     scores, tile = masked(x, pos, kpos, node.attr("scale")), int(p)
@@ -218,6 +226,7 @@ _scores(
     Search(9, 131072, (2048, 4096, 512, 1024, 8192, 256, 128, 64, 32, 16), True, True, 40),
 )
 _scores("softmax-no-max", "exp of the bare scores", _no_max)
+_scores("softmax-no-max", "exp of the bare scores; a sum beyond 65504 makes the row 0", _sum_overflows)
 _scores(
     "softmax-online-rescale", "tiles of {p} keys", _online, Search(2, 256, (4, 32, 64, 128), True, True, 20, rows=True)
 )
