@@ -224,7 +224,7 @@ def _unturned(rng, engine, tokens):
 def _only_first(rng, engine, tokens):
     what = _pick(rng, ("keys", "values"))
     words = f"every cached row of {what} is that of the first token"
-    return Drawn(words, (("index-off", words),), only_first=what)
+    return Drawn(words, (("kv-aliased", words),), only_first=what)
 
 
 def _skipped(rng, engine, tokens):

@@ -203,7 +203,7 @@ def last(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) ->
         lines.append(_header(tokens[start : start + n], call))
         for name, value in part.items():
             if not name.startswith("cache_"):
-                by_head = name.split("-")[0] in ("kq", "kq_soft_max", "kqv", "kqv_mla", "q_nope_absorbed")
+                by_head = name.split("-")[0].removeprefix("mtp/") in ("kq", "kq_soft_max", "kqv", "kqv_mla", "q_nope_absorbed")
                 row = (value[:, -1] if by_head else value[-1]).reshape(-1)
                 rms = float(np.sqrt(np.mean(row.astype(np.float64) ** 2)))
                 first = [float(x) for x in row[:10]]

@@ -98,7 +98,7 @@ CASES = Path(__file__).parents[3] / "bench" / "strangers" / "cases"
 WRITTEN = [
     ("A-08", "index-off", "the experts are sorted by index, their weights by score"),
     pytest.param("B-06", "index-off", "the last head of Qcur and Kcur is not rotated", marks=pytest.mark.slow),
-    pytest.param("B-07", "index-off", "every cached row of values is that of the current", marks=pytest.mark.slow),
+    pytest.param("B-07", "kv-aliased", "every cached row of values is that of the current", marks=pytest.mark.slow),
     pytest.param("B-09", "mask-cache-offset", "begins at key 0 in every chunk of 6", marks=pytest.mark.slow),
 ]
 

@@ -372,6 +372,37 @@ _wrapped("a cache of {p} slots that wraps", at_once=False)
 _wrapped("a cache of {p} slots that wraps, written before the step reads it", at_once=True)
 
 
+def _aliased(label: str, row: Callable[[Context, int], NDArray[np.int64]], op: str) -> None:
+    """All cached rows are one row: for each of n queries that with the index `row(n)`."""
+
+    @plant("kv-aliased", label, op=op, when=reads_heads)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+
+        def scores(q: Array, k: Array) -> Array:
+            y = own(q, k)
+            at = np.broadcast_to(row(c, len(q))[None, :, None], (*y.shape[:2], 1))
+            return np.broadcast_to(np.take_along_axis(y, at, axis=2), y.shape)
+
+        def mixed(probs: Array, v: Array) -> Array:
+            """A query puts all of its weight on the one row."""
+            moved, n = np.zeros_like(probs), probs.shape[1]
+            moved[:, np.arange(n), row(c, n)] = probs.sum(axis=-1)
+            return own(moved, v)
+
+        return Change(node, scores if node.op == "kq" else mixed)
+
+
+_ONE_ROW: dict[str, Callable[[Context, int], NDArray[np.int64]]] = {
+    "the current token": lambda c, n: np.arange(n),
+    "the first token": lambda c, n: np.zeros(n, np.int64),
+    "the last token of the call": lambda c, n: c.ends(n) - 1,
+}
+for _whose, _row in _ONE_ROW.items():
+    _aliased(f"every cached row of values is that of {_whose}", _row, "kqv")
+    _aliased(f"every cached row of keys is that of {_whose}", _row, "kq")
+
+
 def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:
     """Decode row t was written `t * unit` elements into the buffer.
 

@@ -1,8 +1,7 @@
-"""Generators of the grammar for attention and experts: which head, which cached row, whose weight.
+"""Generators of the grammar for attention and experts: which head, whose weight.
 
-    a head is not rotated                    a loop over heads that ends too early or begins too late
-    every cached row is that of one token    the cache keeps a reference to a buffer that the next token overwrites
-    an expert gets another one's weight      experts and their weights are sorted by different keys
+    a head is not rotated                  a loop over heads that ends too early or begins too late
+    an expert gets another one's weight    experts and their weights are sorted by different keys
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from assay.graph import Node
 from assay.verify.faults.description import INDEX, Description, placed
-from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, role, sibling, standard
+from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 from assay.verify.faults.rotary import heads
 
 MOST_HEADS = 64  # that are tried one by one
@@ -44,44 +42,6 @@ def _unrotated(at: int) -> Edit:
             return y
 
         return Change(node, run) if node.attr("n_head") > 1 else None
-
-    return edit
-
-
-Row = Callable[[Context, int], NDArray[np.int64]]  # the row that all cached rows are, for each of n queries
-_ALIASES: dict[str, Row] = {
-    "the current token": lambda c, n: np.arange(n),
-    "the first token": lambda c, n: np.zeros(n, np.int64),
-    "the last token of the call": lambda c, n: np.asarray(c.ends(n) - 1),
-}
-
-
-def aliased_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Every cached row of keys, or of values, is that of one token."""
-    found = {node.op: node for node in nodes if node.op in ("kq", "kqv") and by_heads(c, node.inputs[1])}
-    for op, what in (("kqv", "values"), ("kq", "keys")):
-        for whose, row in _ALIASES.items() if op in found else ():
-            label = f"every cached row of {what} is that of {whose}"
-            yield INDEX, placed(label, _aliased(row), (op,), role(found[op]))
-
-
-def _aliased(row: Row) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own = standard(node)
-
-        def scores(q: Array, k: Array) -> Array:
-            y = own(q, k)
-            at = row(c, len(q))[None, :, None]
-            return np.broadcast_to(np.take_along_axis(y, np.broadcast_to(at, (*y.shape[:2], 1)), axis=2), y.shape)
-
-        def mixed(probs: Array, v: Array) -> Array:
-            """All weight of a query on the one row."""
-            moved = np.zeros_like(probs)
-            n = probs.shape[1]
-            moved[:, np.arange(n), row(c, n)] = probs.sum(axis=-1)
-            return own(moved, v)
-
-        return Change(node, scores if node.op == "kq" else mixed)
 
     return edit
 
@@ -117,4 +77,4 @@ def _reordered(order: Callable[[Array], Array]) -> Edit:
     return edit
 
 
-GENERATORS = (unrotated_heads, aliased_rows, expert_weights)
+GENERATORS = (unrotated_heads, expert_weights)

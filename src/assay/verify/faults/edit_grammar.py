@@ -11,7 +11,7 @@ The constants and arithmetics of the grammar are the families of the catalogue (
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
 descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
-heads, cached rows and experts are in `attention_grammar`.
+heads and experts are in `attention_grammar`.
 """
 
 from __future__ import annotations
