@@ -5,8 +5,8 @@ python bench/grammar_faults.py --count 200 --jobs 16 --write    # and write docs
 
 `tests/grammar_planting.py` draws a mistake and plants it in the second engine, which shares no code with assay. *Right*
 means that a cause describes what was planted, by the words of the grammar or by a row of the catalogue for the same
-computation. *Tied*: it is listed beside a cause, as another mistake with the same values. A mistake that moves no dumped value is not counted. Results are kept in build/grammar-faults.jsonl;
-`--again` starts over.
+computation. *Tied*: it is listed beside a cause, as another mistake with the same values. A mistake that moves no
+dumped value is not counted. Results are kept in build/grammar-faults.jsonl; `--again` starts over.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     out = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for style, needed in NEEDED.items():
         mine = [r for r in rows if r["style"] == style and r["grade"] != "not shown"]
-        right, tied, wrong = (sum(r["grade"] in g for r in mine) for g in (("right", "tied"), ("tied",), ("wrong",)))
+        right, same, wrong = (sum(r["grade"] in g for r in mine) for g in (("right", "tied"), ("tied",), ("wrong",)))
         share = f"{100 * right / len(mine):.1f} % ({right} of {len(mine)})" if mine else "–"
         sure = sum(r["sure"] for r in mine)
-        out.append(f"| {WORDS[style]} | {needed} % | {share} | {tied} | {len(mine) - right - wrong} | {wrong} | {sure} |")
+        cells = (WORDS[style], f"{needed} %", share, same, len(mine) - right - wrong, wrong, sure)
+        out.append(f"| {' | '.join(map(str, cells))} |")
     bad = [r for r in rows if r["grade"] not in ("right", "tied", "not shown")]
     out += ["\n| not described | style | answer |", "|---|---|---|"]
     return [*out, *(f"| {r['bug']} | {r['style']} | {r['answer'].replace('|', '/')} |" for r in bad)]

@@ -1,4 +1,4 @@
-"""A mean square that is infinite in half precision makes a norm's row 0. Every value stays finite; the cause is named."""
+"""A mean square that is infinite in half precision makes a norm's row 0: every value is finite, the cause is named."""
 
 from __future__ import annotations
 

@@ -214,8 +214,8 @@ def _explained_by(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, h: Hypoth
 
 
 def _segment(diff: Diff, trials: FaultTrials, first: str) -> tuple[str, ...]:
-    """From after the last right observation to the first wrong one, and what these nodes read in their layers without it
-    being observed: a cache is written before the scores, and its rows show after them."""
+    """From after the last right observation to the first wrong one, and what these nodes read in their layers that was
+    not observed: a cache is written before the scores, and its rows show after them."""
     order = [node.name for node in trials.graph]
     right = {n.name for n in diff.nodes if n.verdict != "wrong"} & set(order[: order.index(first)])
     segment = order[max(map(order.index, right), default=-1) + 1 : order.index(first) + 1]

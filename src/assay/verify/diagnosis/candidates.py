@@ -169,7 +169,7 @@ def candidates_at(
     screen, budget = Screen(trials, unit), trials.budget
     listed = hypotheses(trials, unit, decode=only_decode(trials, unit))
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
-        if h.fault == "path-split" and (found or screen.head is not None):
+        if h.fault == "path-split" and (found or screen.long):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
@@ -187,7 +187,7 @@ def candidates_at(
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
-    composed = deep and within is not None and screen.head is None and not any(c.short for c in found)
+    composed = deep and within is not None and not screen.long and not any(c.short for c in found)
     if composed:
         edits = composed_at(trials, unit, before, within or unit.segment, screen)
         found += edits.candidates
@@ -211,9 +211,9 @@ def candidates_at(
                 found.append(Candidate(h, fit))
             elif fit.residual < COARSE * before.residual:
                 rough.append(Candidate(h, fit))
-            if screen.head is not None and fit.residual < ENOUGH * before.residual:
+            if screen.long and fit.residual < ENOUGH * before.residual:
                 break  # every further point costs a run of the model
-    if screen.head is not None and not found and not rough and only_decode(trials, unit):
+    if screen.long and not found and not rough and only_decode(trials, unit):
         listed = hypotheses(trials, unit, decode=True)
         for h in budget.counting(listed, _VARIANTS, f"{unit.target}: trying mistakes of decode steps", "mistakes"):
             if h.fault == "path-split" and better(fit := screen.fit(h), before):

@@ -1,7 +1,7 @@
 """Generators of the grammar for attention and experts: which head, whose weight.
 
-    a head is not rotated                  a loop over heads that ends too early or begins too late
-    an expert gets another one's weight    experts and their weights are sorted by different keys
+a head is not rotated                  a loop over heads that ends too early or begins too late
+an expert gets another one's weight    experts and their weights are sorted by different keys
 """
 
 from __future__ import annotations

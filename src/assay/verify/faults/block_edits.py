@@ -382,8 +382,8 @@ _MEAN_SQUARES: dict[str, Callable[[Array], Array]] = {
 
 
 def _absorbed(what: str, mean_square: Callable[[Array], Array]) -> None:
-    """The mean square of a large row is infinite, and the row divided by its root is 0. Where no row is that large, this
-    is no overflow."""
+    """The mean square of a large row is infinite, and the row divided by its root is 0. Without such a row nothing
+    changes: smaller errors of half precision are `norm-half`."""
 
     @plant(
         "f16-act-overflow", f"{what} of a norm exceeds 65504 in half precision: the row becomes 0",

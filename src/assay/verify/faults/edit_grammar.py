@@ -437,7 +437,7 @@ _CACHES = {
 
 
 def _late(rows: Array, at: int) -> Array:
-    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])
+    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])[: len(rows)]
 
 
 def _lost(rows: Array, at: int) -> Array:
