@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from assay.graph import split
+import numpy as np
+
+from assay.graph import Trait, split
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
+    COMPOSED,
     SCANNED,
     SINGLE,
     Candidate,
@@ -29,7 +32,7 @@ from assay.verify.diagnosis.candidates import (
 )
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
-from assay.verify.faults import Variant
+from assay.verify.faults import FAULTS, Stage, Variant
 from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
@@ -57,6 +60,10 @@ def by_runs(
         more = _compared_with_all(trials, place, diff, edits.candidates)
         if place == unit or (more and (not held or more[0].rank < held[0].rank)):
             unit, held = place, _in_order([*more, *(held if place == unit else ())])
+    if held and FAULTS[held[0].hypothesis.fault].stage is Stage.CACHE:  # a lost row may look the same
+        rows = composed_at(trials, unit, before, _caches(trials, unit, first.name))
+        found = replace(found, tried=found.tried + rows.tried)
+        held = _in_order([*held, *_compared_with_all(trials, unit, diff, rows.candidates)])
     held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
@@ -68,11 +75,12 @@ def by_runs(
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
     nodes, most = _explained_by(trials, unit, diff, best.hypothesis), _most_certain(best.explained, len(wrong))
-    cause = make_cause(best, same, first.name, nodes, before, found.tried, most)
+    apart = [c for c in same if c.hypothesis.fault in COMPOSED and not _same_values(trials, unit, best, c)]
+    cause = make_cause(best, same, first.name, nodes, before, found.tried, most, apart)
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
-    if cause.confidence * (1 + len(faults) + len(other_readings(best, same))) < 0.5:
+    if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
@@ -143,6 +151,21 @@ def _places(
         begin = 0 if at == 0 else order.index(earlier[0])
         found.append((EvidenceUnit(unit.target, tuple(order[begin:])), rest))
     return found
+
+
+def _caches(trials: FaultTrials, unit: EvidenceUnit, target: str) -> list[str]:
+    """The nodes of the unit that keep rows for later calls, in the layer of the target."""
+    at = split(target)[1]
+    return [name for name in unit.segment if trials.graph[name].has(Trait.CACHES) and split(name)[1] == at]
+
+
+def _same_values(trials: FaultTrials, unit: EvidenceUnit, a: Candidate, b: Candidate) -> bool:
+    """Do both predict the same for the values that were not observed as well? Then they are one computation."""
+    found = [trials.predict(c.hypothesis, unit) for c in (a, b)]
+    if any(values is None for values in found):
+        return False
+    x, y = (values[unit.target] for values in found if values is not None)
+    return x.shape == y.shape and np.allclose(x, y, rtol=1e-9, atol=0)
 
 
 def _doubtful(held: list[Candidate], wrong: int) -> bool:

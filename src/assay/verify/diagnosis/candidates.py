@@ -314,13 +314,15 @@ def make_cause(
     before: ObservationFit,
     tried: int,
     most: float = SURE,
+    apart: Sequence[Candidate] = (),
 ) -> Cause:
-    """The cause that a candidate is; `same` are those that fit as well, `most` bounds the confidence."""
+    """The cause that a candidate is; `same` are those that fit as well, `most` bounds the confidence. `apart` are the
+    composed edits among them that differ from the best in values that were not observed."""
     h = best.hypothesis
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    readings = other_readings(best, same)
+    readings = other_readings(best, same) or [str(c.hypothesis) for c in apart]
     rivals = len(set(equivalent) - {h.fault} - SECOND_NAMES) + len(readings)
     return Cause(
         fault=h.fault,
