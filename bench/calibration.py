@@ -3,8 +3,8 @@
 python bench/calibration.py                                       # results in build/
 python bench/calibration.py RESULTS.jsonl ... --write             # and write docs/lab/calibration.md and its plot
 
-Reads the results of `bench/grammar_faults.py` and `bench/recurrent_faults.py`: rows with a confidence and a grade. A
-row without a cause makes no claim and is not counted.
+Reads the results of `bench/grammar_faults.py`, `bench/recurrent_faults.py` and `bench/score.py`: rows with a confidence
+and a grade. A row without a cause makes no claim and is not counted; nor are right engines and faults without a name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NEEDED = 97  # percent right of the verdicts at 0.9 and more
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float, list[dict[str, Any]]]]:
     """The rows with a cause, by the range of its confidence."""
-    named = [r for r in rows if r.get("confidence") and r["grade"] in (*RIGHT, "wrong")]
+    planted = [r for r in rows if r["kind"] not in ("healthy", "unknown")]
+    named = [r for r in planted if r.get("confidence") and r["grade"] in (*RIGHT, "wrong")]
     return [
         (low, high, [r for r in named if low <= r["confidence"] < high or (high == 1.0 == r["confidence"])])
         for low, high in BINS
@@ -99,8 +100,9 @@ def main() -> None:
         head = (
             "# Calibration\n\n"
             f"Made by `bench/calibration.py --write`, {date.today().isoformat()}, from {len(rows)} graded cases of "
-            "planted mistakes (`bench/grammar_faults.py`, `bench/recurrent_faults.py`). A cause with a confidence of "
-            f"0.9 or more should be right in at least {NEEDED} of 100 cases. Cases without a cause are not counted. "
+            "planted mistakes (`bench/grammar_faults.py`, `bench/recurrent_faults.py`, `bench/score.py`). "
+            f"A cause with a confidence of 0.9 or more should be right in at least {NEEDED} of 100 cases. "
+            "Cases without a cause are not counted. "
             "*Tied*: the planted mistake is listed beside the cause, because both give the same values.\n\n"
             "![Share of right causes over their mean confidence; the number of causes stands beside each "
             "circle](calibration.svg)\n\n"
