@@ -100,7 +100,7 @@ def main() -> None:
         head = (
             "# Calibration\n\n"
             f"Made by `bench/calibration.py --write`, {date.today().isoformat()}, from {len(rows)} graded cases of "
-            "planted mistakes (`bench/grammar_faults.py`, `bench/recurrent_faults.py`, `bench/score.py`). "
+            f"planted mistakes ({', '.join(file.stem for file in files)}). "
             f"A cause with a confidence of 0.9 or more should be right in at least {NEEDED} of 100 cases. "
             "Cases without a cause are not counted. "
             "*Tied*: the planted mistake is listed beside the cause, because both give the same values.\n\n"
