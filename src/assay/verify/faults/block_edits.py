@@ -398,7 +398,7 @@ def _absorbed(what: str, mean_square: Callable[[Array], Array]) -> None:
             if np.isfinite(ms).all():
                 return own(x, w, *bias)
             y = centred / np.sqrt(ms + eps) * w
-            return y + bias[0] if bias else y
+            return np.asarray(y + bias[0] if bias else y)
 
         return Change(node, run)
 
