@@ -5,8 +5,8 @@ python bench/grammar_faults.py --count 200 --jobs 16 --write    # and write docs
 
 `tests/grammar_planting.py` draws a mistake and plants it in the second engine, which shares no code with assay. *Right*
 means that a cause describes what was planted, by the words of the grammar or by a row of the catalogue for the same
-computation. A mistake that moves no dumped value is not counted. Results are kept in build/grammar-faults.jsonl;
-`--again` starts over.
+computation. *Tied*: it is listed beside a cause, as another mistake with the same values. A mistake that moves no
+dumped value is not counted. Results are kept in build/grammar-faults.jsonl; `--again` starts over.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ def described(found: Diagnosis, drawn: Drawn) -> bool:
     return any(c.fault == fault and re.search(words, c.how) for c in found.causes for fault, words in drawn.accepts)
 
 
+def tied(found: Diagnosis, drawn: Drawn) -> bool:
+    """Is it among the mistakes that give the same values as a cause?"""
+    return any(fault in c.equivalent for c in found.causes for fault, _ in drawn.accepts)
+
+
 def _shown(run: planting.Case, right: planting.Case, style: str) -> bool:
     for part, own in zip(run.parts, right.parts, strict=True):
         for name in own:
@@ -84,7 +89,7 @@ def grade(model: Model, weights: Weights, seed: int, number: int, style: str) ->
     with tempfile.TemporaryDirectory() as folder:
         found = diagnose(model, planting.dump(run, style, model, Path(folder)), weights=weights)
     named = bool(found.causes)
-    mark = "right" if described(found, drawn) else "wrong" if named else found.verdict
+    mark = "right" if described(found, drawn) else "tied" if tied(found, drawn) else "wrong" if named else found.verdict
     surest = max((c.confidence for c in found.causes), default=0.0)
     answer = "; ".join(f"{c.fault} ({c.how}) at {c.node} {c.confidence:.2f}" for c in found.causes[:3])
     return {
@@ -101,15 +106,16 @@ def _run(path: Path, drawn: Drawn) -> planting.Case:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    heads = ("", "needed", "described", "unexplained or undecided", "another name", "another name, sure")
+    heads = ("", "needed", "described", "of them tied", "unexplained or undecided", "another name", "sure of it")
     out = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for style, needed in NEEDED.items():
         mine = [r for r in rows if r["style"] == style and r["grade"] != "not shown"]
-        right, wrong = (sum(r["grade"] == g for r in mine) for g in ("right", "wrong"))
+        right, same, wrong = (sum(r["grade"] in g for r in mine) for g in (("right", "tied"), ("tied",), ("wrong",)))
         share = f"{100 * right / len(mine):.1f} % ({right} of {len(mine)})" if mine else "–"
         sure = sum(r["sure"] for r in mine)
-        out.append(f"| {WORDS[style]} | {needed} % | {share} | {len(mine) - right - wrong} | {wrong} | {sure} |")
-    bad = [r for r in rows if r["grade"] not in ("right", "not shown")]
+        cells = (WORDS[style], f"{needed} %", share, same, len(mine) - right - wrong, wrong, sure)
+        out.append(f"| {' | '.join(map(str, cells))} |")
+    bad = [r for r in rows if r["grade"] not in ("right", "tied", "not shown")]
     out += ["\n| not described | style | answer |", "|---|---|---|"]
     return [*out, *(f"| {r['bug']} | {r['style']} | {r['answer'].replace('|', '/')} |" for r in bad)]
 

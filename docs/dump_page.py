@@ -67,6 +67,7 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
   `tokens` or `input_ids`. bfloat16 is read.
 - `.pt`, `.pth`, `.pkl`, or a folder of them, by `torch.save` or `pickle.dump`: tensors and arrays in dicts, lists and
   tuples, of every type, stride and offset. The pickle is read as data: no code of it runs.
+- A folder with one log, `.jsonl` or `.npz` in it: that file. Where a folder has several, name the one to read.
 - Folders of sglang's dumper (`step=0___rank=0___name=….pt`): steps are joined by their `input_ids`; rank 0 is read.
 - Folders of AWS Neuron's tensor capture (`captured_tensors_cte_step_1_module_….pt`): if the prompt was padded to a
   power of two, the rows of the tokens are read.

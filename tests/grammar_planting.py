@@ -35,6 +35,8 @@ class Drawn:
     skipped: int | None = None
     repeated: int | None = None
     token: tuple[int, int] | None = None  # position, id
+    unturned: tuple[str, int] | None = None  # q or k, head that is not rotated
+    only_first: str = ""  # of keys or values, every cached row is the first token's
     rows: tuple[str, int, bool] | None = None  # cache rows: which, from or at this position, lost or late
     shifted: int = 0  # rows of the logits
 
@@ -62,7 +64,12 @@ class Edited(Engine):
         return x if other is None else self.parts[-1][other]
 
     def rotate(self, x, positions, which):
-        return super().rotate(x, np.asarray(positions) + self.drawn.turned.get(which, 0), which)
+        y = super().rotate(x, np.asarray(positions) + self.drawn.turned.get(which, 0), which)
+        if self.drawn.unturned is not None and self.drawn.unturned[0] == which:
+            head = self.drawn.unturned[1]
+            y = y.copy()
+            y[:, head] = x[:, head]
+        return y
 
     def step(self, tokens, start, prompt):
         if self.drawn.token is not None:
@@ -87,6 +94,10 @@ class Edited(Engine):
             which, at, late = self.drawn.rows
             k = self.moved(layer, "k", k, start, at, late) if "keys" in which else k
             v = self.moved(layer, "v", v, start, at, late) if "values" in which else v
+        if self.drawn.only_first == "keys":
+            k = np.broadcast_to(self.written.setdefault((layer, "k"), k)[:1], k.shape).copy()
+        elif self.drawn.only_first:
+            v = np.broadcast_to(self.written.setdefault((layer, "v"), v)[:1], v.shape).copy()
         return super().attention(layer, q, k, k_plain, v, start, prompt)
 
     def moved(self, layer, what, rows, start, at, late):
@@ -203,6 +214,19 @@ def _turned(rng, engine, tokens):
     return Drawn(words, (("index-off", re.escape(words)),), turned={which: step})
 
 
+def _unturned(rng, engine, tokens):
+    which = _pick(rng, "qk")
+    head = int(rng.integers(engine.n_head if which == "q" else engine.n_kv))
+    words = f"head {head} of {which.upper()}cur is not rotated"
+    return Drawn(words, (("index-off", words),), unturned=(which, head))
+
+
+def _only_first(rng, engine, tokens):
+    what = _pick(rng, ("keys", "values"))
+    words = f"every cached row of {what} is that of the first token"
+    return Drawn(words, (("kv-aliased", words),), only_first=what)
+
+
 def _skipped(rng, engine, tokens):
     at = int(rng.integers(engine.n_layer))
     return Drawn(f"layer {at} is left out", (("layer-skipped", ""),), skipped=at)
@@ -246,4 +270,7 @@ def _operand(rng, engine, tokens):
     return Drawn(f"{name} reads {other}{where}", (("operand-other", f"{role} reads {other}"),), reads=node)
 
 
-KINDS = (_norm, _norms, _matrix, _rolled, _exchanged, _heads, _turned, _skipped, _repeated, _token, _cache, _operand)
+KINDS = (
+    _norm, _norms, _matrix, _rolled, _exchanged, _heads, _turned, _unturned, _only_first, _skipped, _repeated, _token,
+    _cache, _operand,
+)  # fmt: skip

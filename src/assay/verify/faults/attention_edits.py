@@ -103,6 +103,12 @@ def _no_offset(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: flo
     return softmax(np.where(np.arange(len(kpos))[None, :] <= own[:, None], x * node.attr("scale"), -np.inf))
 
 
+def _no_offset_in_chunks(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
+    """Row i of a chunk of p tokens sees the keys 0 to i of the whole text."""
+    own = (np.arange(len(pos)) - c.starts(len(pos))) % int(p)
+    return softmax(np.where(np.arange(len(kpos))[None, :] <= own[:, None], x * node.attr("scale"), -np.inf))
+
+
 def _first_and_own(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
     """A decode step finds the first row of the cache and its own."""
     rows, keys = np.arange(len(pos)), np.arange(len(kpos))
@@ -148,6 +154,14 @@ def _no_max(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float)
         return np.asarray(e / e.sum(-1, keepdims=True))
 
 
+def _sum_overflows(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
+    """A sum of exponentials beyond 65504 is infinite in half precision, and the row divided by it is 0."""
+    with np.errstate(all="ignore"):
+        e = np.exp(masked(x, pos, kpos, node.attr("scale")))
+        total = e.sum(-1, keepdims=True)
+        return np.asarray(np.where(total > 65504, 0.0, e / total))
+
+
 def _online(c: Context, node: Node, x: Array, pos: Array, kpos: Array, p: float) -> Array:
     """Tiles of p keys; the sum so far is not rescaled when the maximum moves."""
     scores, tile = masked(x, pos, kpos, node.attr("scale")), int(p)
@@ -190,6 +204,12 @@ _scores("mask-plus1", "one key too many", _one_more)
 _scores("mask-plus1", "one key too few", _one_less)
 _scores("kv-recreated", "a decode step finds the first row of the cache and its own", _first_and_own)
 _scores("mask-cache-offset", "the mask begins at key 0 in every step", _no_offset)
+_scores(
+    "mask-cache-offset",
+    "the mask begins at key 0 in every chunk of {p}",
+    _no_offset_in_chunks,
+    Search(1, 512, (4, 32, 64, 128, 256, 512), True, True, 20, rows=True),
+)
 _scores("mask-after-softmax", "masked after the softmax", _mask_late)
 _scores("softmax-axis", "normalised over queries", _over_queries)
 _scores("softmax-axis", "normalised over heads", _over_heads)
@@ -206,6 +226,7 @@ _scores(
     Search(9, 131072, (2048, 4096, 512, 1024, 8192, 256, 128, 64, 32, 16), True, True, 40),
 )
 _scores("softmax-no-max", "exp of the bare scores", _no_max)
+_scores("softmax-no-max", "exp of the bare scores; a sum beyond 65504 makes the row 0", _sum_overflows)
 _scores(
     "softmax-online-rescale", "tiles of {p} keys", _online, Search(2, 256, (4, 32, 64, 128), True, True, 20, rows=True)
 )
@@ -349,6 +370,37 @@ _TOKENS = {"kq": 0, "kqv": 1}  # the axis of tokens in the first operand
 _SLOTS = Search(2, 2048, (), True, True, 30, rows=True)
 _wrapped("a cache of {p} slots that wraps", at_once=False)
 _wrapped("a cache of {p} slots that wraps, written before the step reads it", at_once=True)
+
+
+def _aliased(label: str, row: Callable[[Context, int], NDArray[np.int64]], op: str) -> None:
+    """All cached rows are one row: for each of n queries that with the index `row(n)`."""
+
+    @plant("kv-aliased", label, op=op, when=reads_heads)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+
+        def scores(q: Array, k: Array) -> Array:
+            y = own(q, k)
+            at = np.broadcast_to(row(c, len(q))[None, :, None], (*y.shape[:2], 1))
+            return np.broadcast_to(np.take_along_axis(y, at, axis=2), y.shape)
+
+        def mixed(probs: Array, v: Array) -> Array:
+            """A query puts all of its weight on the one row."""
+            moved, n = np.zeros_like(probs), probs.shape[1]
+            moved[:, np.arange(n), row(c, n)] = probs.sum(axis=-1)
+            return own(moved, v)
+
+        return Change(node, scores if node.op == "kq" else mixed)
+
+
+_ONE_ROW: dict[str, Callable[[Context, int], NDArray[np.int64]]] = {
+    "the current token": lambda c, n: np.arange(n),
+    "the first token": lambda c, n: np.zeros(n, np.int64),
+    "the last token of the call": lambda c, n: c.ends(n) - 1,
+}
+for _whose, _row in _ONE_ROW.items():
+    _aliased(f"every cached row of values is that of {_whose}", _row, "kqv")
+    _aliased(f"every cached row of keys is that of {_whose}", _row, "kq")
 
 
 def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:

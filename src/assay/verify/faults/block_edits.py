@@ -354,3 +354,54 @@ def _is_activation(c: Context, node: Node) -> bool:
 
 _overflow("f16-act-overflow", "beyond 65504 infinite", when=_is_activation)
 _overflow("f16-kq-overflow", "beyond 65504 infinite", op="kq")
+
+
+# -- an overflow that leaves finite values --------------------------------------------------------------------------
+
+
+def _half(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(x.dtype)
+
+
+def _added_up(squares: Array) -> Array:
+    """The sum, rounded to half precision after every term."""
+    total = np.zeros_like(squares[..., :1])
+    for i in range(squares.shape[-1]):
+        total = _half(total + _half(squares[..., i : i + 1]))
+    return total
+
+
+# The mean square of a row with one of its steps in half precision: infinite from 65520 on.
+_MEAN_SQUARES: dict[str, Callable[[Array], Array]] = {
+    "each square": lambda sq: _half(sq).mean(-1, keepdims=True),
+    "the sum of squares": lambda sq: _half(sq.sum(-1, keepdims=True)) / sq.shape[-1],
+    "the sum of squares, rounded after each term,": lambda sq: _added_up(sq) / sq.shape[-1],
+    "the mean square": lambda sq: _half(sq.mean(-1, keepdims=True)),
+}
+
+
+def _absorbed(what: str, mean_square: Callable[[Array], Array]) -> None:
+    """The mean square of a large row is infinite, and the row divided by its root is 0. Without such a row nothing
+    changes: smaller errors of half precision are `norm-half`."""
+
+    @plant(
+        "f16-act-overflow", f"{what} of a norm exceeds 65504 in half precision: the row becomes 0",
+        op=("rms_norm", "layer_norm"), weighted=True, when=over_features,
+    )  # fmt: skip
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, eps = standard(node), node.attr("eps")
+
+        def run(x: Array, w: Array, *bias: Array) -> Array:
+            centred = x - x.mean(-1, keepdims=True) if node.op == "layer_norm" else x
+            ms = mean_square(centred * centred)
+            if np.isfinite(ms).all():
+                return own(x, w, *bias)
+            y = centred / np.sqrt(ms + eps) * w
+            return np.asarray(y + bias[0] if bias else y)
+
+        return Change(node, run)
+
+
+for _what, _mean_square in _MEAN_SQUARES.items():
+    _absorbed(_what, _mean_square)

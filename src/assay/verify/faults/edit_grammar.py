@@ -10,7 +10,8 @@ The constants and arithmetics of the grammar are the families of the catalogue (
 
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
-descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator.
+descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
+heads and experts are in `attention_grammar`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,19 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults.fault import Array, Change, Context, Edit, Selector, Variant, is_output, layer, role, standard
+from assay.verify.faults import attention_grammar
+from assay.verify.faults.description import (
+    INDEX,
+    NORMS,
+    OPERAND,
+    REPEATED,
+    SKIPPED,
+    TOKEN,
+    Description,
+    placed,
+)
+from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
 
-Description = tuple[str, Variant]  # the row of the catalogue that it is filed under, and the edit
 MOST_ROWS = 256  # of a matrix whose neighbouring rows are exchanged one by one
 MOST_POSITIONS = 64  # that are tried one by one
 MOST_WEIGHTS = 1 << 24  # of a matrix that another layer's may replace: each trial decodes it
@@ -37,8 +48,6 @@ UNTRIED = (
     f"{MOST_WEIGHTS:,} weights, indices off by more than one, "
     "another token than those of the prompt, their neighbours and the special ones"
 )
-OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "norm-name-swap"
-SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
 OF_ONE_LAYER = frozenset({SKIPPED, REPEATED})
 
 
@@ -61,6 +70,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _shifted,
         _token_rows,
         _cache_rows,
+        *attention_grammar.GENERATORS,
         _tokens,
         _rows,
     ):
@@ -79,12 +89,6 @@ def in_layers(variant: Variant, first: int, last: int | None = None) -> Variant:
     return replace(variant, where=replace(variant.where, when=when))
 
 
-def _at(
-    label: str, edit: Edit, ops: Sequence[str], *roles: str, when: Callable[[Context, Node], bool] | None = None
-) -> Variant:
-    return Variant(label, edit, where=Selector(frozenset(ops), frozenset(roles), when=when))
-
-
 # -- a layer is left out, or runs twice ----------------------------------------------------------------------------
 
 
@@ -95,7 +99,7 @@ def _layers(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         if out is None or given is None or graph.shapes[given] != graph.shapes[out.name]:
             continue
         label = f"layer {at} is left out: {out.name} = {given}"
-        yield SKIPPED, _at(label, _passed(given), (out.op,), when=_is(out.name))
+        yield SKIPPED, placed(label, _passed(given), (out.op,), when=_is(out.name))
     for at in sorted({i for node in nodes for i in (layer(node), _layer_before(node, graph)) if i is not None}):
         out, given = graph.by_name.get(join("l_out", at)), layer_input(c, at)
         if out is None or given is None or graph.state.per_sequence:
@@ -214,7 +218,7 @@ def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         for other in norms:
             if (layer(other) in near or role(other) == role(node)) and other.weights[0] != node.weights[0]:
                 label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
-                found = _at(label, _weight(_relative(node, other)), (node.op,), role(node))
+                found = placed(label, _weight(_relative(node, other)), (node.op,), role(node))
                 if at is not None and layer(other) not in near:  # a wrong name, not a rule for all layers
                     found = replace(in_layers(found, at, at), label=f"{label}, in layer {at} alone")
                 yield NORMS, found
@@ -228,7 +232,7 @@ def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]
             shapes = {c.model.graph.weights[n.weights[0]] for n in (node, other)}
             if layer(other) == layer(node) and node.op == other.op and len(shapes) == 1:
                 label = f"{role(node)} and {role(other)} have each other's weights"
-                yield NORMS, _at(label, _each_other(node, other), (node.op,), role(node), role(other))
+                yield NORMS, placed(label, _each_other(node, other), (node.op,), role(node), role(other))
 
 
 def _each_other(node: Node, other: Node) -> Edit:
@@ -243,7 +247,7 @@ def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         small = node.has(Trait.MATRIX) and math.prod(c.model.graph.weights[node.weights[0]]) <= MOST_WEIGHTS
         for step in (-1, 1) if at is not None and small else ():
             label = f"{role(node)} takes the matrix of the layer {'after' if step > 0 else 'before'}"
-            yield OPERAND, _at(label, _weight(_other_layer(step)), (node.op,), role(node))
+            yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
 
 
 def _weight(name: Callable[[Context, Node], str]) -> Edit:
@@ -294,7 +298,7 @@ def _operands(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
                 seen = [split(name)[0] if split(name)[1] == at else name for name in (other, own)]
                 label = f"{role(node)} reads {seen[0]} in place of {seen[1]}"
                 relation = (split(other)[0], (at or 0) - (split(other)[1] or 0)) if split(other)[1] is not None else ""
-                yield OPERAND, _at(label, _operand(k, other, relation), (node.op,), role(node))
+                yield OPERAND, placed(label, _operand(k, other, relation), (node.op,), role(node))
 
 
 def _operand(k: int, other: str, relation: tuple[str, int] | str) -> Edit:
@@ -314,7 +318,7 @@ def _positions(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for node in nodes:
         for step in (1, -1) if node.op == "rope" else ():
             sign = "+" if step > 0 else "-"
-            yield INDEX, _at(f"{role(node)} is rotated with position {sign} 1", _turned(step), ("rope",), role(node))
+            yield INDEX, placed(f"{role(node)} is rotated with position {sign} 1", _turned(step), ("rope",), role(node))
 
 
 def _turned(step: int) -> Edit:
@@ -333,14 +337,14 @@ def _shifted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             if set(roles) & set(heads):  # the first effect of both lies in these nodes
                 what = "keys and values" if len(roles) > 1 else "keys" if roles[0] == "Kcur_proj" else "values"
                 label = f"query heads use the {what} of the {which} group"
-                yield INDEX, _at(label, _by_heads(step), ("linear",), *roles)
+                yield INDEX, placed(label, _by_heads(step), ("linear",), *roles)
         for node in nodes:
             if node.op == "linear":
                 label = f"the matrix of {role(node)} is read one row too {'far on' if step > 0 else 'early'}"
-                yield INDEX, _at(label, _rolled(step), ("linear",), role(node))
+                yield INDEX, placed(label, _rolled(step), ("linear",), role(node))
                 if step > 0 and is_output(c, node):
                     short = f"{label}, and its last row is not read"
-                    yield INDEX, _at(short, _ordered(lambda n: np.arange(1, n)), ("linear",), role(node))
+                    yield INDEX, placed(short, _ordered(lambda n: np.arange(1, n)), ("linear",), role(node))
 
 
 def _token_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
@@ -350,7 +354,7 @@ def _token_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             for each_call in (True, False)[: 1 + (len(c.steps) > 1)]:
                 where = ", in each call" if each_call and len(c.steps) > 1 else ""
                 label = f"row t of {role(node)} holds token t {'-' if step > 0 else '+'} 1{where}"
-                yield INDEX, _at(label, _rows_moved(step, each_call), (node.op,), role(node))
+                yield INDEX, placed(label, _rows_moved(step, each_call), (node.op,), role(node))
 
 
 def _rows_moved(step: int, each_call: bool) -> Edit:
@@ -386,7 +390,7 @@ def _rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         rows = c.model.graph.weights[node.weights[0]][0] if node.op == "linear" and node.weights else 0
         for i in range(int(rows) - 1) if rows <= MOST_ROWS else ():
             label = f"rows {i} and {i + 1} of {node.weights[0]} are exchanged"
-            yield INDEX, _at(label, _ordered(_exchanged(i)), ("linear",), when=_is(node.name))
+            yield INDEX, placed(label, _ordered(_exchanged(i)), ("linear",), when=_is(node.name))
 
 
 def _exchanged(i: int) -> Callable[[int], NDArray[np.int64]]:
@@ -421,8 +425,8 @@ def _cache_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         for what, roles in _CACHES.items():
             if roles & caches:
                 late = f"from position {at} on {what} are written one row further in the cache"
-                yield INDEX, _at(late, _cached(_late, at), ("cache",), *roles)
-                yield INDEX, _at(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
+                yield INDEX, placed(late, _cached(_late, at), ("cache",), *roles)
+                yield INDEX, placed(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
 
 
 _CACHES = {
@@ -433,7 +437,7 @@ _CACHES = {
 
 
 def _late(rows: Array, at: int) -> Array:
-    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])
+    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])[: len(rows)]
 
 
 def _lost(rows: Array, at: int) -> Array:
@@ -464,7 +468,7 @@ def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         others |= {f"as id {i}": lambda ids, i=i: i for i in special_ids(c)}  # type: ignore[misc]
         others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
         for how, other in others.items():
-            yield TOKEN, _at(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
+            yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
 
 
 def special_ids(c: Context) -> list[int]:

@@ -53,8 +53,10 @@ BETWEEN = Known(
     "wrong by themselves or by operations before them that were not dumped",
 )  # fmt: skip
 DIFFERS = Known(
-    "differs", "?", "inputs unknown", "differs; its own inputs were not dumped",
-    "differ, and their own inputs were not dumped", *["whose own inputs were not dumped"] * 2,
+    "differs", "?", "inputs unknown", "differs; it cannot be judged by itself, because its inputs were not dumped",
+    "differ and cannot be judged by themselves, because their inputs were not dumped",
+    "that cannot be judged by itself, because its inputs were not dumped",
+    "that cannot be judged by themselves, because their inputs were not dumped",
 )  # fmt: skip
 INHERITED = Known(
     "inherited", "•", "inherited", "follows from an earlier wrong value",
@@ -113,7 +115,7 @@ def told(nodes: Sequence[Verdicted]) -> str:
 
 
 def listed(wrong: Sequence[Verdicted]) -> str:
-    """`2 wrong on their own inputs, 50 whose own inputs were not dumped`."""
+    """`2 wrong on their own inputs, 50 that follow from earlier ones`."""
     counts = tally(wrong)
     some = [(kind, counts[kind.id]) for kind in WRONG if kind.id in counts]
     return ", ".join(f"{n} {kind.such_one if n == 1 else kind.such}" for kind, n in some)

@@ -79,6 +79,24 @@ FILES: dict[str, Callable[[Path, str], Arrays]] = {
 }  # fmt: skip
 
 
+# Files that hold a whole dump by themselves.
+ALONE = frozenset({".txt", ".log", ".out", ".csv", ".tsv", ".md", ".json", ".jsonl", ".ndjson", ".npz"})
+_SHOWN = 4  # names of files in an error
+
+
+def the_log_of(folder: Path) -> Path:
+    """The one log or dump that a folder holds; the folder itself if it is a dump of one file a value."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    found = [file for file in files if file.suffix.lower() in ALONE]
+    if not found or any(file.suffix in FILES or file.suffix == ".bin" for file in files):
+        return folder
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[:_SHOWN])
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise AssayError(f"{folder}: holds {len(found)} logs ({names}{more}); name the one to read")
+    return found[0]
+
+
 def has_values(folder: Path) -> bool:
     """Whether the folder holds files of a known kind other than .npy, which has a reader of its own."""
     return any(file.suffix in FILES and file.suffix != ".npy" for file in _files(folder))

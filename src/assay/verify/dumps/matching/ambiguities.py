@@ -8,6 +8,7 @@ engine match nothing after the fault; its values before the fault decide.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from assay.graph import split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
+from assay.verify.thresholds import LARGE_MODEL
 
 Array = NDArray[Any]
 Rows = tuple[int, int] | None
@@ -39,7 +41,8 @@ def choose_readings(
     if not any(_open(o, n) for o in counted):
         return counted, []
     graph, width = model.graph, model.hparams.n_embd_head
-    values = truth({name for o in counted if _open(o, n) for name in (o.name, *o.others)})
+    open_ = _enough([o for o in counted if _open(o, n)], model)
+    values = truth({name for o in open_ for name in (o.name, *o.others)})
 
     def distance(obs: Observation, rows: Rows) -> float:
         value, axis = values[obs.name], token_axis(graph, obs.name)
@@ -53,7 +56,6 @@ def choose_readings(
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
     found, notes = [], list[str]()
-    open_ = [o for o in counted if _open(o, n)]
     votes = _vote(open_, n, distance)
     chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
     for obs in counted:
@@ -69,6 +71,14 @@ def choose_readings(
         if i:
             notes.append(f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s")
     return found, notes
+
+
+def _enough(observations: list[Observation], model: Model) -> list[Observation]:
+    """Those that decide: of a large model the first printed layer, because its other layers take seconds to compute."""
+    if sum(math.prod(shape) for shape in model.graph.weights.values()) <= LARGE_MODEL:
+        return observations
+    first = min((at for o in observations if (at := split(o.name)[1]) is not None), default=None)
+    return [o for o in observations if split(o.name)[1] == first]
 
 
 def _from_the_end(obs: Observation, n: int) -> Observation:
@@ -151,8 +161,15 @@ def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
 
 
 def _phrase(obs: Observation) -> tuple[str, ...]:
-    """The key of a print statement: the same in every layer."""
-    return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+    """The key of a print statement: the same in every layer, and for every token."""
+    return (_any_row(obs), obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+
+
+def _any_row(obs: Observation) -> str:
+    """The words of a line without the number of the token whose row it shows."""
+    if obs.rows is None or obs.rows[1] - obs.rows[0] != 1:
+        return obs.template
+    return re.sub(rf"(?<!\d){obs.rows[0]}(?!\d)", "#", obs.template, count=1)
 
 
 def _choose(

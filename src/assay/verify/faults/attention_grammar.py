@@ -1,0 +1,80 @@
+"""Generators of the grammar for attention and experts: which head, whose weight.
+
+a head is not rotated                  a loop over heads that ends too early or begins too late
+an expert gets another one's weight    experts and their weights are sorted by different keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from assay.graph import Node
+from assay.verify.faults.description import INDEX, Description, placed
+from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
+from assay.verify.faults.rotary import heads
+
+MOST_HEADS = 64  # that are tried one by one
+
+
+def unrotated_heads(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """One head that the rotation leaves out: of queries and keys, or of one of them."""
+    roles = list(dict.fromkeys(role(node) for node in nodes if node.op == "rope"))
+    if len(roles) > 1:
+        for at, which in ((-1, "last"), (0, "first")):
+            label = f"the {which} head of {' and '.join(roles)} is not rotated"
+            yield INDEX, placed(label, _unrotated(at), ("rope",), *roles)
+    for node in (n for n in nodes if n.op == "rope"):
+        for at in range(min(int(node.attr("n_head")), MOST_HEADS)):
+            label = f"head {at} of {role(node)} is not rotated"
+            yield INDEX, placed(label, _unrotated(at), ("rope",), role(node))
+
+
+def _unrotated(at: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+
+        def run(x: Array, *rest: Array) -> Array:
+            y, plain = heads(node, own(x, *rest)).copy(), heads(node, x)
+            y[:, at] = plain[:, at]
+            return y
+
+        return Change(node, run) if node.attr("n_head") > 1 else None
+
+    return edit
+
+
+def expert_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The weights of a token's experts in another order than the experts."""
+    for node in nodes:
+        for label, order in _ORDERS.items() if node.op == "expert_scale" else ():
+            yield INDEX, placed(label, _reordered(order), (node.op,), role(node))
+
+
+# For the experts of a token in the order of their scores: the place from which each gets its weight.
+_ORDERS: dict[str, Callable[[Array], Array]] = {
+    "the experts are sorted by index, their weights by score": lambda ids: np.argsort(np.argsort(ids, -1), -1),
+    "the experts are sorted by score, their weights by index": lambda ids: np.argsort(ids, -1),
+    "the weights of the experts are in reverse order": lambda ids: np.broadcast_to(
+        np.arange(ids.shape[-1])[::-1], ids.shape
+    ),
+}
+
+
+def _reordered(order: Callable[[Array], Array]) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, best = standard(node), sibling(c, node, "ffn_moe_topk")
+        if best is None:
+            return None
+
+        def run(x: Array, weights: Array, ids: Array) -> Array:
+            return own(x, np.take_along_axis(weights, order(ids), axis=-1))
+
+        return Change(replace(node, inputs=(*node.inputs, best.name)), run)
+
+    return edit
+
+
+GENERATORS = (unrotated_heads, expert_weights)

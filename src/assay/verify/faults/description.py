@@ -1,0 +1,22 @@
+"""A description of the grammar of edits: the row of the catalogue that it is filed under, and the edit.
+
+`edit_grammar` lists the generators of descriptions. This module has what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from assay.graph import Node
+from assay.verify.faults.fault import Context, Edit, Selector, Variant
+
+Description = tuple[str, Variant]
+OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "norm-name-swap"
+SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
+
+
+def placed(
+    label: str, edit: Edit, ops: Sequence[str], *roles: str, when: Callable[[Context, Node], bool] | None = None
+) -> Variant:
+    """The edit, with its description as the label, at the nodes of these operations and roles."""
+    return Variant(label, edit, where=Selector(frozenset(ops), frozenset(roles), when=when))
