@@ -30,6 +30,7 @@ from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]
 _TINY = 1e-30
+_FAR_ABOVE_TINY = 1e-10  # _TINY is less than half a unit in the last place of any larger number
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 _LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS])  # half of the smallest half
 
@@ -191,16 +192,21 @@ def ratios(
 def _peaks(
     error: Array, size: Array, top: Array, factor: float, units: Sequence[float], least: Sequence[float]
 ) -> Array:
-    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass."""
+    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass.
+
+    A pass leaves out the terms that change no bit: a `least` of zero, and `_TINY` where the noise is far larger.
+    """
     found: dict[tuple[bytes, float, float], Any] = {}
     steps = {unit: unit * size for unit in set(units)}
     keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
     for key, one in zip(keys, top, strict=True):
         if key not in found:
             allowed = np.add(one[:, None], steps[key[1]])
-            allowed += key[2]
+            if key[2]:
+                allowed += key[2]
             allowed *= factor
-            allowed += _TINY
+            if not one.min(initial=1.0) > _FAR_ABOVE_TINY:
+                allowed += _TINY
             found[key] = np.divide(error, allowed, out=allowed).max()
     return np.array([found[key] for key in keys])
 
