@@ -42,7 +42,7 @@ class Visitor(Protocol):
 
 
 class Streamed(Weights):
-    """The file's tensors in float32 (exact: no block type holds more), one at a time; those of a small file are kept."""
+    """The file's tensors in float32 (exact: no block type holds more), one at a time. Those of a small file stay."""
 
     def __init__(self, file: GGUFFile) -> None:
         super().__init__(file, np.float32, budget=0)
