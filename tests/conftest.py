@@ -33,6 +33,7 @@ def pytest_collection_finish() -> None:
     _share_certificates()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # tests leave few cycles, and a diagnosis makes millions of small objects
     gc.enable()
 
 

@@ -180,6 +180,12 @@ void (*body)(void*);
 void* context;
 long idle;  // pauses since the last barrier of a block
 
+// The registers and the innermost frame on the stack of the thread that runs next: the stacks of a block do not fit the
+// first cache.
+inline void prefetch(const void* stack) {
+    for (int line = 0; line < 6; line++) __builtin_prefetch(static_cast<const uint8_t*>(stack) + 64 * line);
+}
+
 // Resume the next thread in the block's order that can run, or the scheduler at the end of the round. `from` receives
 // the stack pointer of the caller.
 void resume_next(void** from) {
@@ -194,6 +200,7 @@ void resume_next(void** from) {
         state.slots = block.slots.data() + i / 32 * 1024;
         state.exchanged = &block.fibers[size_t(i)].exchanged;
         next.waits = &kReady, next.seen = 0;
+        if (k + 1 < n) prefetch(block.pending[size_t(block.order[size_t(k + 1)])].at);
         shim_switch(from, next.at);
         return;
     }

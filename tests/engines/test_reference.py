@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,18 @@ def test_stories_greedy(shared_dir: Path, model: str, steps: int) -> None:
         assert ids[-1] == expected
 
 
+@pytest.fixture(scope="module")
+def smollm2_engine(smollm2: Path) -> Iterator[ReferenceEngine]:
+    """Decoded once; every test begins a sequence of its own."""
+    with open_file(smollm2) as file:
+        yield ReferenceEngine(load(file))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raw", "chat"])
-def test_smollm2_greedy(shared_dir: Path, smollm2: Path, kind: str) -> None:
+def test_smollm2_greedy(shared_dir: Path, smollm2_engine: ReferenceEngine, kind: str) -> None:
     """Fed the recorded ids: the same best token where the gap allows, the five best logits within 2e-3."""
-    engine = ReferenceEngine(load(open_file(smollm2)))
+    engine = smollm2_engine
     for record in json.loads((shared_dir / "data/golden/smollm2_greedy.json").read_text())[kind]:
         ids = record["prompt_ids"] + record["greedy_ids"]
         logits = engine.forward([chunk(ids[:-1])])[0].logits
@@ -61,10 +69,10 @@ def test_smollm2_greedy(shared_dir: Path, smollm2: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_nodes(shared_dir: Path, smollm2: Path) -> None:
+def test_smollm2_nodes(shared_dir: Path, smollm2_engine: ReferenceEngine) -> None:
     """llama.cpp's value at every node of the same name, to the rounding of its float32."""
     golden = np.load(shared_dir / "data/golden/trace_llamacpp_smollm2.npz")
-    engine = ReferenceEngine(load(open_file(smollm2)))
+    engine = smollm2_engine
     names = [name for name in golden.files if name in engine.graph]
     assert set(golden.files) - set(names) == {"tokens", "node_1073", "node_1074"}  # unnamed in llama.cpp
     nodes = engine.forward([chunk(golden["tokens"].tolist())], keep=names)[0].nodes

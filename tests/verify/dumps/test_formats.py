@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -64,16 +65,21 @@ def understood_by_words(form: Format, run: Run, model: Model) -> None:
     check(form, run, model, number_layers(dump.observations, dump.unread, run.n_layer)[0])
 
 
+@cache
+def _wrong(name: str) -> NDArray[np.float64]:
+    """Other values for a node, the same for every format."""
+    found = np.random.default_rng(crc32(name.encode())).normal(size=(_N, 16))
+    found.flags.writeable = False
+    return found
+
+
 def read_in_a_hunt(form: Format, run: Run, model: Model) -> list[Observation]:
     """What is read where the engine is right in the embedding and in layer 0, and wrong from layer 1 on."""
     dump = read_log(Path("x.log"), text=form.write(run))
 
-    def wrong(name: str) -> NDArray[np.float64]:
-        return np.random.default_rng(crc32(name.encode())).normal(size=(_N, 16))
-
     def truth(names: Collection[str]) -> dict[str, NDArray[np.float64]]:
         right = {n: v for n, v in run.values.items() if n == "embd" or split(n)[1] == 0}
-        return {name: right[name] if name in right else wrong(name) for name in names}
+        return {name: right[name] if name in right else _wrong(name) for name in names}
 
     observations, unread, _ = number_layers(dump.observations, dump.unread, run.n_layer)
     named = [replace(o, name=names[0], others=names[1:]) for o in observations if (names := candidates(o, model))]

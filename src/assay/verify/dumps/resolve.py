@@ -288,6 +288,8 @@ def _renamed(obs: Observation, nodes: tuple[str, ...], model: Model) -> Observat
     """The observation, and those of its second reading, with nodes of this model."""
     second = ((other, candidates(other, model)) for other in obs.alternatives)
     alternatives = tuple(replace(other, name=found[0], others=found[1:]) for other, found in second if found)
+    if (obs.name, obs.others, obs.alternatives) == (nodes[0], nodes[1:], alternatives):
+        return obs
     return replace(obs, name=nodes[0], others=nodes[1:], alternatives=alternatives)
 
 
@@ -314,7 +316,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     reordered = obs.foreign != obs.name and value_head_order(graph, obs.name, plain[-1]) is not None
     if obs.rows is None and shape == plain and not reordered:
-        return replace(obs, data=partial(_as_computed, obs, graph)), ""
+        return replace(obs, data=partial(_read_as_computed, obs, graph)), ""
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
@@ -323,7 +325,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
     best = found[0] if len(found) == 1 else layouts.nearest(found, truth([obs.name])[obs.name], axis)
-    data = _as_computed(replace(obs, data=best.array), graph)
+    data = _as_computed(obs, best.array, graph)
     return replace(obs, data=data, rows=best.rows, shape=best.array.shape), best.label
 
 
@@ -357,9 +359,13 @@ def _lay_states(
     return laid, notes
 
 
-def _as_computed(obs: Observation, graph: Graph) -> Array:
+def _read_as_computed(obs: Observation, graph: Graph) -> Array:
+    return _as_computed(obs, obs.array(), graph)
+
+
+def _as_computed(obs: Observation, value: Array, graph: Graph) -> Array:
     """Scores with 0 for -inf, because the graph masks later; expert ids as whole numbers, even if written as floats."""
-    value, node = obs.array(), graph[obs.name]
+    node = graph[obs.name]
     if not node.has(Trait.INDICES):
         return np.where(np.isneginf(value), 0, value) if node.has(Trait.SCORES) and node.has(Trait.MASKABLE) else value
     first = graph[node.inputs[0]] if node.has(Trait.MOVES) else node

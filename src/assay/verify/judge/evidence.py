@@ -30,6 +30,7 @@ from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]
 _TINY = 1e-30
+_FAR_ABOVE_TINY = 1e-10  # _TINY is less than half a unit in the last place of any larger number
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 _LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS])  # half of the smallest half
 
@@ -171,7 +172,7 @@ def ratios(
     printed = np.asarray(obs.printed or 0.0)
     rows = rms[:, start:stop].max(axis=1)
     part = level.parts.get(part_key(obs))
-    size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
+    size = float(np.sqrt(_mean(np.square(by_rows(value, axis)[start:stop]))))
     if obs.kind in STATISTICS:
         n = by_rows(value, axis)[start:stop].size
         spread = {"min": 1.0, "max": 1.0, "absmax": 1.0, "norm": 1.0, "sum": float(np.sqrt(n))}.get(
@@ -180,27 +181,37 @@ def ratios(
         noise = 4 * spread * (rows + units * size)  # a single number may have been lucky in the simulation
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))
-    noise = np.sqrt(np.mean(part**2, axis=1)) if part is not None else top[:, start:stop].max(axis=1)
+    noise = np.sqrt(_mean(part**2, 1)) if part is not None else top[:, start:stop].max(axis=1)
     # A few values share their luck: those of one head move together, and the simulation may have spared them all.
     noise = np.maximum(noise, LUCK * rows)[:, None] + units[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
     excess = np.maximum(np.abs(error) - printed, 0)
-    mean = np.sqrt(np.mean(excess**2)) / (factor * np.sqrt(np.mean(noise**2, axis=1)) + _TINY)
+    mean = np.sqrt(_mean(excess**2)) / (factor * np.sqrt(_mean(noise**2, 1)) + _TINY)
     return np.asarray(np.maximum(mean, (excess[None] / (PEAK[factor] * noise + _TINY)).max(axis=1)))
+
+
+def _mean(x: Array, axis: int | None = None) -> Any:
+    """The bits of `np.mean`, in a third of the time for a few values."""
+    return np.add.reduce(x, axis=axis) / (x.size if axis is None else x.shape[axis])
 
 
 def _peaks(
     error: Array, size: Array, top: Array, factor: float, units: Sequence[float], least: Sequence[float]
 ) -> Array:
-    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass."""
+    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass.
+
+    A pass leaves out the terms that change no bit: a `least` of zero, and `_TINY` where the noise is far larger.
+    """
     found: dict[tuple[bytes, float, float], Any] = {}
     steps = {unit: unit * size for unit in set(units)}
     keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
     for key, one in zip(keys, top, strict=True):
         if key not in found:
             allowed = np.add(one[:, None], steps[key[1]])
-            allowed += key[2]
+            if key[2]:
+                allowed += key[2]
             allowed *= factor
-            allowed += _TINY
+            if not one.min(initial=1.0) > _FAR_ABOVE_TINY:
+                allowed += _TINY
             found[key] = np.divide(error, allowed, out=allowed).max()
     return np.array([found[key] for key in keys])
 

@@ -162,7 +162,8 @@ class OwnInputs:
 
 def _observed(dump: Dump, node: Node) -> tuple[Observation, ...]:
     """The node's observations, with values decoded once."""
-    return tuple(replace(o, data=o.array()) if o.kind == "values" else o for o in dump.by_name.get(node.name, ()))
+    found = dump.by_name.get(node.name, ())
+    return tuple(replace(o, data=o.array()) if o.kind == "values" and callable(o.data) else o for o in found)
 
 
 def follows(inputs: RunInputs, dump: Dump, e: Evidence, faulty: Collection[str]) -> Array:

@@ -11,10 +11,12 @@ product with the weight then serves all runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,7 @@ Array = NDArray[Any]
 _BATCHED = frozenset({"linear", "rms_norm", "rope"})  # operations that are faster on the rows of all lanes at once
 _CALLS = Trait.ELEMENTWISE | Trait.NORM | Trait.EXPERTS  # of these, calls on small values cost more than their work
 _SMALL = 1 << 15  # values of a lane up to which joining lanes costs less than a call for each
+MOST_KEPT = 16 << 20  # bytes of a file's decoded tensors up to which they are kept for the next pass
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, and again for every visitor
 
 
@@ -39,18 +42,34 @@ class Visitor(Protocol):
 
 
 class Streamed(Weights):
-    """The file's tensors in float32 (exact: no block type holds more), one at a time."""
+    """The file's tensors in float32 (exact: no block type holds more), one at a time. Those of a small file stay."""
 
     def __init__(self, file: GGUFFile) -> None:
         super().__init__(file, np.float32, budget=0)
         self._name, self._value = "", np.empty(0, np.float32)
+        self._shared = _decoded_tensors(file)
 
     def __getitem__(self, name: str) -> Array | Table:
         if int(np.prod(self.file.tensors[name].shape)) * 4 > LARGEST:
             return Table(self.file, name, np.float32)
+        if self._shared is not None:
+            if name not in self._shared:
+                self._shared[name] = self.file.decode(name)
+                self._shared[name].flags.writeable = False
+            return self._shared[name]
         if name != self._name:
             self._name, self._value = name, self.file.decode(name)
         return self._value
+
+
+_decoded: WeakKeyDictionary[GGUFFile, dict[str, Array]] = WeakKeyDictionary()
+
+
+def _decoded_tensors(file: GGUFFile) -> dict[str, Array] | None:
+    """The tensors of a small file that earlier passes have decoded; None for a large file."""
+    if file not in _decoded and sum(math.prod(t.shape) for t in file.tensors.values()) * 4 > MOST_KEPT:
+        return None
+    return _decoded.setdefault(file, {})
 
 
 class Squares(Weights):
