@@ -139,7 +139,7 @@ class OwnServer:
     def _chooser(self, body: Mapping[str, Any]) -> Choose:
         """The best token, or a draw by the place and the request's seed, or a seed of its own."""
         heat, seed = float(body.get("temperature") or 0.0), body.get("seed")
-        if not heat:
+        if not heat or body.get("top_k") == 1:
             return lambda row, _: int(row.argmax())
         number = int(self._rng.integers(1 << 30) if seed is None else seed)
 

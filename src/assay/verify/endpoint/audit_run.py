@@ -36,9 +36,9 @@ from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
-from assay.verify.endpoint.own_draws import judged_draws, judged_repeats
+from assay.verify.endpoint.own_draws import Repeat, judged_draws, judged_repeats, repeats
 from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
-from assay.verify.endpoint.spelled_text import respelled
+from assay.verify.endpoint.spelled_text import respelled, spelled_repeats
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
 from assay.verify.endpoint.wagers import distance_path
 
@@ -62,6 +62,7 @@ SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
 MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+SEED_TEXTS = 8  # texts that two seeds continue at most
 SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
@@ -410,17 +411,24 @@ class _Audit:
         return board.evidence_path()
 
     def _seeds(self) -> None:
-        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show."""
-        pairs = list[tuple[ServedText, ServedText]]()
+        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show.
+
+        Texts are drawn until one seed parts from the other, or until that is no chance.
+        """
+        pairs = list[list[Repeat]]()
         try:
-            for text in self._drawn[:2]:
-                both = [self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002)]
-                first, second = (respelled(served, self.claimed, self.tokenizer) for served in both)
-                if first.places:
-                    pairs.append((first, second))
+            for text in self._drawn[:SEED_TEXTS]:
+                first, second = (self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002))
+                if first.spelling is not None and second.spelling is not None:
+                    pairs.append(spelled_repeats(first, second, self.claimed, self.tokenizer))
+                else:
+                    pairs.append(repeats(first, second, self.claimed))
+                found = judged_repeats(pairs, self.options.alpha)
+                if found or not all(repeat.same for pair in pairs for repeat in pair):
+                    self.findings += found
+                    return
         except AssayError as error:
             self.notes.append(f"drawing was not tried: {error}")
-        self.findings += judged_repeats(pairs, self.claimed, self.options.alpha)
 
     # --- conversations
 
