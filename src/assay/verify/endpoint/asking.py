@@ -43,7 +43,6 @@ class Reading:
     foreign: int = 0  # of these, tokens whose text is not that of their id, or that the vocabulary lacks
     counts: list[tuple[int, int]] = field(default_factory=list)  # prompt tokens: as expected, as the server counts
     chat_counts: list[tuple[int, int]] = field(default_factory=list)
-    gaps: int = 0  # answers whose tokens cannot be told, because the server leaves some out
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -189,7 +188,6 @@ class Interviewer:
         for step in steps:
             self._notice(step)
         if _tokens_are_missing(reply, len(steps)):
-            self.reading.gaps += 1
             return ServedText(tuple(ids), n_prompt, (), chat, label)
         for step in steps:
             places.append(Place(len(ids), dict(step.scores), step.id))
@@ -208,7 +206,6 @@ class Interviewer:
         told = whole[len(ids) :] if fits else self.tokenizer.encode(said, add_special=False, parse_special=False)
         self.reading.tokens += reply.completion_tokens or len(told)
         if not told:
-            self.reading.gaps += 1
             return ServedText(tuple(ids), len(ids), (), chat, label)
         return spelled((*ids, *told), len(ids), chat, label, Spelling(said))
 

@@ -47,9 +47,9 @@ TOKENS = 480  # generated tokens to spend with log-probabilities
 TOKENS_ALONE = 3000  # and without
 EACH, EACH_ALONE = 12, 32  # generated tokens of a text
 MOST_PROMPT = 128  # tokens of a text that was drawn
-LEAST_TEXTS = 4
+LEAST_TEXTS, LEAST_TEXTS_ALONE = 4, 8
 NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
-MOST_GAPS = 12  # answers with hidden tokens, after which the endpoint counts as unreadable
+MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, that make an endpoint unreadable
 CHATS, CHAT_TOKENS = 3, 12
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
@@ -64,6 +64,7 @@ MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
 SEED_TEXTS = 8  # texts that two seeds continue at most
 SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
+SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers are too short to differ
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
@@ -128,11 +129,12 @@ class _Audit:
         """Ask until the question is decided or the budget is spent."""
         each, budget = self._begin()
         for text in self._more_texts():
-            if self.board.places >= budget or self._decided():
+            spent = self.interviewer.reading.tokens
+            if spent >= budget or self._decided():
                 break
-            self.say(f"asking for a continuation ({self.board.places} of at most {budget} tokens)")
+            self.say(f"asking for a continuation ({spent} of at most {budget} tokens)")
             self._add(self.interviewer.text(text, each))
-            if self._mostly_foreign() or self.interviewer.reading.gaps > MOST_GAPS:
+            if self._mostly_foreign() or self._unreadable():
                 break
 
     def _begin(self) -> tuple[int, int]:
@@ -178,6 +180,10 @@ class _Audit:
             served = moved
         self._add(served)
 
+    def _unreadable(self) -> bool:
+        gaps = sum(not served.places for served in self.asked)
+        return gaps > MOST_GAPS and gaps > MOSTLY * len(self.asked)
+
     def _alarm(self) -> bool:
         path = self.board.evidence_path()
         return bool(path) and max(path) >= self.board.goal
@@ -186,7 +192,8 @@ class _Audit:
         if self._alarm():
             return len(self.board.texts) >= NAMING_TEXTS
         states = [self.board.standing(name).state for name in self.board.registered]
-        return len(self.board.texts) >= LEAST_TEXTS and "undecided" not in states and "nearer" not in states
+        least = LEAST_TEXTS_ALONE if self.board.alone else LEAST_TEXTS
+        return len(self.board.texts) >= least and "undecided" not in states and "nearer" not in states
 
     # --- facts that no model explains
 
@@ -232,23 +239,25 @@ class _Audit:
 
         Only then are temperatures tried: draws are so uncertain that they fit every other model as well.
         """
-        first = self.asked[0]
         try:
-            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
+            for first in [served for served in self.asked if served.places][:SAME_TEXTS]:
+                again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
+                if len({served.ids for served in again}) == SAME_REQUESTS:
+                    return True
         except AssayError as error:
             self.notes.append(f"the same request again: {error}")
-            return False
-        return len({served.ids for served in again}) == SAME_REQUESTS
+        return False
 
-    def _consider(self, alternatives: Iterable[Alternative]) -> None:
+    def _consider(self, alternatives: Iterable[Alternative], board: Scoreboard | None = None) -> None:
         """Try alternatives until one explains the answers."""
+        board = board or self.board
         for alternative in alternatives:
-            if _explained(self.board):
+            if _explained(board):
                 return
             self.say(f"trying {alternative.words}")
             slow = alternative.slow or not self.claimed.native
             try:
-                self.board.consider(alternative, most=MORE_TEXTS if slow else None)
+                board.consider(alternative, most=MORE_TEXTS if slow else None)
             except AssayError as error:
                 self.notes.append(f"{alternative.words}: not tried ({error})")
 
@@ -455,16 +464,20 @@ class _Audit:
         if not far and (not extra or extra == plain or extra == {0}):
             self._stopping(board.texts)
             return
+        as_long = list[Alternative]()
         for alternative in chat_prompts(self.tokenizer, self.template, talks):
-            if counts and not _right_length(alternative, board.texts, counts):
+            if counts and not _right_length(alternative, counts):
                 continue
+            as_long.append(alternative)
             board.consider(alternative)
             best = board.best()
             if best and board.fits(best[0].name) and best[0].distance < 0.5 * (_usual(board.claim) or 1.0):
                 break
-        self._name_prompt(board, extra, far)
+        self._name_prompt(board, extra, far, as_long)
 
-    def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool) -> None:
+    def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool, as_long: Sequence[Alternative]) -> None:
+        """Name the prompt of the conversations. `extra` tokens are more than the claimed template makes; `as_long` are
+        the listed prompts of the right length."""
         odds = max(board.evidence_path(), default=0.0)
         likely = [(s, c) for s, c in board.likely() if board.fits(s.name)]
         more = f"; the server counts {_more(min(extra))} tokens than the claimed template makes" if extra - {0} else ""
@@ -473,10 +486,25 @@ class _Audit:
             tied = tuple(s.alternative.words for s, other in likely[1:] if other >= LIKELY * confidence)
             words, fault = f"chat prompt: {lead.alternative.words}{more}", lead.alternative.fault
             self.findings.append(AuditFinding("prompt", words, confidence, fault, odds, tied))
+        elif far and extra == {0} and self._model_in(board):
+            return
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
-            confidence = 1 - math.exp(-odds) if far else COUNTED
-            self.findings.append(AuditFinding("prompt", words, confidence, evidence=odds, fits=False))
+            confidence, tied = (1 - math.exp(-odds) if far else COUNTED), tuple[str, ...]()
+            if not far and as_long:
+                words, *tied_words = (f"chat prompt: as long as with {a.words}{more}" for a in as_long)
+                tied = tuple(tied_words)
+            self.findings.append(AuditFinding("prompt", words, confidence, "", odds, tied, fits=False))
+
+    def _model_in(self, chats: Scoreboard) -> bool:
+        """Name another model that conversations show and texts did not: their prompts have the claimed length."""
+        board = self._board()
+        for text in (*self.board.texts, *chats.texts):
+            board.add(text)
+        self._consider(more_alternatives(self.model, max(len(t.ids) for t in board.texts), self.options.others), board)
+        if _explained(board):
+            self._name(board, "model")
+        return _explained(board)
 
     def _stopping(self, texts: Iterable[ServedText]) -> None:
         """An answer that goes on after a token that ends it."""
@@ -556,11 +584,7 @@ def _between(first: ServedText, second: ServedText) -> list[float]:
     return found
 
 
-def _right_length(alternative: Alternative, texts: Sequence[ServedText], counts: Sequence[tuple[int, int]]) -> bool:
+def _right_length(alternative: Alternative, counts: Sequence[tuple[int, int]]) -> bool:
     """Does the alternative make as many prompt tokens as the server counts?"""
     given = dict(counts)
-    for text in texts:
-        other = alternative.prompts.get(text.ids[: text.n_prompt])
-        if other is not None and given.get(text.n_prompt, len(other)) != len(other):
-            return False
-    return True
+    return all(given.get(len(right), len(other)) == len(other) for right, other in alternative.prompts.items())
