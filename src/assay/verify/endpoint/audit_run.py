@@ -67,6 +67,7 @@ SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
 SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers are too short to differ
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
+LEAST_NAME = 0.05  # confidence below which a name that does not fit is none
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
 
 
@@ -228,11 +229,17 @@ class _Audit:
         self._consider(self._other_prompts())
         if not _explained(self.board) and self._left_over():
             return
-        longest = max(len(text.ids) for text in self.board.texts)
-        self._consider(more_alternatives(self.model, longest, self.options.others))
+        self._consider(self._more(self.board))
         if self.options.engine and not _explained(self.board):
-            self._search_catalogue()
+            self._search_catalogue(self.board)
         self._name(self.board, "model")
+
+    def _more(self, board: Scoreboard) -> Iterator[Alternative]:
+        """Coarse weights first if the server is further from the claim than the weights of the first list."""
+        first = [s.apart for s in self.board.standings() if s.alternative.family == "weights"]
+        far = bool(first) and math.sqrt(_usual(board.claim)) > first[0]
+        longest = max(len(text.ids) for text in board.texts)
+        return more_alternatives(self.model, longest, self.options.others, coarse_first=far)
 
     def _differs_each_time(self) -> bool:
         """Is one text continued in a new way each time? Noise gives a second way; more of them point at draws.
@@ -291,9 +298,9 @@ class _Audit:
         """A board for other texts, with the same noise of printed numbers."""
         return Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
 
-    def _search_catalogue(self) -> None:
+    def _search_catalogue(self, board: Scoreboard) -> None:
         """Try every mistake on the first text, and the best on more."""
-        board, text = self.board, self.board.texts[0]
+        text = board.texts[0]
         steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
         limit = BETTER * float(np.nanmean(in_blocks(place_losses(text, self.claimed.rows(text)))))
         near: list[tuple[float, Alternative]] = []
@@ -327,6 +334,10 @@ class _Audit:
         lead, confidence = likely[0]
         tied = [s for s, other in likely[1:] if other >= LIKELY * confidence]
         fits, found = board.fits(lead.name), lead.alternative
+        if not fits and confidence < LEAST_NAME:
+            words = f"{self._unexplained(board)}; nearest to {found.words}, which does not fit"
+            self.findings.append(AuditFinding(area, words, 0.0, evidence=max(odds, lead.favour), fits=False))
+            return
         self.findings.append(
             AuditFinding(
                 found.family if found.family in ("prompt", "requests", "sampling") else area,
@@ -499,9 +510,11 @@ class _Audit:
     def _model_in(self, chats: Scoreboard) -> bool:
         """Name another model that conversations show and texts did not: their prompts have the claimed length."""
         board = self._board()
-        for text in (*self.board.texts, *chats.texts):
+        for text in (*chats.texts, *self.board.texts):
             board.add(text)
-        self._consider(more_alternatives(self.model, max(len(t.ids) for t in board.texts), self.options.others), board)
+        self._consider(self._more(board), board)
+        if self.options.engine and not _explained(board):
+            self._search_catalogue(board)
         if _explained(board):
             self._name(board, "model")
         return _explained(board)

@@ -115,9 +115,10 @@ def _repeats(
     for i, (place, row) in enumerate(zip(text.places, claimed.rows(text, keep=False), strict=True)):
         left, bare = said[at:], i == 0 and not said[:1].isspace()
         fitting = _fitting(tokenizer, left, bare) if left else []
-        if not fitting:
+        seen = [token for token in fitting if not bare or tokenizer.piece(token).strip()]
+        if not seen:
             break
-        token = max(fitting, key=lambda token: float(row[token]))
+        token = max(seen, key=lambda token: float(row[token]))
         piece = tokenizer.piece(token).lstrip() if bare else tokenizer.piece(token)
         if len(piece) > len(left):
             break
