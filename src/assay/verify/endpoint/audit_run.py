@@ -209,13 +209,13 @@ class _Audit:
 
     def _mostly_foreign(self) -> bool:
         seen = self.interviewer.reading
-        return seen.tokens >= FOREIGN_LEAST and seen.foreign > FOREIGN * seen.tokens
+        return seen.readable >= FOREIGN_LEAST and seen.foreign > FOREIGN * seen.readable
 
     def _other_vocabulary(self) -> bool:
         seen = self.interviewer.reading
         if not self._mostly_foreign():
             return False
-        words = f"another model: {seen.foreign} of {seen.tokens} tokens are not of the claimed vocabulary"
+        words = f"another model: {seen.foreign} of {seen.readable} tokens are not of the claimed vocabulary"
         self.findings.append(AuditFinding("model", words, FACT))
         return True
 
