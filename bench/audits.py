@@ -2,16 +2,17 @@
 
     python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
     python bench/audits.py --honest 1000 --jobs 16
+    python bench/audits.py --dishonest 12 --jobs 16
+    python bench/audits.py --model smollm2 --engine openvino
 
 Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
-model, configuration and seed, so an interrupted run continues. `--write` makes the page from what is there.
+model, configuration and seed, so an interrupted run continues. `--tables` prints the tables of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -23,69 +24,19 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.synthetic import make_kquant  # noqa: E402
+from bench.audit_cases import CASES, figures, file_of, files  # noqa: E402
 from tests.verify.endpoint.stock_server import stock  # noqa: E402
 
 from assay.gguf import open_file  # noqa: E402
-from assay.gguf.mixes import mix_by_name  # noqa: E402
-from assay.gguf.requantize import quantize  # noqa: E402
-from assay.gguf.writer import Tensor, write  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
 from assay.text import Tokenizer  # noqa: E402
-from assay.text.builtin import TEMPLATES  # noqa: E402
-from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult  # noqa: E402
+from assay.verify.endpoint.audit_findings import AuditOptions  # noqa: E402
 from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
 
 KEPT = ROOT / "build" / "audits.json"
-PAGE = ROOT / "docs" / "lab" / "audits.md"
 HEAD = "| served | audits | verdicts | named | tokens to detection | requests | processor s | an answer |"
-Q8, Q4 = ({f"cache_type_{side}": kind for side in "kv"} for kind in ("q8_0", "q4_0"))
-# name -> claimed, served, options of the server, changes of a proxy, words that the right answer has
-CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
-    "as claimed": ("claim", "claim", {}, {}, ""),
-    "Q4_0, and claimed so": ("Q4_0", "Q4_0", {}, {}, ""),
-    "prefix cache off": ("claim", "claim", {"cache_prompt": False}, {}, ""),
-    "cache in q8_0": ("claim", "claim", Q8, {}, ""),
-    "four slots": ("claim", "claim", {"n_parallel": 4}, {}, ""),
-    "batches of 8": ("claim", "claim", {"n_batch": 8, "n_ubatch": 8}, {}, ""),
-    "two digits": ("claim", "claim", {}, {"digits": 2}, ""),
-    "RoPE base 1e4": ("claim", "claim", {"rope_freq_base": 1e4}, {}, "base of 10000"),
-    "RoPE scale 0.5": ("claim", "claim", {"rope_freq_scale": 0.5}, {}, "multiplied by 0.5"),
-    "weights in Q4_0": ("claim", "Q4_0", {}, {}, "Q4_0"),
-    "weights in Q4_K_M": ("claim", "Q4_K_M", {}, {}, "Q4_K_M"),
-    "weights in Q2_K": ("claim", "Q2_K", {}, {}, "Q2_K"),
-    "BOS before every text": ("claim", "claim", {}, {"before": "BOS"}, "BOS"),
-    "BOS missing": ("claim", "no BOS", {}, {}, "no BOS"),
-    "template of llama2": ("claim", "claim", {"chat_template": TEMPLATES["llama2"]}, {}, "llama2"),
-    "cache in q4_0": ("claim", "claim", Q4, {}, "q4_0"),
-    "another model": ("claim", "other", {}, {}, "model"),
-    "hidden system message": ("claim", "claim", {}, {"system": "Speak like a pirate."}, "chat prompt"),
-    "usual system message": ("claim", "claim", {}, {"system": "Be concise."}, "Be concise"),
-    "temperature 0.8": ("claim", "claim", {}, {"temperature": 0.8}, "temperature 0 was asked for"),
-    "top-k 1": ("claim", "claim", {}, {"top_k": 1}, "top-k 1"),
-    "one seed": ("claim", "claim", {}, {"seed": 5}, "seeds"),
-}
-
-
-def files(name: str, folder: Path, other: str = "") -> dict[str, Path]:
-    """The files of a model, made when they are first needed."""
-    claim = make_kquant(folder / "claim.gguf") if name == "synthetic" else hub.resolve(name)
-    return {"claim": claim, "other": Path(other) if other else folder / "other.gguf"}
-
-
-def file_of(kind: str, made: dict[str, Path], folder: Path) -> Path:
-    if kind == "other" and not made["other"].exists():
-        make_kquant(made["other"], seed=8)
-    if kind == "no BOS" and kind not in made:
-        file, made[kind] = open_file(made["claim"]), folder / "no-bos.gguf"
-        kept = {key: file.metadata.typed(key) for key in file.metadata} | {"tokenizer.ggml.add_bos_token": False}
-        write(made[kind], kept, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
-    if kind not in made:
-        made[kind] = folder / f"{kind}.gguf"
-        quantize(open_file(made["claim"]), made[kind], mix_by_name(kind), allow_requantize=True)
-    return made[kind]
 
 
 def audits(
@@ -104,31 +55,11 @@ def audits(
             started = time.process_time()
             options_of = AuditOptions(seed=seed, threads=1)
             found = audit_endpoint(model, Client(url, tokenizer), options_of, progress=lambda _: None)
-            yield seed, _figures(found, words) | {"cpu": round(time.process_time() - started, 1)}
+            yield seed, figures(found, words) | {"cpu": round(time.process_time() - started, 1)}
 
 
-def _figures(found: AuditResult, words: str) -> dict[str, Any]:
-    said = "; ".join(f"{f.words} ({f.confidence:.2f})" for f in found.findings)
-    detected_at = next((i + 1 for i, v in enumerate(found.path) if v >= -math.log(found.alpha)), None)
-    return {
-        "verdict": found.verdict, "said": said, "named": bool(words) and bool(found.findings)
-        and words in found.findings[0].words, "tokens": found.places, "requests": found.requests,
-        "detected_after": None if detected_at is None else round(detected_at * found.places / found.blocks),
-        "seconds": round(found.seconds, 1), "sure": max((f.confidence for f in found.findings), default=0.0),
-    }  # fmt: skip
-
-
-def page(kept: dict[str, Any]) -> str:
-    out = [
-        "# Audits in numbers\n",
-        "Audits of llama.cpp's server (xllamacpp) over HTTP, one option changed at a time, made by",
-        "`python bench/audits.py --write`. The method is in [audits](../explanation/audit.md). Processor time is",
-        "that of the auditor with one thread. Machine: two Neoverse N1 cores, shared with other work; "
-        f"{time.strftime('%d %B %Y')}.",
-        "An answer is *named* if its first finding has the words of the case in `bench/audits.py`. For a hidden system",
-        "message, whose text no list has, that is its place: the chat prompt. With *tokens alone*, the server shows",
-        "text and no log-probabilities.\n",
-    ]
+def tables(kept: dict[str, Any]) -> str:
+    out: list[str] = []
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):
             rows = []
@@ -189,17 +120,31 @@ def main() -> None:
     parser.add_argument("--tokens-alone", action="store_true", help="without log-probabilities")
     parser.add_argument("--other", default="", help="file of the case `another model`")
     parser.add_argument("--honest", type=int, help="audit assay itself in honest arithmetics, so often in all")
-    parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest")
-    parser.add_argument("--write", action="store_true", help="only write the page")
+    parser.add_argument("--dishonest", type=int, help="audit assay itself in every dishonest case, so often each")
+    parser.add_argument("--engine", help="audit another engine, which serves the model honestly: a witness")
+    parser.add_argument("--precision", help="of --engine")
+    parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest and --dishonest")
+    parser.add_argument("--tables", action="store_true", help="only print the tables")
     args = parser.parse_args()
     if args.honest:
         from bench import honest_audits
 
         path = "" if args.model == "synthetic" else str(hub.resolve(args.model))
-        honest_audits.run(args.honest, args.jobs, path, tuple(args.only))
+        honest_audits.run(args.honest, args.jobs, path, tuple(args.only), args.first_seed)
+        return
+    if args.dishonest:
+        from bench import dishonest_audits
+
+        dishonest_audits.run(args.dishonest, args.jobs, args.first_seed, tuple(args.only))
+        return
+    if args.engine:
+        from bench import witness_audits
+
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        witness_audits.run(args.engine, args.model, seeds, args.precision)
         return
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    if not args.write:
+    if not args.tables:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -214,7 +159,7 @@ def main() -> None:
                     KEPT.parent.mkdir(exist_ok=True)
                     KEPT.write_text(json.dumps(kept, indent=1))
                     print(f"{key}{seed}: {found}", flush=True)
-    PAGE.write_text(page(kept))
+    print(tables(kept))
 
 
 if __name__ == "__main__":

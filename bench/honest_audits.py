@@ -103,11 +103,11 @@ def audited(task: tuple[str, str, int]) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def run(n: int, jobs: int, path: str = "", only: tuple[str, ...] = ()) -> None:
+def run(n: int, jobs: int, path: str = "", only: tuple[str, ...] = (), first: int = 0) -> None:
     """At least `n` audits, spread evenly over the habits; those that are kept count."""
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     names = only or tuple(HONEST)
-    wanted = [(name, path, seed) for seed in range(math.ceil(n / len(names))) for name in names]
+    wanted = [(name, path, seed) for seed in range(first, first + math.ceil(n / len(names))) for name in names]
     tasks = [t for t in wanted if f"{Path(path).name}|{t[0]}|{t[2]}" not in kept]
     KEPT.parent.mkdir(exist_ok=True)
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # of the processes that are started now

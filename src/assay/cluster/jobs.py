@@ -17,6 +17,7 @@ import numpy as np
 from assay.cluster.frames import Array, ConnectionBroken
 from assay.engines.contract import CacheLost
 from assay.errors import AssayError
+from assay.runtime import receipts
 from assay.runtime.grammar import ConstraintMaker, Grammars
 from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
@@ -46,7 +47,7 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     if job.images:
         raise AssayError("job: pictures cannot be sent to a replica; serve the model without --cluster")
     if job.receipt:
-        head["receipt"] = True
+        head["receipt"] = receipts.VERSION
     if job.deadline < math.inf:
         head["seconds"] = job.deadline - time.monotonic()
     if job.constraint is not None:
@@ -80,7 +81,7 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
             answered=_ids(arrays["answered"]),
             deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
             constraint=constraint,
-            receipt=head.get("receipt") is True,
+            receipt=head.get("receipt") == receipts.VERSION and receipts.can_hash(),
             thinking=thinking,
             **given,
         )

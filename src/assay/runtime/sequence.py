@@ -25,7 +25,7 @@ from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import RowPooler
 from assay.runtime.prefix_keys import answer_keys
-from assay.runtime.receipts import RowHashes
+from assay.runtime.receipts import row_digest
 from assay.runtime.sampler import Choice, argmax_of_top, sample, sample_from_top, scores, top_k_needed
 from assay.runtime.stops import StopStrings
 from assay.runtime.thinking_budget import BudgetWatch, ThinkingBudget
@@ -149,12 +149,7 @@ class Progress:
         self.finished = False
         self.stop_string: str | None = None  # that ended the answer, where this process computes it
         self.times = Times()
-        self._row_hashes = RowHashes()
-
-    @property
-    def row_digests(self) -> list[bytes]:
-        """Of the tokens of the answer, if the job asks for a receipt."""
-        return self._row_hashes.all()
+        self.row_digests: list[bytes] = []  # of the tokens of the answer, if the job asks for a receipt
 
     @property
     def generated(self) -> int:
@@ -315,7 +310,7 @@ class Sequence(Progress):
         if self._thinking:
             self._thinking.push(token)
         if job.receipt and not isinstance(logits, TopK):
-            self._row_hashes.add(logits)
+            self.row_digests.append(row_digest(logits))
         if constraint:
             constraint.accept(token)
             self._unsettled = choice
@@ -347,11 +342,7 @@ class Sequence(Progress):
         return self.constraint is None or self.constraint.settled()
 
     def settle(self) -> Update | None:
-        """The update of a token that waited for the constraint; None if it still waits.
-
-        Hashes of rows end here: the engine may write its next logits to the same place.
-        """
-        self._row_hashes.all()
+        """The update of a token that waited for the constraint; None if it still waits."""
         choice = self._unsettled
         if choice is None or self.constraint is None or not self.constraint.settled():
             return None

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay import engines
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
@@ -30,6 +32,7 @@ Array = NDArray[Any]
 Choose = Callable[[Array, int], int]  # a row of log-probabilities and its index -> a token
 RULES = {rule.name: rule for rule in roundings(ARITHMETICS[-1])}
 DRAFT = Setting(precision="fast")
+LONGEST = 1024  # tokens of a prompt and its answer
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class OwnServer:
         self.tokenizer = Tokenizer.from_gguf(model.file)
         self.template = ChatTemplate.from_gguf(model.file, self.tokenizer)
         self._claimed = ClaimedModel(model, threads=1)
+        self._draft = engines.create("cpu", model, n_pages=pages_for(LONGEST), precision="fast", threads=1)
         self._weights = Weights(model.file, np.float32)
         self._rng = np.random.default_rng(seed)
 
@@ -59,6 +63,7 @@ class OwnServer:
 
     def __exit__(self, *_: object) -> None:
         self._claimed.__exit__()
+        self._draft.close()
 
     def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         chat = path == CHAT
@@ -107,10 +112,13 @@ class OwnServer:
                 return ids, rows
 
     def _drafted(self, ids: Sequence[int], until: int, choose: Choose) -> list[int]:
-        found = list(ids)
+        found, start = list(ids), 0
+        pages = np.arange(pages_for(until), dtype=np.int32)
         while len(found) < until:
-            row = self._claimed.at(found, [len(found)], DRAFT, keep=False)[0]
-            found.append(choose(row, len(found)))
+            chunk = Chunk(np.asarray(found[start:], np.int32), start, pages, "last")
+            row = log_softmax_rows(self._draft.forward([chunk])[0].logits[-1:])[0].astype(np.float32)
+            start = len(found)
+            found.append(choose(row, start))
         return found if len(found) > len(ids) else [*found, 0]
 
     def _logits(self, ids: list[int], kind: Setting | str) -> Array:
@@ -139,7 +147,7 @@ class OwnServer:
     def _chooser(self, body: Mapping[str, Any]) -> Choose:
         """The best token, or a draw by the place and the request's seed, or a seed of its own."""
         heat, seed = float(body.get("temperature") or 0.0), body.get("seed")
-        if not heat:
+        if not heat or body.get("top_k") == 1:
             return lambda row, _: int(row.argmax())
         number = int(self._rng.integers(1 << 30) if seed is None else seed)
 

@@ -14,8 +14,9 @@ from assay.text import Tokenizer
 from assay.verify.endpoint.alternatives import beginnings
 from assay.verify.endpoint.claimed_model import ClaimedModel, Setting, coarser_mixes
 from assay.verify.endpoint.float_weights import FORMATS, fp8, mxfp4
+from assay.verify.endpoint.own_draws import judged_repeats
 from assay.verify.endpoint.served_text import Place, ServedText, Spelling, place_losses, spelled
-from assay.verify.endpoint.spelled_text import respelled
+from assay.verify.endpoint.spelled_text import respelled, spelled_repeats
 from assay.verify.endpoint.standings import Scoreboard
 from tests.synthetic import make_kquant
 
@@ -53,6 +54,30 @@ def test_a_text_is_cut_as_the_claim_generated_it(path: Path) -> None:
             parted = respelled(spelled(told, n, False, text, Spelling(other)), claimed, tokenizer)
             assert max(place_losses(parted, claimed.rows(parted))[:-1], default=0) == 0, "at most the last one departs"
     assert tried and unlike, "the test needs a text that the tokenizer cuts otherwise"
+
+
+def test_equal_texts_of_two_seeds(path: Path) -> None:
+    """The chance of a token is that of all tokens that the text could go on with, so it is never too small."""
+    model = load(open_file(path))
+    tokenizer, rng, pairs = Tokenizer.from_gguf(model.file), np.random.default_rng(4), []
+    plain = [i for i in range(tokenizer.n_vocab) if tokenizer.piece(i).isalpha() and tokenizer.piece(i).isascii()]
+    with ClaimedModel(model, threads=1) as claimed:
+        for text in TEXTS[:4]:
+            ids, n = list(tokenizer.encode(text)), len(tokenizer.encode(text))
+            for _ in range(6):
+                p = np.exp(claimed.at(ids, [len(ids)])[0][plain].astype(np.float64))
+                ids.append(int(rng.choice(plain, p=p / p.sum())))
+            said = b"".join(map(tokenizer.piece, ids[n:])).decode()
+            told = [*ids[:n], *tokenizer.encode(said, add_special=False, parse_special=False)]
+            first = spelled(told, n, False, text, Spelling(said))
+            parted = spelled(told[:-1], n, False, text, Spelling(f"{said[:1]}#{said[1:]}"))
+            pairs.append(spelled_repeats(first, first, claimed, tokenizer))
+            own = claimed.at(ids, range(n, len(ids)))
+            assert pairs[-1] and pairs[-1][0].chance >= own[0][ids[n]] - 1e-6 and all(r.same for r in pairs[-1])
+            other = spelled_repeats(first, parted, claimed, tokenizer)
+            assert [r.same for r in other] == [True] * (len(other) - 1) + [False]
+            assert not judged_repeats([other], 1e-3), "one equal letter is chance"
+    assert "same tokens" in judged_repeats(pairs, 1e-3)[0].words
 
 
 def test_confidence_is_shared_and_what_does_not_fit_is_not_believed(path: Path) -> None:

@@ -16,7 +16,7 @@ from assay.verify.endpoint.audit_report import text
 from assay.verify.endpoint.audit_run import audit_endpoint
 from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
-from assay.verify.endpoint.own_draws import judged_repeats
+from assay.verify.endpoint.own_draws import judged_repeats, repeats
 from assay.verify.endpoint.served_text import Place, ServedText
 from assay.verify.endpoint.token_bets import LISTED, MOST, TokenBets, _choice, payoffs
 from tests.synthetic import make_kquant
@@ -106,6 +106,6 @@ def test_equal_draws_of_two_seeds(model: Model) -> None:
             ids.append(int(rng.choice(len(p), p=p / p.sum())))
         places = tuple(Place(i, {}, ids[i]) for i in range(3, len(ids)))
         served = ServedText(tuple(ids), 3, places)
-        assert "same tokens" in judged_repeats([(served, served)], claimed, 1e-3)[0].words
+        assert "same tokens" in judged_repeats([repeats(served, served, claimed)], 1e-3)[0].words
         other = ServedText(tuple(ids), 3, (places[0], *places[2:]))
-        assert not judged_repeats([(served, other)], claimed, 1e-3), "one equal token is chance"
+        assert not judged_repeats([repeats(served, other, claimed)], 1e-3), "one equal token is chance"

@@ -112,8 +112,13 @@ def first_alternatives(model: Model, tokenizer: Tokenizer) -> list[Alternative]:
     return found
 
 
-def more_alternatives(model: Model, longest: int, others: Sequence[Path] = ()) -> Iterator[Alternative]:
-    """All others that need one run a text, cheap ones first. `longest` is the number of tokens of the longest text."""
+def more_alternatives(
+    model: Model, longest: int, others: Sequence[Path] = (), *, coarse_first: bool = False
+) -> Iterator[Alternative]:
+    """All others that need one run a text, cheap ones first. `longest` is the number of tokens of the longest text.
+
+    Weights are tried from the finest mix on, or from the coarsest.
+    """
     yield from _rope(model, BASES, SCALES)
     windows = [w for w in WINDOWS if w < longest]
     for window in windows:
@@ -124,12 +129,13 @@ def more_alternatives(model: Model, longest: int, others: Sequence[Path] = ()) -
     for path in others:
         yield Alternative(f"model {path.name}", f"another model: {path.name}", "model", Setting(file=str(path)))
     yield Alternative("keys and values in q8_0", "keys and values in q8_0", "cache", Setting(cache="q8_0"), honest=True)
+    mixes = coarser_mixes(model.file, MIXES)
+    for mix in reversed(mixes) if coarse_first else mixes:
+        yield _weights(mix)
     for turned in (True, False):
         words = "keys and values in q4_0" + ", rotated first" * turned
         yield Alternative(words, words, "cache", Setting(cache="q4_0", rotated=turned))
     yield Alternative("keys and values in fp8", "keys and values in FP8 (E4M3)", "cache", Setting(cache="fp8"))
-    for mix in coarser_mixes(model.file, MIXES):
-        yield _weights(mix)
 
 
 def _weights(mix: str) -> Alternative:

@@ -40,10 +40,10 @@ class Reading:
     greedy: int = 0  # tokens that were compared with the server's own best
     not_greedy: int = 0  # of these, tokens that are not the best
     tokens: int = 0  # generated tokens
+    readable: int = 0  # of these, tokens whose text can be compared with the claimed vocabulary
     foreign: int = 0  # of these, tokens whose text is not that of their id, or that the vocabulary lacks
     counts: list[tuple[int, int]] = field(default_factory=list)  # prompt tokens: as expected, as the server counts
     chat_counts: list[tuple[int, int]] = field(default_factory=list)
-    gaps: int = 0  # answers whose tokens cannot be told, because the server leaves some out
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -189,7 +189,6 @@ class Interviewer:
         for step in steps:
             self._notice(step)
         if _tokens_are_missing(reply, len(steps)):
-            self.reading.gaps += 1
             return ServedText(tuple(ids), n_prompt, (), chat, label)
         for step in steps:
             places.append(Place(len(ids), dict(step.scores), step.id))
@@ -208,7 +207,6 @@ class Interviewer:
         told = whole[len(ids) :] if fits else self.tokenizer.encode(said, add_special=False, parse_special=False)
         self.reading.tokens += reply.completion_tokens or len(told)
         if not told:
-            self.reading.gaps += 1
             return ServedText(tuple(ids), len(ids), (), chat, label)
         return spelled((*ids, *told), len(ids), chat, label, Spelling(said))
 
@@ -217,11 +215,14 @@ class Interviewer:
         seen.tokens += 1
         said = step.text
         if step.id is None:  # its text belongs to several tokens, or to none
-            seen.foreign += bool(said) and "\ufffd" not in said and said not in self.client.spellings
+            if said and "\ufffd" not in said:
+                seen.readable += 1
+                seen.foreign += said not in self.client.spellings
             return
         own = self.tokenizer.piece(step.id).decode("utf-8", "replace")
-        if said.strip() and own.strip() and "\ufffd" not in own + said and own.strip() != said.strip():
-            seen.foreign += 1
+        if said.strip() and own.strip() and "\ufffd" not in own + said:
+            seen.readable += 1
+            seen.foreign += own.strip() != said.strip()
         self._seen += step.scores.values()
         if len(step.scores) > 1:
             seen.greedy += 1

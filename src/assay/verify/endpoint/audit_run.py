@@ -36,9 +36,9 @@ from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
-from assay.verify.endpoint.own_draws import judged_draws, judged_repeats
+from assay.verify.endpoint.own_draws import Repeat, judged_draws, judged_repeats, repeats
 from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
-from assay.verify.endpoint.spelled_text import respelled
+from assay.verify.endpoint.spelled_text import respelled, spelled_repeats
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
 from assay.verify.endpoint.wagers import distance_path
 
@@ -47,9 +47,9 @@ TOKENS = 480  # generated tokens to spend with log-probabilities
 TOKENS_ALONE = 3000  # and without
 EACH, EACH_ALONE = 12, 32  # generated tokens of a text
 MOST_PROMPT = 128  # tokens of a text that was drawn
-LEAST_TEXTS = 4
+LEAST_TEXTS, LEAST_TEXTS_ALONE = 4, 8
 NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
-MOST_GAPS = 12  # answers with hidden tokens, after which the endpoint counts as unreadable
+MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, that make an endpoint unreadable
 CHATS, CHAT_TOKENS = 3, 12
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
@@ -62,9 +62,12 @@ SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
 SHORTLIST = 6  # mistakes that are then tried on more
 MORE_TEXTS = 4
 EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
+SEED_TEXTS = 8  # texts that two seeds continue at most
 SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
+SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers are too short to differ
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
+LEAST_NAME = 0.05  # confidence below which a name that does not fit is none
 BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
 
 
@@ -127,11 +130,12 @@ class _Audit:
         """Ask until the question is decided or the budget is spent."""
         each, budget = self._begin()
         for text in self._more_texts():
-            if self.board.places >= budget or self._decided():
+            spent = self.interviewer.reading.tokens
+            if spent >= budget or self._decided():
                 break
-            self.say(f"asking for a continuation ({self.board.places} of at most {budget} tokens)")
+            self.say(f"asking for a continuation ({spent} of at most {budget} tokens)")
             self._add(self.interviewer.text(text, each))
-            if self._mostly_foreign() or self.interviewer.reading.gaps > MOST_GAPS:
+            if self._mostly_foreign() or self._unreadable():
                 break
 
     def _begin(self) -> tuple[int, int]:
@@ -177,6 +181,10 @@ class _Audit:
             served = moved
         self._add(served)
 
+    def _unreadable(self) -> bool:
+        gaps = sum(not served.places for served in self.asked)
+        return gaps > MOST_GAPS and gaps > MOSTLY * len(self.asked)
+
     def _alarm(self) -> bool:
         path = self.board.evidence_path()
         return bool(path) and max(path) >= self.board.goal
@@ -185,7 +193,8 @@ class _Audit:
         if self._alarm():
             return len(self.board.texts) >= NAMING_TEXTS
         states = [self.board.standing(name).state for name in self.board.registered]
-        return len(self.board.texts) >= LEAST_TEXTS and "undecided" not in states and "nearer" not in states
+        least = LEAST_TEXTS_ALONE if self.board.alone else LEAST_TEXTS
+        return len(self.board.texts) >= least and "undecided" not in states and "nearer" not in states
 
     # --- facts that no model explains
 
@@ -200,13 +209,13 @@ class _Audit:
 
     def _mostly_foreign(self) -> bool:
         seen = self.interviewer.reading
-        return seen.tokens >= FOREIGN_LEAST and seen.foreign > FOREIGN * seen.tokens
+        return seen.readable >= FOREIGN_LEAST and seen.foreign > FOREIGN * seen.readable
 
     def _other_vocabulary(self) -> bool:
         seen = self.interviewer.reading
         if not self._mostly_foreign():
             return False
-        words = f"another model: {seen.foreign} of {seen.tokens} tokens are not of the claimed vocabulary"
+        words = f"another model: {seen.foreign} of {seen.readable} tokens are not of the claimed vocabulary"
         self.findings.append(AuditFinding("model", words, FACT))
         return True
 
@@ -220,34 +229,42 @@ class _Audit:
         self._consider(self._other_prompts())
         if not _explained(self.board) and self._left_over():
             return
-        longest = max(len(text.ids) for text in self.board.texts)
-        self._consider(more_alternatives(self.model, longest, self.options.others))
+        self._consider(self._more(self.board))
         if self.options.engine and not _explained(self.board):
-            self._search_catalogue()
+            self._search_catalogue(self.board)
         self._name(self.board, "model")
+
+    def _more(self, board: Scoreboard) -> Iterator[Alternative]:
+        """Coarse weights first if the server is further from the claim than the weights of the first list."""
+        first = [s.apart for s in self.board.standings() if s.alternative.family == "weights"]
+        far = bool(first) and math.sqrt(_usual(board.claim)) > first[0]
+        longest = max(len(text.ids) for text in board.texts)
+        return more_alternatives(self.model, longest, self.options.others, coarse_first=far)
 
     def _differs_each_time(self) -> bool:
         """Is one text continued in a new way each time? Noise gives a second way; more of them point at draws.
 
         Only then are temperatures tried: draws are so uncertain that they fit every other model as well.
         """
-        first = self.asked[0]
         try:
-            again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
+            for first in [served for served in self.asked if served.places][:SAME_TEXTS]:
+                again = [self.interviewer.text(first.label, EACH_ALONE) for _ in range(SAME_REQUESTS)]
+                if len({served.ids for served in again}) == SAME_REQUESTS:
+                    return True
         except AssayError as error:
             self.notes.append(f"the same request again: {error}")
-            return False
-        return len({served.ids for served in again}) == SAME_REQUESTS
+        return False
 
-    def _consider(self, alternatives: Iterable[Alternative]) -> None:
+    def _consider(self, alternatives: Iterable[Alternative], board: Scoreboard | None = None) -> None:
         """Try alternatives until one explains the answers."""
+        board = board or self.board
         for alternative in alternatives:
-            if _explained(self.board):
+            if _explained(board):
                 return
             self.say(f"trying {alternative.words}")
             slow = alternative.slow or not self.claimed.native
             try:
-                self.board.consider(alternative, most=MORE_TEXTS if slow else None)
+                board.consider(alternative, most=MORE_TEXTS if slow else None)
             except AssayError as error:
                 self.notes.append(f"{alternative.words}: not tried ({error})")
 
@@ -281,9 +298,9 @@ class _Audit:
         """A board for other texts, with the same noise of printed numbers."""
         return Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
 
-    def _search_catalogue(self) -> None:
+    def _search_catalogue(self, board: Scoreboard) -> None:
         """Try every mistake on the first text, and the best on more."""
-        board, text = self.board, self.board.texts[0]
+        text = board.texts[0]
         steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
         limit = BETTER * float(np.nanmean(in_blocks(place_losses(text, self.claimed.rows(text)))))
         near: list[tuple[float, Alternative]] = []
@@ -317,6 +334,10 @@ class _Audit:
         lead, confidence = likely[0]
         tied = [s for s, other in likely[1:] if other >= LIKELY * confidence]
         fits, found = board.fits(lead.name), lead.alternative
+        if not fits and confidence < LEAST_NAME:
+            words = f"{self._unexplained(board)}; nearest to {found.words}, which does not fit"
+            self.findings.append(AuditFinding(area, words, 0.0, evidence=max(odds, lead.favour), fits=False))
+            return
         self.findings.append(
             AuditFinding(
                 found.family if found.family in ("prompt", "requests", "sampling") else area,
@@ -410,17 +431,24 @@ class _Audit:
         return board.evidence_path()
 
     def _seeds(self) -> None:
-        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show."""
-        pairs = list[tuple[ServedText, ServedText]]()
+        """Do two seeds draw the same tokens? Without log-probabilities this is all that draws show.
+
+        Texts are drawn until one seed parts from the other, or until that is no chance.
+        """
+        pairs = list[list[Repeat]]()
         try:
-            for text in self._drawn[:2]:
-                both = [self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002)]
-                first, second = (respelled(served, self.claimed, self.tokenizer) for served in both)
-                if first.places:
-                    pairs.append((first, second))
+            for text in self._drawn[:SEED_TEXTS]:
+                first, second = (self.interviewer.drawn(text, DRAWN, seed) for seed in (1001, 1002))
+                if first.spelling is not None and second.spelling is not None:
+                    pairs.append(spelled_repeats(first, second, self.claimed, self.tokenizer))
+                else:
+                    pairs.append(repeats(first, second, self.claimed))
+                found = judged_repeats(pairs, self.options.alpha)
+                if found or not all(repeat.same for pair in pairs for repeat in pair):
+                    self.findings += found
+                    return
         except AssayError as error:
             self.notes.append(f"drawing was not tried: {error}")
-        self.findings += judged_repeats(pairs, self.claimed, self.options.alpha)
 
     # --- conversations
 
@@ -447,16 +475,20 @@ class _Audit:
         if not far and (not extra or extra == plain or extra == {0}):
             self._stopping(board.texts)
             return
+        as_long = list[Alternative]()
         for alternative in chat_prompts(self.tokenizer, self.template, talks):
-            if counts and not _right_length(alternative, board.texts, counts):
+            if counts and not _right_length(alternative, counts):
                 continue
+            as_long.append(alternative)
             board.consider(alternative)
             best = board.best()
             if best and board.fits(best[0].name) and best[0].distance < 0.5 * (_usual(board.claim) or 1.0):
                 break
-        self._name_prompt(board, extra, far)
+        self._name_prompt(board, extra, far, as_long)
 
-    def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool) -> None:
+    def _name_prompt(self, board: Scoreboard, extra: set[int], far: bool, as_long: Sequence[Alternative]) -> None:
+        """Name the prompt of the conversations. `extra` tokens are more than the claimed template makes; `as_long` are
+        the listed prompts of the right length."""
         odds = max(board.evidence_path(), default=0.0)
         likely = [(s, c) for s, c in board.likely() if board.fits(s.name)]
         more = f"; the server counts {_more(min(extra))} tokens than the claimed template makes" if extra - {0} else ""
@@ -465,10 +497,27 @@ class _Audit:
             tied = tuple(s.alternative.words for s, other in likely[1:] if other >= LIKELY * confidence)
             words, fault = f"chat prompt: {lead.alternative.words}{more}", lead.alternative.fault
             self.findings.append(AuditFinding("prompt", words, confidence, fault, odds, tied))
+        elif far and extra == {0} and self._model_in(board):
+            return
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
-            confidence = 1 - math.exp(-odds) if far else COUNTED
-            self.findings.append(AuditFinding("prompt", words, confidence, evidence=odds, fits=False))
+            confidence, tied = (1 - math.exp(-odds) if far else COUNTED), tuple[str, ...]()
+            if not far and as_long:
+                words, *tied_words = (f"chat prompt: as long as with {a.words}{more}" for a in as_long)
+                tied = tuple(tied_words)
+            self.findings.append(AuditFinding("prompt", words, confidence, "", odds, tied, fits=False))
+
+    def _model_in(self, chats: Scoreboard) -> bool:
+        """Name another model that conversations show and texts did not: their prompts have the claimed length."""
+        board = self._board()
+        for text in (*chats.texts, *self.board.texts):
+            board.add(text)
+        self._consider(self._more(board), board)
+        if self.options.engine and not _explained(board):
+            self._search_catalogue(board)
+        if _explained(board):
+            self._name(board, "model")
+        return _explained(board)
 
     def _stopping(self, texts: Iterable[ServedText]) -> None:
         """An answer that goes on after a token that ends it."""
@@ -548,11 +597,7 @@ def _between(first: ServedText, second: ServedText) -> list[float]:
     return found
 
 
-def _right_length(alternative: Alternative, texts: Sequence[ServedText], counts: Sequence[tuple[int, int]]) -> bool:
+def _right_length(alternative: Alternative, counts: Sequence[tuple[int, int]]) -> bool:
     """Does the alternative make as many prompt tokens as the server counts?"""
     given = dict(counts)
-    for text in texts:
-        other = alternative.prompts.get(text.ids[: text.n_prompt])
-        if other is not None and given.get(text.n_prompt, len(other)) != len(other):
-            return False
-    return True
+    return all(given.get(len(right), len(other)) == len(other) for right, other in alternative.prompts.items())

@@ -28,6 +28,7 @@ Array = NDArray[Any]
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
+AS_GOOD = 0.2  # nats below the best token that rounding explains, where a server always takes the best
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
 Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
 
@@ -176,22 +177,34 @@ def _judged(draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha
 # --- without log-probabilities
 
 
-def judged_repeats(
-    pairs: Sequence[tuple[ServedText, ServedText]], claimed: ClaimedModel, alpha: float
-) -> list[AuditFinding]:
-    """Texts that two seeds continued. A bet that the second draw is the first one's token pays 1/p if it is.
+@dataclass(frozen=True)
+class Repeat:
+    """Whether a second seed drew what the first one did, and ln of the probability that the claim gives to this."""
 
-    After the first other token the texts go different ways, so the bets on a pair end there.
-    """
+    same: bool
+    chance: float
+    below: float  # nats below the claim's likeliest token
+
+
+def repeats(first: ServedText, second: ServedText, claimed: ClaimedModel) -> list[Repeat]:
+    """Of a text that two seeds continued, up to the first token that differs: from there on the texts part."""
+    found: list[Repeat] = []
+    for a, b, row in zip(first.places, second.places, claimed.rows(first), strict=False):
+        if a.token is None:
+            break
+        found.append(Repeat(a.token == b.token, float(row[a.token]), float(row.max() - row[a.token])))
+        if not found[-1].same:
+            break
+    return found
+
+
+def judged_repeats(pairs: Sequence[Sequence[Repeat]], alpha: float) -> list[AuditFinding]:
+    """Texts that two seeds continued. A bet that the second draw is the first one's pays 1/p if it is."""
     capital, greedy = 0.0, True
-    for first, second in pairs:
-        for a, b, row in zip(first.places, second.places, claimed.rows(first), strict=False):
-            if a.token is None or a.token != b.token:
-                capital += math.log(1 - REPEAT_STAKE)
-                break
-            p = math.exp(min(0.0, float(row[a.token]) + SLACK))
-            capital += math.log(1 - REPEAT_STAKE + REPEAT_STAKE / p)
-            greedy = greedy and a.token == int(row.argmax())
+    for repeat in (repeat for pair in pairs for repeat in pair):
+        p = math.exp(min(0.0, repeat.chance + SLACK))
+        capital += math.log(1 - REPEAT_STAKE + (REPEAT_STAKE / p if repeat.same else 0.0))
+        greedy = greedy and (repeat.below < AS_GOOD or not repeat.same)
     if capital < -math.log(alpha):
         return []
     words = "different seeds draw the same tokens"

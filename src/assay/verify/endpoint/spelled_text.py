@@ -20,6 +20,7 @@ import numpy as np
 from assay.text import Tokenizer
 from assay.text.vocab import SENTENCEPIECE
 from assay.verify.endpoint.claimed_model import ClaimedModel
+from assay.verify.endpoint.own_draws import Repeat
 from assay.verify.endpoint.prompt_ids import without_space
 from assay.verify.endpoint.served_text import Place, ServedText, spelled
 
@@ -86,6 +87,50 @@ def _certain(text: ServedText, said: bytes, claimed: ClaimedModel, tokenizer: To
         left = left[len(piece) :]
     ids = (*text.ids[: text.n_prompt], *(place.token for place in kept if place.token is not None))
     return replace(text, places=tuple(kept), ids=ids)
+
+
+def spelled_repeats(first: ServedText, second: ServedText, claimed: ClaimedModel, tokenizer: Tokenizer) -> list[Repeat]:
+    """Of a text that two seeds continued, known by their texts alone: does the second go on as the first does?
+
+    The first is cut into the tokens that are likeliest for the claim. The chance of a token is that of all tokens with
+    which the text could go on.
+    """
+    assert first.spelling is not None
+    said, other = (text.spelling.said.encode() for text in (first, second) if text.spelling is not None)
+    alike = next((i for i, (a, b) in enumerate(zip(said, other, strict=False)) if a != b), min(len(said), len(other)))
+    text, found = first, list[Repeat]()
+    for _ in range(MOST_PASSES):
+        found, ids = _repeats(text, said, alike, claimed, tokenizer)
+        if ids is None:
+            break
+        text = spelled(ids, first.n_prompt, first.chat, first.label, first.spelling)
+    return found
+
+
+def _repeats(
+    text: ServedText, said: bytes, alike: int, claimed: ClaimedModel, tokenizer: Tokenizer
+) -> tuple[list[Repeat], tuple[int, ...] | None]:
+    """The repeats up to a token that is not the likeliest one, and the ids with the likeliest in its place."""
+    at, found = 0, list[Repeat]()
+    for i, (place, row) in enumerate(zip(text.places, claimed.rows(text, keep=False), strict=True)):
+        left, bare = said[at:], i == 0 and not said[:1].isspace()
+        fitting = _fitting(tokenizer, left, bare) if left else []
+        seen = [token for token in fitting if not bare or tokenizer.piece(token).strip()]
+        if not seen:
+            break
+        token = max(seen, key=lambda token: float(row[token]))
+        piece = tokenizer.piece(token).lstrip() if bare else tokenizer.piece(token)
+        if len(piece) > len(left):
+            break
+        if token != place.token:
+            rest = left[len(piece) :].decode("utf-8", "replace")
+            return found, (*text.ids[: place.row], token, *_cut(tokenizer, rest))
+        at += len(piece)
+        chance = float(np.log(np.exp(row[fitting].astype(np.float64)).sum()))
+        found.append(Repeat(at <= alike, chance, float(row.max() - row[token])))
+        if at > alike:
+            break
+    return found, None
 
 
 def _fitting(tokenizer: Tokenizer, left: bytes, bare: bool) -> list[int]:
