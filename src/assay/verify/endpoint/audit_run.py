@@ -481,7 +481,7 @@ class _Audit:
                 continue
             as_long.append(alternative)
             board.consider(alternative)
-            best = board.best()
+            best = [] if board.alone else board.best()  # tokens alone may fit several prompts of one length
             if best and board.fits(best[0].name) and best[0].distance < 0.5 * (_usual(board.claim) or 1.0):
                 break
         self._name_prompt(board, extra, far, as_long)
