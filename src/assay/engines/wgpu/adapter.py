@@ -111,7 +111,7 @@ class Gpu:
             found = self._pipelines.get((kernel, tier))
             if found is None:
                 with named_errors(f"kernel {kernel.name} cannot be compiled"):
-                    module = self._device.create_shader_module(code=kernel.source(tier))
+                    module = _trusted_module(self._device, kernel.source(tier))
                     layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
                     found = self._device.create_compute_pipeline(
                         layout=layout, compute={"module": module, "entry_point": "main"}
@@ -249,6 +249,24 @@ def _c_calls() -> tuple[Any, ...] | None:
         return *(getattr(api.lib, f"wgpuComputePassEncoder{name}") for name in names), api.ffi.NULL
     except (ImportError, AttributeError):
         return None
+
+
+def _trusted_module(device: Any, code: str) -> Any:
+    """A module without a counter in every loop and without a test at every index, which keep drivers from unrolling.
+
+    The kernels are this package's own: their loops end, and their indices are checked before a step.
+    """
+    try:
+        api = import_module("wgpu.backends.wgpu_native._api")
+        create = api.libf.wgpuDeviceCreateShaderModuleTrusted
+        text = api.to_c_string_view(code)
+        source = api.new_struct_p("WGPUShaderSourceWGSL *", code=text)
+        source[0].chain.next, source[0].chain.sType = api.ffi.NULL, api.lib.WGPUSType_ShaderSourceWGSL
+        chained = api.ffi.cast("WGPUChainedStruct *", source)
+        described = api.new_struct_p("WGPUShaderModuleDescriptor *", nextInChain=chained, label=api.to_c_string_view(""))
+    except (ImportError, AttributeError, TypeError, KeyError):  # another version of wgpu
+        return device.create_shader_module(code=code)
+    return api.GPUShaderModule("", create(device._internal, described, 0), device)
 
 
 def _best_adapter(module: Any) -> Any:

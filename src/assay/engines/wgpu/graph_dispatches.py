@@ -97,6 +97,16 @@ def cache_words(dim: int, kv_type: str) -> int:
     return {"f32": dim, "f16": (dim + 1) // 2, "bf16": (dim + 1) // 2, "q8_0": dim // 32 * 9}[kv_type]
 
 
+def block_words(width: int) -> int:
+    """Words of a row as int8 blocks: the codes, then three lists with a float for each block (`quantise.wgsl`)."""
+    return width // 4 + 3 * (-(-(width // 32) // 4) * 4)
+
+
+def rows_at_once(tiles: int, units: int) -> int:
+    """Rows of a workgroup of products: few where a matrix has too few tiles to keep a large GPU busy."""
+    return 8 if tiles <= 160 and units >= 8 else ROWS
+
+
 # Operations on one value at a time: an expression of operands A and B and of the numbers P, Q, R.
 _EXPRESSIONS = {
     "add": "add(A, B)",
@@ -277,7 +287,7 @@ class _Compiler:
         domain = self.domains[node.name]
         if (node.name, domain) not in self.wanted or view.width % multiple or view.width % 32:
             return None
-        acts = self.acts[view, domain] = self._memory(f"{node.name} int8", domain, view.width // 4 + view.width // 32)
+        acts = self.acts[view, domain] = self._memory(f"{node.name} int8", domain, block_words(view.width))
         return acts
 
     def _blocks(self, view: View, domain: str, part: int = 0) -> View:
@@ -286,7 +296,7 @@ class _Compiler:
         if key not in self.acts:
             width = part or view.width
             parts = view.width // width
-            acts = self.acts[key] = self._memory(f"{view.buffer} int8", domain, width // 4 + width // 32, parts)
+            acts = self.acts[key] = self._memory(f"{view.buffer} int8", domain, block_words(width), parts)
             numbers = {"width": width, **view.numbers("x"), "acts_stride": acts.stride, "part": width, "parts": parts}
             rows = self._rows(domain) + (f"*{parts}" if parts > 1 else "")
             self._emit("quantise_rows", (-(-width // 256), rows, 1), numbers, x=view.buffer, acts=acts.buffer)
@@ -347,8 +357,10 @@ class _Compiler:
             begin, end = max(first, piece.first), min(last, piece.first + piece.tiles)
             if begin < end:
                 here = {"first": begin - piece.first, "column": ROWS * (begin - first), "expert_tiles": piece.tiles}
+                each = ROWS if form.floats else rows_at_once(end - begin, units_of(columns))
+                words = form.words | {"alone", "wide" if each == ROWS else "narrow"}
                 self._emit(
-                    kernel, (end - begin, rows, 1), {**numbers, **here}, form.words | {"alone"}, w=piece.buffer,
+                    kernel, ((end - begin) * ROWS // each, rows, 1), {**numbers, **here}, words, w=piece.buffer,
                     x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING,
                     idx=idx.buffer if idx else NOTHING, out=out.buffer,
                 )  # fmt: skip
@@ -406,7 +418,7 @@ class _Compiler:
             "width": out.width, **gate.form.book_words,
         }  # fmt: skip
         self._emit(
-            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated"},
+            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated", "wide"},
             _EXPRESSIONS[group.glu.op].format(act=_ACTS[group.glu.all_attrs()["act"]]), w=here.buffer, x=source.buffer,
             out=out.buffer, acts=acts.buffer,
         )  # fmt: skip
@@ -665,7 +677,7 @@ class _Compiler:
             **q.numbers("q"), "most_blocks": most, "most_keys": self.shape.keys, **(turn or _NO_TURN),
         }  # fmt: skip
         words = {kind, "traced" if traced else "untraced", "turned" if turn else "still"}
-        words |= {"capped"} if mask.cap else set()
+        words |= ({"capped"} if mask.cap else set()) | (set() if kind == "f16" else {"not_f16"})
         self._emit(
             "attention", ("B", heads, rows), numbers, words, step="step", q=q.buffer,
             keys=f"pool {k.index}", values=f"pool {v.index}",

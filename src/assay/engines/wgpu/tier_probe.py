@@ -182,7 +182,11 @@ def _outputs(
             )
         else:
             size = min(plan.sizes.get(name) or int(shared(name).size), 16 << 20) // 4
-            made[binding] = gpu.loaded(np.zeros(size, np.uint32) if writes else _inputs(size), "probe")
+            if kernel.name == "matvec" and binding == "x":
+                found = _blocks(size, 4 * dispatch.numbers["x_stride"], dispatch.numbers["blocks"])
+            else:
+                found = np.zeros(size, np.uint32) if writes else _inputs(size)
+            made[binding] = gpu.loaded(found, "probe")
     numbers = np.zeros(ALIGNMENT // 4, np.uint32)
     numbers[: len(dispatch.words)] = dispatch.words
     group = gpu.bind_group(kernel, (gpu.loaded(numbers, "probe"), 0, ALIGNMENT), made)
@@ -201,6 +205,23 @@ def _inputs(words: int) -> NDArray[np.uint32]:
     found = values.view(np.uint32)
     found[kinds == 2] &= 0x807FFFFF
     return found
+
+
+def _blocks(words: int, stride: int, blocks: int) -> NDArray[np.uint32]:
+    """Activations as int8 blocks (`quantise.wgsl`): rows of codes and three lists, of which the first has wild scales."""
+    rng, rows = np.random.default_rng(words), words // stride
+    codes = rng.integers(-127, 128, (rows, blocks, 32), np.int8)
+    d = np.abs(_inputs(rows * blocks).view(np.float32).reshape(rows, blocks))
+    tame = (d == 0) | ((d >= 2.0**-30) & (d < 2.0**30))
+    with np.errstate(all="ignore"):
+        sums = d * codes.sum(axis=2, dtype=np.int32).astype(np.float32)
+    lists = [d, np.where(tame, d, np.float32(np.nan)), np.where(tame, sums, np.float32(np.nan))]
+    found = np.zeros((rows, stride), np.uint32)
+    found[:, : 8 * blocks] = codes.reshape(rows, -1).view(np.uint32)
+    for i, values in enumerate(lists):
+        first = 8 * blocks + i * (-(-blocks // 4) * 4)
+        found[:, first : first + blocks] = values.astype(np.float32).view(np.uint32)
+    return np.pad(found.ravel(), (0, words - found.size))
 
 
 # --- verdicts on disk
