@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +31,17 @@ ALIGNMENT = 256  # of a part of a buffer that is bound on its own
 
 class GpuError(AssayError):
     """The device refused a command or was lost."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes to copy from one buffer to another."""
+
+    source: Any
+    byte: int
+    to: Any
+    to_byte: int
+    count: int
 
 
 class Gpu:
@@ -148,10 +160,31 @@ class Gpu:
         with named_errors(f"binding buffers of kernel {kernel.name}"):
             return self._device.create_bind_group(layout=self._layout(kernel), entries=entries)
 
-    def submit(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> None:
-        """One pass of (pipeline, bind group, workgroups), in order."""
+    def landing(self, size: int) -> Any:
+        """A buffer that the device copies results to and the host reads."""
+        usage = self._wgpu.BufferUsage
+        with named_errors("no memory for results"):
+            return self._device.create_buffer(size=size, usage=usage.COPY_DST | usage.MAP_READ)
+
+    def landed(self, landing: Any, words: int) -> NDArray[np.uint32]:
+        """The words of such a buffer, after the commands that fill it; it cannot be used again."""
+        with named_errors("reading results"):
+            landing.map_async("READ_NOSYNC").sync_wait()
+            found = np.frombuffer(landing.read_mapped(), np.uint32, words)
+            landing.destroy()
+            return found
+
+    def submit(
+        self,
+        commands: Sequence[tuple[Any, Any, tuple[int, int, int]]],
+        before: Sequence[Copy] = (),
+        after: Sequence[Copy] = (),
+    ) -> None:
+        """One pass of (pipeline, bind group, workgroups), in order, with copies before and after it."""
         with named_errors("running a step"):
             encoder = self._device.create_command_encoder()
+            for c in before:
+                encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             run = encoder.begin_compute_pass()
             if self._calls:
                 set_pipeline, set_group, dispatch, nothing = self._calls
@@ -168,6 +201,8 @@ class Gpu:
                     run.set_bind_group(0, group)
                     run.dispatch_workgroups(*counts)
             run.end()
+            for c in after:
+                encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             self._device.queue.submit([encoder.finish()])
 
     def timed(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> NDArray[np.uint64]:

@@ -5,13 +5,13 @@ Touch this module when the way from a plan to submitted commands changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.wgpu.adapter import ALIGNMENT, Gpu
+from assay.engines.wgpu.adapter import ALIGNMENT, Copy, Gpu
 from assay.engines.wgpu.dispatches import Count, Dispatch, DispatchPlan
 
 
@@ -44,7 +44,9 @@ class Recording:
     def _bound(self, dispatch: Dispatch) -> Mapping[str, Any]:
         return {binding: self.buffer(name) for binding, name in dispatch.buffers.items()}
 
-    def run(self, tokens: int, rows: int, blocks: int, pieces: int) -> None:
+    def run(
+        self, tokens: int, rows: int, blocks: int, pieces: int, before: Sequence[Copy] = (), after: Sequence[Copy] = ()
+    ) -> None:
         """Submit the dispatches of a step of so many tokens, output rows, blocks of keys and pieces."""
         key = (tokens, rows, blocks, pieces)
         commands = self._counts.get(key)
@@ -55,7 +57,7 @@ class Recording:
             if len(self._counts) > 64:
                 self._counts.clear()
             self._counts[key] = commands
-        self.gpu.submit(commands)
+        self.gpu.submit(commands, before, after)
 
     def rows(self, name: str, rows: int, stride: int) -> NDArray[np.float32]:
         """The first rows of one of its buffers."""
