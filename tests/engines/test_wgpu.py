@@ -14,6 +14,7 @@ import pytest
 from assay.engines import ENGINES, wgpu
 from assay.engines.contract import CacheLost, Chunk
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan.batching import Step, whole
 from assay.engines.wgpu.adapter import gpu
 from assay.engines.wgpu.dispatches import Dispatch, share_memory
 from assay.engines.wgpu.shaders import TIERS, Kernel
@@ -62,6 +63,23 @@ def check_case(name: str, path: Path, tier: int | None = None, n: int = 5) -> No
 ])  # fmt: skip
 def test_the_cpus_bits(name: str, tmp_path: Path) -> None:
     check_case(name, tmp_path)
+
+
+@needs_adapter
+@pytest.mark.slow
+def test_matrices_of_few_rows_and_wide_heads(tmp_path: Path) -> None:
+    """Products of 8 rows a workgroup (2048 columns, 256 rows), heads of 64 and 40 keys: the ways without tests."""
+    sizes = {"type": "Q4_K", "n_embd": 256, "n_ff": 2048, "n_layer": 1}
+    model = bits.make(bits.Case(sizes), tmp_path / "model.gguf")
+    ours, cpu = wgpu.WgpuEngine(model, n_pages=4), CpuEngine(model, n_pages=4)
+    assert "rows8" in {word for d in ours._recording(*one_token(40)).plan.dispatches for word in d.kernel.words}
+    for begin, count in ((0, 40), (40, 1)):
+        assert np.array_equal(*(logits(engine, count, model.hparams.n_vocab, begin) for engine in (ours, cpu)))
+
+
+def one_token(start: int) -> tuple[Step, frozenset[str]]:
+    (step,) = whole([Chunk(bits.IDS[:1], start, TABLE)])
+    return step, frozenset()
 
 
 @needs_adapter

@@ -53,7 +53,6 @@ from assay.engines.contract import (
     pages_for,
 )
 from assay.engines.cuda.context import DeviceLimits
-from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.program import Program, compile_program
@@ -63,6 +62,7 @@ from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
 from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
 from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
+from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.plan.fuse import Single, fuse
 from assay.engines.plan.given_rows import picture_form
 from assay.engines.plan.picture_graph import PictureGraph, picture_graph

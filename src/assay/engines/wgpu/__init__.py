@@ -99,8 +99,9 @@ class WgpuEngine(PagedEngine):
         self._precision, self._kv_type, self._asked_slots = precision, kv_type, state_slots
         self._lender, self._busy, self._open = lender, threading.Lock(), True
         self._load()
-        plan = compile_dispatches(self.graph, self._weights, ProgramShape(8, KEY_BLOCK, kv_type))
-        self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plan, self._shared, tier)
+        shapes = [ProgramShape(8, blocks * KEY_BLOCK, kv_type) for blocks in (1, 2)]  # all kernels are in one of them
+        plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
+        self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plans, self._shared, tier)
         self.tier = self.verdict.tier
         name = "native" if self.verdict.proven else f"wgpu tier {self.tier}"
         self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)

@@ -205,14 +205,17 @@ class Gpu:
                 encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             self._device.queue.submit([encoder.finish()])
 
-    def timed(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> NDArray[np.uint64]:
-        """Run the commands, each in a pass of its own, and give the nanoseconds of each."""
+    def timed(
+        self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]], together: bool = False
+    ) -> NDArray[np.uint64]:
+        """Run the commands, each in a pass of its own or all in one, and give the nanoseconds of each pass."""
+        passes = [list(commands)] if together else [[command] for command in commands]
         usage = self._wgpu.BufferUsage
         with named_errors("timing a step"):
-            clock = self._device.create_query_set(type="timestamp", count=2 * len(commands))
-            found = self._device.create_buffer(size=16 * len(commands), usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+            clock = self._device.create_query_set(type="timestamp", count=2 * len(passes))
+            found = self._device.create_buffer(size=16 * len(passes), usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
             encoder = self._device.create_command_encoder()
-            for i, (pipeline, group, counts) in enumerate(commands):
+            for i, inside in enumerate(passes):
                 run = encoder.begin_compute_pass(
                     timestamp_writes={
                         "query_set": clock,
@@ -220,13 +223,14 @@ class Gpu:
                         "end_of_pass_write_index": 2 * i + 1,
                     }
                 )
-                run.set_pipeline(pipeline)
-                run.set_bind_group(0, group)
-                run.dispatch_workgroups(*counts)
+                for pipeline, group, counts in inside:
+                    run.set_pipeline(pipeline)
+                    run.set_bind_group(0, group)
+                    run.dispatch_workgroups(*counts)
                 run.end()
-            encoder.resolve_query_set(clock, 0, 2 * len(commands), found, 0)
+            encoder.resolve_query_set(clock, 0, 2 * len(passes), found, 0)
             self._device.queue.submit([encoder.finish()])
-        ends = self.read(found, 4 * len(commands)).view(np.uint64).reshape(-1, 2)
+        ends = self.read(found, 4 * len(passes)).view(np.uint64).reshape(-1, 2)
         return ends[:, 1] - ends[:, 0]
 
 
@@ -298,7 +302,8 @@ def _trusted_module(device: Any, code: str) -> Any:
         source = api.new_struct_p("WGPUShaderSourceWGSL *", code=text)
         source[0].chain.next, source[0].chain.sType = api.ffi.NULL, api.lib.WGPUSType_ShaderSourceWGSL
         chained = api.ffi.cast("WGPUChainedStruct *", source)
-        described = api.new_struct_p("WGPUShaderModuleDescriptor *", nextInChain=chained, label=api.to_c_string_view(""))
+        label = api.to_c_string_view("")
+        described = api.new_struct_p("WGPUShaderModuleDescriptor *", nextInChain=chained, label=label)
     except (ImportError, AttributeError, TypeError, KeyError):  # another version of wgpu
         return device.create_shader_module(code=code)
     return api.GPUShaderModule("", create(device._internal, described, 0), device)

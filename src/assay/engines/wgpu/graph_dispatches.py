@@ -358,7 +358,7 @@ class _Compiler:
             if begin < end:
                 here = {"first": begin - piece.first, "column": ROWS * (begin - first), "expert_tiles": piece.tiles}
                 each = ROWS if form.floats else rows_at_once(end - begin, units_of(columns))
-                words = form.words | {"alone", "wide" if each == ROWS else "narrow"}
+                words = form.words | {"alone", f"rows{each}"}
                 self._emit(
                     kernel, ((end - begin) * ROWS // each, rows, 1), {**numbers, **here}, words, w=piece.buffer,
                     x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING,
@@ -418,7 +418,7 @@ class _Compiler:
             "width": out.width, **gate.form.book_words,
         }  # fmt: skip
         self._emit(
-            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated", "wide"},
+            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated", f"rows{ROWS}"},
             _EXPRESSIONS[group.glu.op].format(act=_ACTS[group.glu.all_attrs()["act"]]), w=here.buffer, x=source.buffer,
             out=out.buffer, acts=acts.buffer,
         )  # fmt: skip
@@ -663,31 +663,36 @@ class _Compiler:
         acts = self._blocks_beside(kqv, out, v.dim) if not v.dim % 32 else None
         heads, rows, by_output = int(self.graph.shapes[kq.name][0]), self._rows(domain), int(domain == "outputs")
         most = -(-self.shape.keys // KEY_BLOCK)
-        blocks = self._memory(f"{kqv.name} blocks", domain, heads * most * (v.dim + 2)).buffer
         kind = k.type(self.shape.kv_type)
         traced = {i: n for i, n in enumerate((kq, group.capped, softmax)) if n and n.name in self.keep}
         if traced:
             acts = None
         scores = self._memory(f"{kq.name} scores", domain, heads * self.shape.keys * 3).buffer if traced else NOTHING
-        ends = self._memory(f"{kqv.name} ends", domain, heads * 2).buffer if traced else NOTHING
+        finished = most == 1 and not traced and not mask.sinks  # one block, which attention divides by its sum itself
+        blocks = NOTHING
+        if not finished:
+            blocks = self._memory(f"{kqv.name} blocks", domain, heads * most * (v.dim + 2)).buffer
+        result = {"out_stride": out.stride, "acts_stride": acts.stride if acts else 0, "width": out.width}
         numbers = {
             "heads": heads, "kv_heads": k.heads, "dim": k.dim, "v_dim": v.dim, "k_words": cache_words(k.dim, kind),
             "v_words": cache_words(v.dim, kind), "scale": bits(mask.scale), "cap": bits(mask.cap),
             "window": mask.window, "causal": int(mask.causal), "chunk": mask.chunk, "by_output": by_output,
-            **q.numbers("q"), "most_blocks": most, "most_keys": self.shape.keys, **(turn or _NO_TURN),
+            **q.numbers("q"), "most_blocks": most, "most_keys": self.shape.keys, **(turn or _NO_TURN), **result,
         }  # fmt: skip
         words = {kind, "traced" if traced else "untraced", "turned" if turn else "still"}
         words |= ({"capped"} if mask.cap else set()) | (set() if kind == "f16" else {"not_f16"})
+        quantised = {"quantised"} if acts else set()
+        words |= {"finished"} | quantised if finished else {"parts"}
         self._emit(
             "attention", ("B", heads, rows), numbers, words, step="step", q=q.buffer,
-            keys=f"pool {k.index}", values=f"pool {v.index}",
-            positions="positions", out=blocks, scores=scores,
+            keys=f"pool {k.index}", values=f"pool {v.index}", positions="positions",
+            out=out.buffer if finished else blocks, scores=scores, acts=acts.buffer if acts else NOTHING,
         )  # fmt: skip
-        words = {"sinks" if mask.sinks else "plain"} | ({"quantised"} if acts else set())
-        numbers = {
-            "heads": heads, "dim": v.dim, "by_output": by_output, "most_blocks": most, "out_stride": out.stride,
-            "acts_stride": acts.stride if acts else 0, "width": out.width,
-        }  # fmt: skip
+        if finished:
+            return
+        ends = self._memory(f"{kqv.name} ends", domain, heads * 2).buffer if traced else NOTHING
+        words = {"sinks" if mask.sinks else "plain"} | quantised
+        numbers = {"heads": heads, "dim": v.dim, "by_output": by_output, "most_blocks": most, **result}
         self._emit(
             "attention_fold", (heads, rows, 1), numbers, words | ({"traced"} if traced else set()), step="step",
             blocks=blocks, sinks=self.weights.vector(mask.sinks) if mask.sinks else NOTHING, out=out.buffer,

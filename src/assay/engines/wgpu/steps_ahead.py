@@ -48,9 +48,10 @@ class StepsAhead:
         landing = self._landing[i] = self.gpu.landing(_ROW * len(here))
         first = 0
         for step in self.cut(chunks):
-            count, picked = len(step.pieces), self._picked[i % 2]
+            count, words = len(step.pieces), self.shared("step")
+            picked, last = self._picked[i % 2], self._picked[1 - i % 2]
             tokens = [
-                Copy(self._picked[1 - i % 2], _ROW * before.index(c), self.shared("step"), 4 * (HEADER + RECORD * row), 4)
+                Copy(last, _ROW * before.index(c), words, 4 * (HEADER + RECORD * row), 4)
                 for row, c in enumerate(here[first : first + count] if i else ())
             ]
             results = Copy(self.shared("chosen"), 0, picked, _ROW * first, _ROW * count)

@@ -1,22 +1,35 @@
 // Attention of a query row (a token's head) over a block of 256 keys: (m, l, acc) of arithmetic.md. First an invocation
 // has a key, then a column of values over a page of 32 keys.
+// With `finished` there is one block, so that its acc / l is the result; with `quantised` also as int8 blocks.
 // With `turned`, queries are turned by RoPE when they are read.
 struct Par { zero : u32, heads : u32, kv_heads : u32, dim : u32, v_dim : u32, k_words : u32, v_words : u32, scale : u32,
              cap : u32, window : u32, causal : u32, chunk : u32, by_output : u32, q_at : u32, q_stride : u32,
-             most_blocks : u32, most_keys : u32, n_rot : u32, offset : u32, neox : u32, table : u32 }
+             most_blocks : u32, most_keys : u32, n_rot : u32, offset : u32, neox : u32, table : u32, out_stride : u32,
+             acts_stride : u32, width : u32 }
 @group(0) @binding(0) var<storage, read> par : Par;
 @group(0) @binding(1) var<storage, read> step : array<u32>;
 @group(0) @binding(2) var<storage, read> q : array<u32>;
 @group(0) @binding(3) var<storage, read> keys : array<u32>;
 @group(0) @binding(4) var<storage, read> values : array<u32>;
 @group(0) @binding(5) var<storage, read> positions : array<u32>;
+//#if parts
 @group(0) @binding(6) var<storage, read_write> out : array<u32>;  // [row][head][block]: m, l, acc
+//#end
+//#if finished
+@group(0) @binding(6) var<storage, read_write> out : array<u32>;  // [row][head]: acc / l
+//#end
+//#if quantised
+@group(0) @binding(7) var<storage, read_write> acts : array<u32>;
+//#end
 //#if traced
 @group(0) @binding(7) var<storage, read_write> scores : array<u32>;  // [row][head][key]: kq, capped, scaled
 //#end
 //#include arithmetic
 //#include functions
 //#include step
+//#if quantised
+//#include quantise
+//#end
 //#if turned
 fn unturned(at : u32) -> u32 { return q[at]; }
 //#include turned
@@ -101,11 +114,13 @@ fn sixteen_products(k : array<u32, 8>, d : u32, sum : f32) -> f32 {
 }
 fn quick_score(base : u32) -> u32 {
   var x = 0.0;
-  for (var d = 0u; d < par.dim; d += 32u) {
+  var d = 0u;
+  for (; d + 32u <= par.dim; d += 32u) {
     let a = eight_words(base, d / 2u);
     let b = eight_words(base, d / 2u + 8u);
     x = sixteen_products(b, d + 16u, sixteen_products(a, d, x));
   }
+  if (d < par.dim) { x = sixteen_products(eight_words(base, d / 2u), d, x); }
   return bitcast<u32>(x);
 }
 //#end
@@ -220,7 +235,7 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
     let s = slot_of(t, key);
     let base = ((s / 32u) * par.kv_heads + kv) * par.k_words * 32u + s % 32u;
     x = NAN;
-    if (QUICK && COARSE && par.dim % 32u == 0u && atomicLoad(&wild_queries) == 0u) { x = quick_score(base); }
+    if (QUICK && COARSE && par.dim % 16u == 0u && atomicLoad(&wild_queries) == 0u) { x = quick_score(base); }
     if (magnitude(x) >= INFINITY) {
       x = 0u;
       for (var d = 0u; d < par.dim; d++) { x = fused(query[d], key_value(base, d), x); }
@@ -289,21 +304,38 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
     }
   }
   workgroupBarrier();
+  if (!QUICK && l == 0u) {
+    for (var n = 16u; n > 0u; n = n >> 1u) {
+      for (var i = 0u; i < n; i++) { top[i] = add(top[i], top[i + n]); }
+    }
+  }
+  var acc = 0u;
+  if (l < par.v_dim) {
+    for (var page = 0u; page < pages; page++) { acc = add(acc, parts_of_pages[page * par.v_dim + l]); }
+  }
+//#if parts
   let at = ((row * par.heads + h) * par.most_blocks + group.x) * (par.v_dim + 2u);
   if (l == 0u) {
-    if (QUICK) {
-      top[0] = quick_tree();
-    } else {
-      for (var n = 16u; n > 0u; n = n >> 1u) {
-        for (var i = 0u; i < n; i++) { top[i] = add(top[i], top[i + n]); }
-      }
-    }
     out[at] = m;
-    out[at + 1u] = top[0];
+    if (QUICK) { out[at + 1u] = quick_tree(); } else { out[at + 1u] = top[0]; }
   }
+  if (l < par.v_dim) { out[at + 2u + l] = acc; }
+//#end
+//#if finished
+  if (!QUICK) { workgroupBarrier(); }
   if (l < par.v_dim) {
-    var acc = 0u;
-    for (var page = 0u; page < pages; page++) { acc = add(acc, parts_of_pages[page * par.v_dim + l]); }
-    out[at + 2u + l] = acc;
+    var sum = top[0];
+    if (QUICK) { sum = quick_tree(); }
+    let y = mul(acc, div(ONE, sum));
+    out[row * par.out_stride + h * par.v_dim + l] = y;
+//#if quantised
+    shown[l] = y;
+//#end
   }
+//#if quantised
+  workgroupBarrier();
+  quantise(l, par.v_dim, row * par.acts_stride + h * par.v_dim / 4u,
+           row * par.acts_stride + par.width / 4u + h * par.v_dim / 32u, par.width / 32u);
+//#end
+//#end
 }

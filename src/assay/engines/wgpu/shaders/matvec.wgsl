@@ -1,4 +1,4 @@
-// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token, or 8 rows with `narrow`,
+// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token, or 8 or 16 rows,
 // which keeps a large GPU busy with a small matrix. An invocation has 256 columns (a unit) of a row at a time; partial
 // sums of units are added ascending. With `gated` a workgroup has a tile of
 // the gate and one of up: EXPRESSION of A, the gate's product, and B, also as a block of int8.
@@ -26,10 +26,13 @@ struct Par { zero : u32, units : u32, blocks : u32, x_stride : u32, first : u32,
 //#include quantise
 //#end
 //#include weights
-//#if wide
+//#if rows32
 const R = 32u;  // rows of a workgroup
 //#end
-//#if narrow
+//#if rows16
+const R = 16u;
+//#end
+//#if rows8
 const R = 8u;
 //#end
 const DEPTH = 256u / R;  // units at once
