@@ -104,7 +104,9 @@ def block_words(width: int) -> int:
 
 def rows_at_once(tiles: int, units: int) -> int:
     """Rows of a workgroup of products: few where a matrix has too few tiles to keep a large GPU busy."""
-    return 8 if tiles <= 160 and units >= 8 else ROWS
+    if units < 8 or tiles > 256:
+        return ROWS
+    return 8 if tiles <= 64 else 16
 
 
 # Operations on one value at a time: an expression of operands A and B and of the numbers P, Q, R.

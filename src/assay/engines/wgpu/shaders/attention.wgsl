@@ -213,6 +213,11 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (par.by_output == 1u) { t = output_token(row); }
   let key = group.x * 256u + l;
   let kv = h / (par.heads / par.kv_heads);
+  if (l == 0u) {  // memory of workgroups is not zeroed everywhere
+    atomicStore(&wild_queries, 0u);
+    atomicStore(&nan_scores, 0u);
+  }
+  workgroupBarrier();
   if (l < par.dim) {
 //#if turned
     let own = turned(par.q_at + row * par.q_stride, h * par.dim + l, l, t);

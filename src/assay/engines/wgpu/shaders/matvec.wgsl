@@ -159,6 +159,18 @@ fn unit_product(tile : u32, u : u32, x0 : u32, row : u32) -> u32 {
   if (QUICK && count == 8u) { atomicOr(&some_wild, 1u); }
   return acc;
 }
+// The sum of `count` partial sums from `first` on, ascending after `total`.
+fn summed(total : u32, first : u32, count : u32, l : vec3<u32>) -> u32 {
+  var t = total;
+  if (QUICK && par.blocks % 8u == 0u && atomicLoad(&some_wild) == 0u) {  // no sum of tame products leaves the range
+    var sum = bitcast<f32>(t);
+    for (var k = 0u; k < count; k++) { sum = quick_add(sum, bitcast<f32>(part[(first + k) * R + l.x])); }
+    t = bitcast<u32>(sum);
+  } else {
+    for (var k = 0u; k < count; k++) { t = add(t, part[(first + k) * R + l.x]); }
+  }
+  return t;
+}
 // The row's product in invocations with l.y 0; all 256 call it. `row` is the row of the tile.
 fn row_product(tile : u32, x0 : u32, row : u32, l : vec3<u32>) -> u32 {
   var total = 0u;
@@ -167,29 +179,44 @@ fn row_product(tile : u32, x0 : u32, row : u32, l : vec3<u32>) -> u32 {
     for (var u = first + l.y; u < end; u += DEPTH) { part[(u - first) * R + l.x] = unit_product(tile, u, x0, row); }
     workgroupBarrier();
     if (l.y == 0u) {
-      var next = first;
-      if (first == 0u) { total = part[l.x]; next = 1u; }
-      if (QUICK && par.blocks % 8u == 0u && atomicLoad(&some_wild) == 0u) {  // no sum of tame products leaves the range
-        var sum = bitcast<f32>(total);
-        for (var u = next; u < end; u++) { sum = quick_add(sum, bitcast<f32>(part[(u - first) * R + l.x])); }
-        total = bitcast<u32>(sum);
-      } else {
-        for (var u = next; u < end; u++) { total = add(total, part[(u - first) * R + l.x]); }
-      }
+      if (first == 0u) { total = summed(part[l.x], 1u, end - 1u, l); } else { total = summed(total, 0u, end - first, l); }
     }
     workgroupBarrier();
   }
   return total;
 }
+//#if gated
+var<workgroup> second : array<u32, 32>;
+// The row's products with gate and up in invocations with l.y 0: all units of both before a barrier, if there is room.
+fn two_products(gate : u32, up : u32, x0 : u32, row : u32, l : vec3<u32>) -> vec2<u32> {
+  if (2u * par.units > SPAN) { return vec2<u32>(row_product(gate, x0, row, l), row_product(up, x0, row, l)); }
+  for (var v = l.y; v < 2u * par.units; v += DEPTH) {
+    let of_up = v >= par.units;
+    part[v * R + l.x] = unit_product(select(gate, up, of_up), select(v, v - par.units, of_up), x0, row);
+  }
+  workgroupBarrier();
+  var total = 0u;
+  if (l.y < 2u) {
+    let first = l.y * par.units;
+    total = summed(part[first * R + l.x], first + 1u, par.units - 1u, l);
+    if (l.y == 1u) { second[l.x] = total; }
+  }
+  workgroupBarrier();
+  return vec2<u32>(total, second[l.x]);
+}
+//#end
 @compute @workgroup_size(R, DEPTH)
 fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_id) l : vec3<u32>,
         @builtin(local_invocation_index) index : u32) {
+  if (index == 0u) { atomicStore(&some_wild, 0u); }  // memory of workgroups is not zeroed everywhere
+  workgroupBarrier();
   let row = group.y;
   var tile = par.first + group.x * R / 32u;
   let tile_row = (group.x * R) % 32u + l.x;
 //#if gated
-  let A = row_product(tile, row * par.x_stride, tile_row, l);
-  let B = row_product(tile + par.up_tiles, row * par.x_stride, tile_row, l);
+  let both = two_products(tile, tile + par.up_tiles, row * par.x_stride, tile_row, l);
+  let A = both.x;
+  let B = both.y;
   if (l.y == 0u) {
     let y = EXPRESSION;
     out[par.out_at + row * par.out_stride + group.x * 32u + l.x] = y;

@@ -44,6 +44,8 @@ fn load(base : u32, i : u32, at : u32, mean : u32) -> bool {
 fn at_chain(l : u32, k : u32) -> f32 { return bitcast<f32>(chains[l + 16u * k]); }
 fn quick_squares(base : u32, l : u32, mean : u32) -> u32 {
   var s = 0.0;
+  if (l == 0u) { atomicStore(&any_wild, 0u); }  // memory of workgroups is not zeroed everywhere
+  workgroupBarrier();
   for (var first = 0u; first < par.n; first += 2048u) {
     let count = min(2048u, par.n - first);
     var out = false;
