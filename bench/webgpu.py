@@ -19,7 +19,7 @@ import numpy as np
 
 from assay import engines
 from assay.engines.contract import Chunk, PagedEngine, pages_for
-from assay.engines.wgpu import WgpuEngine
+from assay.engines.wgpu import KEY_BLOCK, WgpuEngine
 from assay.gguf import open_file
 from assay.models import Model, load
 
@@ -63,16 +63,14 @@ def run_ahead(engine: PagedEngine, prompt: int, tokens: int) -> float:
 def kernels(engine: WgpuEngine, start: int, times: int = 20) -> None:
     """The microseconds of each kind of dispatch of a decode step, by the device's clock, in passes of their own."""
     step(engine, np.array([5], np.int32), start)
-    gpu, (recording, commands) = (
-        engine._gpu,
-        next((r, c) for (shape, _), r in engine._recordings.items() if shape.rows == 1 for c in r._counts.values()),
-    )
+    gpu, recording = engine._gpu, next(r for (shape, _), r in engine._recordings.items() if shape.rows == 1)
+    commands = recording.commands(1, 1, -(-start // KEY_BLOCK), 1)
     if "timestamp-query" not in gpu._device.features:
         print("this adapter has no timestamps")
         return
-    began = time.perf_counter()
+    began, prepared = time.perf_counter(), gpu.prepared(commands)
     for _ in range(times):
-        gpu.submit(commands)
+        gpu.submit(prepared)
     host = (time.perf_counter() - began) / times * 1e6
     whole = sum(float(gpu.timed(commands, together=True)[0]) for _ in range(times)) / times / 1e3
     print(f"{host:9.0f} us  of the host to encode and submit a step; {whole:.0f} us of the device for its one pass")

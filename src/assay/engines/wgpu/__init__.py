@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,13 @@ class WgpuEngine(PagedEngine):
     def _limit(self, batch: Sequence[Chunk]) -> int:
         """Tokens of a step, so that attention's blocks fit their memory."""
         blocks = -(-_room(max(chunk.end for chunk in batch)) // KEY_BLOCK)
-        heads = [int(self.graph.shapes[n.name][0]) * (int(self.graph.shapes[n.name][-1]) + 2) for n in self.graph
-                 if n.op == "kqv"]  # fmt: skip
-        return max(1, min(STEP, _SCRATCH // (4 * blocks * max(heads, default=1))))
+        return max(1, min(STEP, _SCRATCH // (4 * blocks * self._block_words)))
+
+    @cached_property
+    def _block_words(self) -> int:
+        """The most words of a token's blocks of 256 keys."""
+        shapes = [self.graph.shapes[node.name] for node in self.graph if node.op == "kqv"]
+        return max((int(shape[0]) * (int(shape[-1]) + 2) for shape in shapes), default=1)
 
     def _recording(self, step: Step, keep: frozenset[str], best: bool = False) -> Recording:
         keys = max(piece.chunk.start + piece.end for piece in step.pieces)

@@ -33,6 +33,9 @@ class GpuError(AssayError):
     """The device refused a command or was lost."""
 
 
+Command = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
+
+
 @dataclass(frozen=True)
 class Copy:
     """Bytes to copy from one buffer to another."""
@@ -174,13 +177,20 @@ class Gpu:
             landing.destroy()
             return found
 
+    def prepared(self, commands: Sequence[Command]) -> list[tuple[Any, ...]]:
+        """Commands as `submit` takes them: handles of C where they are known, no pipeline where it stays the same."""
+        found: list[tuple[Any, ...]] = []
+        before = None
+        for pipeline, group, counts in commands:
+            new = None if pipeline is before else pipeline._internal if self._calls else pipeline
+            found.append((new, group._internal if self._calls else group, *counts))
+            before = pipeline
+        return found
+
     def submit(
-        self,
-        commands: Sequence[tuple[Any, Any, tuple[int, int, int]]],
-        before: Sequence[Copy] = (),
-        after: Sequence[Copy] = (),
+        self, commands: Sequence[tuple[Any, ...]], before: Sequence[Copy] = (), after: Sequence[Copy] = ()
     ) -> None:
-        """One pass of (pipeline, bind group, workgroups), in order, with copies before and after it."""
+        """One pass of prepared commands, in order, with copies before and after it."""
         with named_errors("running a step"):
             encoder = self._device.create_command_encoder()
             for c in before:
@@ -188,16 +198,16 @@ class Gpu:
             run = encoder.begin_compute_pass()
             if self._calls:
                 set_pipeline, set_group, dispatch, nothing = self._calls
-                handle, before = run._internal, None
-                for pipeline, group, counts in commands:
-                    if pipeline is not before:
-                        set_pipeline(handle, pipeline._internal)
-                        before = pipeline
-                    set_group(handle, 0, group._internal, 0, nothing)
-                    dispatch(handle, *counts)
+                handle = run._internal
+                for pipeline, group, x, y, z in commands:
+                    if pipeline is not None:
+                        set_pipeline(handle, pipeline)
+                    set_group(handle, 0, group, 0, nothing)
+                    dispatch(handle, x, y, z)
             else:
-                for pipeline, group, counts in commands:
-                    run.set_pipeline(pipeline)
+                for pipeline, group, *counts in commands:
+                    if pipeline is not None:
+                        run.set_pipeline(pipeline)
                     run.set_bind_group(0, group)
                     run.dispatch_workgroups(*counts)
             run.end()
@@ -205,9 +215,7 @@ class Gpu:
                 encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             self._device.queue.submit([encoder.finish()])
 
-    def timed(
-        self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]], together: bool = False
-    ) -> NDArray[np.uint64]:
+    def timed(self, commands: Sequence[Command], together: bool = False) -> NDArray[np.uint64]:
         """Run the commands, each in a pass of its own or all in one, and give the nanoseconds of each pass."""
         passes = [list(commands)] if together else [[command] for command in commands]
         usage = self._wgpu.BufferUsage

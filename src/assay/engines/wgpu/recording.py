@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.wgpu.adapter import ALIGNMENT, Copy, Gpu
+from assay.engines.wgpu.adapter import ALIGNMENT, Command, Copy, Gpu
 from assay.engines.wgpu.dispatches import Count, Dispatch, DispatchPlan
 
 
@@ -32,7 +32,7 @@ class Recording:
              d.groups)
             for i, d in enumerate(plan.dispatches)
         ]  # fmt: skip
-        self._counts: dict[tuple[int, int, int, int], list[tuple[Any, Any, tuple[int, int, int]]]] = {}
+        self._prepared: dict[tuple[int, int, int, int], list[tuple[Any, ...]]] = {}
 
     @property
     def bytes(self) -> int:
@@ -49,15 +49,18 @@ class Recording:
     ) -> None:
         """Submit the dispatches of a step of so many tokens, output rows, blocks of keys and pieces."""
         key = (tokens, rows, blocks, pieces)
-        commands = self._counts.get(key)
+        commands = self._prepared.get(key)
         if commands is None:
-            sizes = {"T": tokens, "R": rows, "B": blocks, "P": pieces}
-            counted = [(pipeline, group, workgroups(groups, sizes)) for pipeline, group, groups in self._commands]
-            commands = [(p, g, (x, y, z)) for p, g, (x, y, z) in counted if x and y and z]
-            if len(self._counts) > 64:
-                self._counts.clear()
-            self._counts[key] = commands
+            if len(self._prepared) > 64:
+                self._prepared.clear()
+            commands = self._prepared[key] = self.gpu.prepared(self.commands(*key))
         self.gpu.submit(commands, before, after)
+
+    def commands(self, tokens: int, rows: int, blocks: int, pieces: int) -> list[Command]:
+        """The dispatches of such a step, without those that have no workgroups."""
+        sizes = {"T": tokens, "R": rows, "B": blocks, "P": pieces}
+        counted = [(pipeline, group, workgroups(groups, sizes)) for pipeline, group, groups in self._commands]
+        return [(p, g, (x, y, z)) for p, g, (x, y, z) in counted if x and y and z]
 
     def rows(self, name: str, rows: int, stride: int) -> NDArray[np.float32]:
         """The first rows of one of its buffers."""

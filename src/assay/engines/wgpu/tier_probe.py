@@ -134,7 +134,7 @@ def _wrong_primitive(gpu: Gpu, tier: int) -> str:
     out = gpu.buffer(4 * 5 * len(vectors), "probe")
     numbers = gpu.loaded(np.array([0, len(vectors)], np.uint32), "probe")
     group = gpu.bind_group(kernel, (numbers, 0, 8), {"x": x, "out": out})
-    gpu.submit([(gpu.pipeline(kernel, tier), group, (-(-len(vectors) // 64), 1, 1))])
+    gpu.submit(gpu.prepared([(gpu.pipeline(kernel, tier), group, (-(-len(vectors) // 64), 1, 1))]))
     found, expected = gpu.read(out, 5 * len(vectors)).reshape(-1, 5), expected_results()
     both_nan = np.isnan(found.view(np.float32)) & np.isnan(expected.view(np.float32))
     wrong = (found != expected) & ~both_nan
@@ -192,7 +192,7 @@ def _outputs(
     numbers[: len(dispatch.words)] = dispatch.words
     group = gpu.bind_group(kernel, (gpu.loaded(numbers, "probe"), 0, ALIGNMENT), made)
     counts = workgroups(dispatch.groups, {"T": _TOKENS, "R": _TOKENS, "B": 1, "P": 1})
-    gpu.submit([(gpu.pipeline(kernel, tier), group, counts)])
+    gpu.submit(gpu.prepared([(gpu.pipeline(kernel, tier), group, counts)]))
     return {b: gpu.read(made[b], int(made[b].size) // 4) for b, writes in kernel.bindings.items() if writes}
 
 
