@@ -100,7 +100,7 @@ class WgpuEngine(PagedEngine):
         self._precision, self._kv_type, self._asked_slots = precision, kv_type, state_slots
         self._lender, self._busy, self._open = lender, threading.Lock(), True
         self._load()
-        shapes = [ProgramShape(8, blocks * KEY_BLOCK, kv_type) for blocks in (1, 2)]  # all kernels are in one of them
+        shapes = [ProgramShape(4, KEY_BLOCK, kv_type), ProgramShape(8, 2 * KEY_BLOCK, kv_type)]  # with all kernels
         plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
         self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plans, self._shared, tier)
         self.tier = self.verdict.tier

@@ -27,6 +27,7 @@ from assay.graph import Graph, Node, Trait
 
 GATES = ("glu", "glu_split")
 KEY_BLOCK = 256  # keys of a block of attention
+TOKENS = 8  # of a workgroup of products, where a step may have as many
 MAX_TAPS = 16  # of a convolution
 MAX_HEAD = 256  # widest head that the attention kernels take
 _NO_TURN = {"n_rot": 0, "offset": 0, "neox": 0, "table": 0}  # numbers of kernels that do not turn their rows
@@ -217,11 +218,19 @@ class _Compiler:
     def _rows(self, domain: str) -> str:
         return "R" if domain == "outputs" else "T"
 
+    @property
+    def _tokens_at_once(self) -> int:
+        """Tokens of a workgroup of products."""
+        return TOKENS if self.shape.rows >= TOKENS else 1
+
     def _memory(self, name: str, domain: str, width: int, rows: int = 1) -> View:
         """New memory for rows of this width; `rows` for each row of the domain."""
         stride = -(-width // 4) * 4
         buffer = f"{name} {domain} {len(self.sizes)}"
-        self.sizes[buffer] = 4 * stride * self.shape.rows * rows
+        whole = (
+            -(-self.shape.rows // self._tokens_at_once) * self._tokens_at_once
+        )  # products write whole groups of rows
+        self.sizes[buffer] = 4 * stride * whole * rows
         return View(buffer, stride, width)
 
     def _set(self, node: Node, view: View) -> View:
@@ -359,10 +368,12 @@ class _Compiler:
             begin, end = max(first, piece.first), min(last, piece.first + piece.tiles)
             if begin < end:
                 here = {"first": begin - piece.first, "column": ROWS * (begin - first), "expert_tiles": piece.tiles}
-                each = ROWS if form.floats else rows_at_once(end - begin, units_of(columns))
-                words = form.words | {"alone", f"rows{each}"}
+                tokens = 1 if form.floats or experts else self._tokens_at_once
+                each = ROWS if form.floats or tokens > 1 else rows_at_once(end - begin, units_of(columns))
+                words = form.words | {"alone", f"rows{each}", f"tokens{tokens}"}
+                of_tokens = f"{rows}/{tokens}" if tokens > 1 else rows
                 self._emit(
-                    kernel, ((end - begin) * ROWS // each, rows, 1), {**numbers, **here}, words, w=piece.buffer,
+                    kernel, ((end - begin) * ROWS // each, of_tokens, 1), {**numbers, **here}, words, w=piece.buffer,
                     x=source.buffer, bias=bias, residual=residual.buffer if residual else NOTHING,
                     idx=idx.buffer if idx else NOTHING, out=out.buffer,
                 )  # fmt: skip
@@ -409,6 +420,8 @@ class _Compiler:
             or group.glu.all_attrs().get("act", "") not in _ACTS
         ):  # fmt: skip
             return False
+        tokens = self._tokens_at_once
+        rows = f"{self._rows(domain)}/{tokens}" if tokens > 1 else self._rows(domain)
         source, out = self._blocks(x, domain), self._new(group.glu)
         acts = self._blocks_beside(group.glu, out)
         assert acts
@@ -420,7 +433,7 @@ class _Compiler:
             "width": out.width, **gate.form.book_words,
         }  # fmt: skip
         self._emit(
-            "matvec", (half, self._rows(domain), 1), numbers, gate.form.words | {"gated", f"rows{ROWS}"},
+            "matvec", (half, rows, 1), numbers, gate.form.words | {"gated", f"rows{ROWS}", f"tokens{tokens}"},
             _EXPRESSIONS[group.glu.op].format(act=_ACTS[group.glu.all_attrs()["act"]]), w=here.buffer, x=source.buffer,
             out=out.buffer, acts=acts.buffer,
         )  # fmt: skip

@@ -77,6 +77,9 @@ def workgroups(groups: tuple[Count, Count, Count], sizes: Mapping[str, int]) -> 
     def count(c: Count) -> int:
         if isinstance(c, int):
             return c
+        if "/" in c:
+            symbol, _, each = c.partition("/")
+            return -(-sizes[symbol] // int(each))
         symbol, _, times = c.partition("*")
         return sizes[symbol] * int(times or 1)
 

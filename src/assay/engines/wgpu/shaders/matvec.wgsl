@@ -1,6 +1,6 @@
-// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token, or 8 or 16 rows,
+// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token; or 8 or 16 rows,
 // which keeps a large GPU busy with a small matrix. An invocation has 256 columns (a unit) of a row at a time; partial
-// sums of units are added ascending. With `gated` a workgroup has a tile of
+// sums of units are added ascending. With `tokens8` it has eight tokens, which share what is loaded of the weights. With `gated` a workgroup has a tile of
 // the gate and one of up: EXPRESSION of A, the gate's product, and B, also as a block of int8.
 struct Par { zero : u32, units : u32, blocks : u32, x_stride : u32, first : u32, column : u32, out_at : u32,
              out_stride : u32, has_bias : u32, has_residual : u32, residual_at : u32, residual_stride : u32,
@@ -35,8 +35,14 @@ const R = 16u;
 //#if rows8
 const R = 8u;
 //#end
+//#if tokens1
+const TOKENS = 1u;  // of a workgroup
+//#end
+//#if tokens8
+const TOKENS = 8u;
+//#end
 const DEPTH = 256u / R;  // units at once
-const SPAN = 2048u / R;  // units between two barriers
+const SPAN = 2048u / (R * TOKENS);  // units between two barriers
 var<workgroup> part : array<u32, 2048>;  // of SPAN units
 var<workgroup> some_wild : atomic<u32>;
 fn dot16(a : vec4<u32>, b : vec4<u32>) -> i32 {
@@ -120,16 +126,12 @@ fn quick_block(sum : Sum, c : Codes, s : Scales, b : u32, a0 : vec4<u32>, a1 : v
 //#end
   return Sum(acc, out);
 }
-fn quick_unit(base : u32, x0 : u32, at : u32) -> Sum {
-  let c0 = codes(base, 0u);
-  let c1 = codes(base, 1u);
-  let c2 = codes(base, 2u);
-  let c3 = codes(base, 3u);
-  let c4 = codes(base, 4u);
-  let c5 = codes(base, 5u);
-  let c6 = codes(base, 6u);
-  let c7 = codes(base, 7u);
-  let s = unit_scales(base);
+struct Unit { c0 : Codes, c1 : Codes, c2 : Codes, c3 : Codes, c4 : Codes, c5 : Codes, c6 : Codes, c7 : Codes, s : Scales }
+fn loaded_unit(base : u32) -> Unit {
+  return Unit(codes(base, 0u), codes(base, 1u), codes(base, 2u), codes(base, 3u), codes(base, 4u), codes(base, 5u),
+              codes(base, 6u), codes(base, 7u), unit_scales(base));
+}
+fn quick_unit(w : Unit, x0 : u32, at : u32) -> Sum {
   let list = (par.blocks + 3u) / 4u;
   let lists = x0 + 2u * par.blocks + at / 4u;
   let a = bitcast<vec4<f32>>(x[lists + list]);
@@ -137,49 +139,66 @@ fn quick_unit(base : u32, x0 : u32, at : u32) -> Sum {
   let m = bitcast<vec4<f32>>(x[lists + 2u * list]);
   let n = bitcast<vec4<f32>>(x[lists + 2u * list + 1u]);
   let q = x0 + 2u * at;
-  var sum = quick_block(Sum(0.0, false), c0, s, 0u, x[q], x[q + 1u], a.x, m.x);
-  sum = quick_block(sum, c1, s, 1u, x[q + 2u], x[q + 3u], a.y, m.y);
-  sum = quick_block(sum, c2, s, 2u, x[q + 4u], x[q + 5u], a.z, m.z);
-  sum = quick_block(sum, c3, s, 3u, x[q + 6u], x[q + 7u], a.w, m.w);
-  sum = quick_block(sum, c4, s, 4u, x[q + 8u], x[q + 9u], b.x, n.x);
-  sum = quick_block(sum, c5, s, 5u, x[q + 10u], x[q + 11u], b.y, n.y);
-  sum = quick_block(sum, c6, s, 6u, x[q + 12u], x[q + 13u], b.z, n.z);
-  return quick_block(sum, c7, s, 7u, x[q + 14u], x[q + 15u], b.w, n.w);
+  var sum = quick_block(Sum(0.0, false), w.c0, w.s, 0u, x[q], x[q + 1u], a.x, m.x);
+  sum = quick_block(sum, w.c1, w.s, 1u, x[q + 2u], x[q + 3u], a.y, m.y);
+  sum = quick_block(sum, w.c2, w.s, 2u, x[q + 4u], x[q + 5u], a.z, m.z);
+  sum = quick_block(sum, w.c3, w.s, 3u, x[q + 6u], x[q + 7u], a.w, m.w);
+  sum = quick_block(sum, w.c4, w.s, 4u, x[q + 8u], x[q + 9u], b.x, n.x);
+  sum = quick_block(sum, w.c5, w.s, 5u, x[q + 10u], x[q + 11u], b.y, n.y);
+  sum = quick_block(sum, w.c6, w.s, 6u, x[q + 12u], x[q + 13u], b.z, n.z);
+  return quick_block(sum, w.c7, w.s, 7u, x[q + 14u], x[q + 15u], b.w, n.w);
 }
-fn unit_product(tile : u32, u : u32, x0 : u32, row : u32) -> u32 {
-  let base = (tile * par.units + u) * CHUNKS * 32u + row;
-  let count = min(8u, par.blocks - 8u * u);
-  if (QUICK && count == 8u) {
-    let s = quick_unit(base, x0, 8u * u);
-    let acc = bitcast<u32>(s.acc);
-    if (!s.wild && magnitude(acc) < INFINITY) { return acc; }
-  }
+fn careful_unit(base : u32, u : u32, x0 : u32) -> u32 {
   var acc = 0u;
-  for (var b = 0u; b < count; b++) { acc = block(base, b, x0, 8u * u + b, acc); }
-  if (QUICK && count == 8u) { atomicOr(&some_wild, 1u); }
+  for (var b = 0u; b < min(8u, par.blocks - 8u * u); b++) { acc = block(base, b, x0, 8u * u + b, acc); }
   return acc;
 }
+// Unit u of a row by all tokens, into part `slot`. A unit's weights are loaded once.
+fn unit_products(tile : u32, u : u32, x0 : u32, row : u32, slot : u32, lane : u32) {
+  let base = (tile * par.units + u) * CHUNKS * 32u + row;
+  if (QUICK && par.blocks - 8u * u >= 8u) {
+    let unit = loaded_unit(base);
+    for (var t = 0u; t < TOKENS; t++) {
+      let s = quick_unit(unit, x0 + t * par.x_stride, 8u * u);
+      var acc = bitcast<u32>(s.acc);
+      if (s.wild || magnitude(acc) >= INFINITY) {
+        acc = careful_unit(base, u, x0 + t * par.x_stride);
+        atomicOr(&some_wild, 1u);
+      }
+      part[(t * SPAN + slot) * R + lane] = acc;
+    }
+  } else {
+    for (var t = 0u; t < TOKENS; t++) {
+      part[(t * SPAN + slot) * R + lane] = careful_unit(base, u, x0 + t * par.x_stride);
+    }
+  }
+}
 // The sum of `count` partial sums from `first` on, ascending after `total`.
-fn summed(total : u32, first : u32, count : u32, l : vec3<u32>) -> u32 {
+fn summed(total : u32, first : u32, count : u32, lane : u32) -> u32 {
   var t = total;
   if (QUICK && par.blocks % 8u == 0u && atomicLoad(&some_wild) == 0u) {  // no sum of tame products leaves the range
     var sum = bitcast<f32>(t);
-    for (var k = 0u; k < count; k++) { sum = quick_add(sum, bitcast<f32>(part[(first + k) * R + l.x])); }
+    for (var k = 0u; k < count; k++) { sum = quick_add(sum, bitcast<f32>(part[(first + k) * R + lane])); }
     t = bitcast<u32>(sum);
   } else {
-    for (var k = 0u; k < count; k++) { t = add(t, part[(first + k) * R + l.x]); }
+    for (var k = 0u; k < count; k++) { t = add(t, part[(first + k) * R + lane]); }
   }
   return t;
 }
-// The row's product in invocations with l.y 0; all 256 call it. `row` is the row of the tile.
+// The row's product in invocations with l.y < TOKENS, a token each; all 256 call it. `row` is the row of the tile.
 fn row_product(tile : u32, x0 : u32, row : u32, l : vec3<u32>) -> u32 {
   var total = 0u;
   for (var first = 0u; first < par.units; first += SPAN) {
     let end = min(first + SPAN, par.units);
-    for (var u = first + l.y; u < end; u += DEPTH) { part[(u - first) * R + l.x] = unit_product(tile, u, x0, row); }
+    for (var u = first + l.y; u < end; u += DEPTH) { unit_products(tile, u, x0, row, u - first, l.x); }
     workgroupBarrier();
-    if (l.y == 0u) {
-      if (first == 0u) { total = summed(part[l.x], 1u, end - 1u, l); } else { total = summed(total, 0u, end - first, l); }
+    if (l.y < TOKENS) {
+      let own = l.y * SPAN;
+      if (first == 0u) {
+        total = summed(part[own * R + l.x], own + 1u, end - 1u, l.x);
+      } else {
+        total = summed(total, own, end - first, l.x);
+      }
     }
     workgroupBarrier();
   }
@@ -187,18 +206,20 @@ fn row_product(tile : u32, x0 : u32, row : u32, l : vec3<u32>) -> u32 {
 }
 //#if gated
 var<workgroup> second : array<u32, 32>;
-// The row's products with gate and up in invocations with l.y 0: all units of both before a barrier, if there is room.
+// The row's products with gate and up: for one token all units of both before a barrier, if there is room.
 fn two_products(gate : u32, up : u32, x0 : u32, row : u32, l : vec3<u32>) -> vec2<u32> {
-  if (2u * par.units > SPAN) { return vec2<u32>(row_product(gate, x0, row, l), row_product(up, x0, row, l)); }
+  if (TOKENS > 1u || 2u * par.units > SPAN) {
+    return vec2<u32>(row_product(gate, x0, row, l), row_product(up, x0, row, l));
+  }
   for (var v = l.y; v < 2u * par.units; v += DEPTH) {
     let of_up = v >= par.units;
-    part[v * R + l.x] = unit_product(select(gate, up, of_up), select(v, v - par.units, of_up), x0, row);
+    unit_products(select(gate, up, of_up), select(v, v - par.units, of_up), x0, row, v, l.x);
   }
   workgroupBarrier();
   var total = 0u;
   if (l.y < 2u) {
     let first = l.y * par.units;
-    total = summed(part[first * R + l.x], first + 1u, par.units - 1u, l);
+    total = summed(part[first * R + l.x], first + 1u, par.units - 1u, l.x);
     if (l.y == 1u) { second[l.x] = total; }
   }
   workgroupBarrier();
@@ -210,31 +231,32 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_id) 
         @builtin(local_invocation_index) index : u32) {
   if (index == 0u) { atomicStore(&some_wild, 0u); }  // memory of workgroups is not zeroed everywhere
   workgroupBarrier();
-  let row = group.y;
+  let row = group.y * TOKENS + l.y;  // of invocations that have a token
   var tile = par.first + group.x * R / 32u;
   let tile_row = (group.x * R) % 32u + l.x;
 //#if gated
-  let both = two_products(tile, tile + par.up_tiles, row * par.x_stride, tile_row, l);
+  let both = two_products(tile, tile + par.up_tiles, group.y * TOKENS * par.x_stride, tile_row, l);
   let A = both.x;
   let B = both.y;
-  if (l.y == 0u) {
+  if (l.y < TOKENS) {
     let y = EXPRESSION;
     out[par.out_at + row * par.out_stride + group.x * 32u + l.x] = y;
-    shown[l.x] = y;
+    shown[l.y * 32u + l.x] = y;
   }
   workgroupBarrier();
-  let acts_row = row * par.acts_stride;
-  quantise(index, 32u, acts_row + group.x * 8u, acts_row + par.width / 4u + group.x, par.width / 32u);
+  let acts_row = group.y * TOKENS * par.acts_stride;
+  quantise_apart(index, 32u * TOKENS, acts_row + group.x * 8u, acts_row + par.width / 4u + group.x, par.width / 32u,
+                 par.acts_stride, par.acts_stride);
 //#end
 //#if alone
-  var x_row = row;
-  if (par.experts != 0u) {
-    let t = row / par.experts;
-    tile += u32(bitcast<f32>(idx[par.idx_at + t * par.idx_stride + row % par.experts])) * par.expert_tiles;
+  var x_row = group.y * TOKENS;
+  if (par.experts != 0u) {  // then a workgroup has one token
+    let t = group.y / par.experts;
+    tile += u32(bitcast<f32>(idx[par.idx_at + t * par.idx_stride + group.y % par.experts])) * par.expert_tiles;
     if (par.shared_rows != 0u) { x_row = t; }
   }
   var total = row_product(tile, x_row * par.x_stride, tile_row, l);
-  if (l.y == 0u) {
+  if (l.y < TOKENS) {
     let column = par.column + group.x * R + l.x;
     if (par.has_bias != 0u) { total = add(total, bias[column]); }
     if (par.has_residual != 0u) { total = add(total, residual[par.residual_at + row * par.residual_stride + column]); }
