@@ -51,9 +51,11 @@ from assay.engines.plan.state_layout import KV_TYPES, CachePool, cache_pools, sl
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.engines.wgpu.adapter import Copy, Gpu, GpuError, forget, gpu
+from assay.engines.wgpu.attention_dispatches import KEY_BLOCK
 from assay.engines.wgpu.dispatches import NOTHING, SPARE, KeptScores, View
-from assay.engines.wgpu.graph_dispatches import KEY_BLOCK, ProgramShape, cache_words, compile_dispatches
+from assay.engines.wgpu.graph_dispatches import compile_dispatches
 from assay.engines.wgpu.placed_weights import StackedWeights
+from assay.engines.wgpu.program_builder import ProgramShape, cache_words
 from assay.engines.wgpu.recording import Recording
 from assay.engines.wgpu.step_words import HEADER, MAX_TABLES, RECORD, RopeRows, step_words
 from assay.engines.wgpu.steps_ahead import StepsAhead

@@ -97,7 +97,9 @@ export class Runner {
       this.pipelines = new Map();
       const wrong = await this.wrongPrimitives();
       if (!wrong) {
-        const logits = await this.forward(check.tokens, 0);
+        const before = check.tokens.length - 1; // a prompt and a single token, so that every program is checked
+        await this.forward(check.tokens.slice(0, before), 0);
+        const logits = await this.forward(check.tokens.slice(before), before);
         if ((await sha256(logits)) === check.sha256) return;
       }
       this.failures.push(`tier ${tier}: ${wrong ? `${wrong} operations of recorded numbers differ` : "logits differ"}`);
