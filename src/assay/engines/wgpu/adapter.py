@@ -10,7 +10,8 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -120,19 +121,25 @@ class Gpu:
                 encoder.clear_buffer(buffer, at, size)
             self._device.queue.submit([encoder.finish()])
 
+    def compile(self, kernels: Iterable[Kernel], tier: int) -> None:
+        """Compile kernels that are not compiled yet, several at a time: a driver takes up to a second for each."""
+        missing = [kernel for kernel in dict.fromkeys(kernels) if (kernel, tier) not in self._pipelines]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(lambda kernel: self.pipeline(kernel, tier), missing))
+
     def pipeline(self, kernel: Kernel, tier: int) -> Any:
-        """The compiled kernel, compiled once."""
-        with self._lock:
-            found = self._pipelines.get((kernel, tier))
-            if found is None:
-                with named_errors(f"kernel {kernel.name} cannot be compiled"):
-                    module = _trusted_module(self._device, kernel.source(tier))
-                    layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
-                    found = self._device.create_compute_pipeline(
-                        layout=layout, compute={"module": module, "entry_point": "main"}
-                    )
-                self._pipelines[kernel, tier] = found
-            return found
+        """The compiled kernel."""
+        found = self._pipelines.get((kernel, tier))
+        if found is None:
+            with named_errors(f"kernel {kernel.name} cannot be compiled"):
+                module = _trusted_module(self._device, kernel.source(tier))
+                layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
+                found = self._device.create_compute_pipeline(
+                    layout=layout, compute={"module": module, "entry_point": "main"}
+                )
+            found = self._pipelines.setdefault((kernel, tier), found)
+        return found
 
     def _layout(self, kernel: Kernel) -> Any:
         written = (False, *kernel.bindings.values())
@@ -141,17 +148,18 @@ class Gpu:
                 f"engine wgpu: kernel {kernel.name} binds more buffers than {self.name} can (found {len(written)}, "
                 f"expected at most {self.max_bindings}); use --engine cpu"
             )
-        if written not in self._layouts:
-            entries = [
-                {
-                    "binding": i,
-                    "visibility": self._wgpu.ShaderStage.COMPUTE,
-                    "buffer": {"type": "storage" if writes else "read-only-storage"},
-                }
-                for i, writes in enumerate(written)
-            ]
-            self._layouts[written] = self._device.create_bind_group_layout(entries=entries)
-        return self._layouts[written]
+        with self._lock:
+            if written not in self._layouts:
+                entries = [
+                    {
+                        "binding": i,
+                        "visibility": self._wgpu.ShaderStage.COMPUTE,
+                        "buffer": {"type": "storage" if writes else "read-only-storage"},
+                    }
+                    for i, writes in enumerate(written)
+                ]
+                self._layouts[written] = self._device.create_bind_group_layout(entries=entries)
+            return self._layouts[written]
 
     def bind_group(self, kernel: Kernel, par: tuple[Any, int, int], buffers: Mapping[str, Any]) -> Any:
         """The buffers of one dispatch; `par` is a buffer, a byte in it, and a size."""

@@ -27,6 +27,7 @@ class Recording:
         for i, d in enumerate(plan.dispatches):
             words[i, : len(d.words)] = d.words
         self._numbers = gpu.loaded(words, "numbers of kernels")
+        gpu.compile((d.kernel for d in plan.dispatches), tier)
         self._commands = [
             (gpu.pipeline(d.kernel, tier), gpu.bind_group(d.kernel, (self._numbers, i * size, size), self._bound(d)),
              d.groups)

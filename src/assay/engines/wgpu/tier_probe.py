@@ -155,6 +155,8 @@ def _wrong_kernel(gpu: Gpu, first: Found, tier: int, shared: Callable[[str], Any
     """The first kernel whose results in this tier differ from those of integers; empty if none does."""
     chunk = Chunk(np.arange(1, 1 + _TOKENS, dtype=np.int32), 0, np.zeros(1, np.int32), "all")
     (step,) = whole([chunk])
+    for each in (tier, 2):
+        gpu.compile(first, each)
     for kernel, (plan, dispatch) in first.items():
         found, expected = (_outputs(gpu, plan, dispatch, step, t, shared) for t in (tier, 2))
         for name, words in found.items():
