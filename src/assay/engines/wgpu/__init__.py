@@ -101,6 +101,7 @@ class WgpuEngine(PagedEngine):
             raise AssayError(f"engine wgpu: the cache needs at least one page (found {self.n_pages})")
         self._precision, self._kv_type, self._asked_slots = precision, kv_type, state_slots
         self._lender, self._busy, self._open = lender, threading.Lock(), True
+        self._run_queue: StepQueue | None = None  # of the last decode run, if it may go on
         self._load()
         shapes = [ProgramShape(4, KEY_BLOCK, kv_type), ProgramShape(8, 2 * KEY_BLOCK, kv_type)]  # with all kernels
         plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
@@ -176,6 +177,7 @@ class WgpuEngine(PagedEngine):
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
+        self._end_run()
         self._states.check(self, batch)
         outputs: list[Output] = []
         with self._states.updated(batch) as places:
@@ -316,6 +318,7 @@ class WgpuEngine(PagedEngine):
     def _forward_best(self, batch: Sequence[Chunk]) -> list[Output]:
         """The best logit of each chunk's last token; only it is read from the device."""
         check_batch(self, batch)
+        self._end_run()
         self._states.check(self, batch)
         with self._states.updated(batch) as places, self._ready():
             found: dict[int, TopK] = {}
@@ -341,6 +344,7 @@ class WgpuEngine(PagedEngine):
         def submit(step: Step, before: Sequence[Copy], after: Sequence[Copy]) -> None:
             self._submit(self._recording(step, frozenset(), best=True), step, {}, before=before, after=after)
 
+        self._end_run()
         with self._ready():
             self._reserve(_STEP_WORDS + sum(len(c.pages) for c in batch))
         ahead = StepsAhead(
@@ -357,7 +361,14 @@ class WgpuEngine(PagedEngine):
             with self._ready():
                 return ahead.wait(i)
 
-        return DeviceRun(StepQueue(launch, wait, 1 + max(max_tokens), queue_depth), max_tokens, 1)
+        self._run_queue = StepQueue(launch, wait, 1 + max(max_tokens), queue_depth)
+        return DeviceRun(self._run_queue, max_tokens, 1)
+
+    def _end_run(self) -> None:
+        """Submit no further step of the last run. Results of those submitted can still be read."""
+        if self._run_queue:
+            self._run_queue.stop()
+            self._run_queue = None
 
     # -- memory --------------------------------------------------------------------------------------------
 
@@ -376,6 +387,7 @@ class WgpuEngine(PagedEngine):
 
     def close(self) -> None:
         """Free weights and cache. Nothing can be computed afterwards."""
+        self._end_run()
         with self._busy:
             if self._open:
                 self._open = False

@@ -13,22 +13,27 @@ from assay.graph import Node
 from assay.verify.faults.block_edits import over_features, rms
 from assay.verify.faults.fault import Array, Change, Context, plant, standard
 
+
+def _width(c: Context, node: Node) -> int:
+    """Values of a row of the node; 0 if the model does not fix it."""
+    last = c.model.graph.shapes[node.name][-1] if node.name in c.model.graph.shapes else 0
+    return last if isinstance(last, int) else 0
+
+
 # -- wgsl-tail: a dispatch of n / W workgroups leaves the last n % W values of a row as the buffer was -------------
 
 
 def _tail(size: int, op: str) -> None:
     @plant("wgsl-tail", f"the last n % {size} values of a row are 0", op=op)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        own = standard(node)
+        own, n = standard(node), _width(c, node)
 
         def run(*operands: Array) -> Array:
             value = np.array(own(*operands))
-            n = value.shape[-1]
-            if n > size:
-                value[..., n - n % size :] = 0
+            value[..., n - n % size :] = 0
             return value
 
-        return Change(node, run)
+        return Change(node, run) if n > size and n % size else None
 
 
 for _size in (64, 128, 256, 512):
@@ -50,7 +55,7 @@ def _barrier(threads: int, seen: int) -> None:
             part = np.where(np.arange(x.shape[-1]) % threads < seen, x, 0)
             return np.asarray(x / rms(part, eps) * w)
 
-        return Change(node, run)
+        return Change(node, run) if _width(c, node) > seen else None
 
 
 for _threads in (64, 128, 256):
