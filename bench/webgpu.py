@@ -4,7 +4,8 @@
     python bench/webgpu.py model.gguf --tier 1            with another arithmetic tier
     python bench/webgpu.py model.gguf --kernels           also the time of each kernel of a decode step
 
-Figures are tokens a second. `forward` is a call for every token, logits on the host. Random weights
+Figures are tokens a second. `decode` is a call for every token, logits on the host; `ahead` is greedy decoding, whose
+steps are submitted before the results of their predecessors are read. Random weights
 (bench/make_model.py) suffice, because speed does not depend on the values.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from assay import engines
 from assay.engines.contract import Chunk, PagedEngine, pages_for
-from assay.engines.wgpu import WgpuEngine
+from assay.engines.wgpu import KEY_BLOCK, WgpuEngine
 from assay.gguf import open_file
 from assay.models import Model, load
 
@@ -46,16 +47,33 @@ def run(engine: PagedEngine, model: Model, tokens: int, prompt: int) -> tuple[fl
     return prompt / (read - began), tokens / (ended - read), found
 
 
+def run_ahead(engine: PagedEngine, prompt: int, tokens: int) -> float:
+    """Tokens a second of a decode run after a prompt; 0 if the engine has none."""
+    if engine.decode_runner is None:
+        return 0.0
+    pages = np.arange(pages_for(prompt + tokens), dtype=np.int32)
+    for _ in range(2):  # the first one compiles
+        began = time.perf_counter()
+        chunk = Chunk(np.array([5], np.int32), prompt, pages)
+        (found,) = engine.decode_runner.start([chunk], [tokens - 1], 8).results
+        assert len([top.ids for top in found]) == tokens
+    return tokens / (time.perf_counter() - began)
+
+
 def kernels(engine: WgpuEngine, start: int, times: int = 20) -> None:
     """The microseconds of each kind of dispatch of a decode step, by the device's clock, in passes of their own."""
     step(engine, np.array([5], np.int32), start)
-    gpu, (recording, commands) = (
-        engine._gpu,
-        next((r, c) for (shape, _), r in engine._recordings.items() if shape.rows == 1 for c in r._counts.values()),
-    )
+    gpu, recording = engine._gpu, next(r for (shape, _), r in engine._recordings.items() if shape.rows == 1)
+    commands = recording.commands(1, 1, -(-start // KEY_BLOCK), 1)
     if "timestamp-query" not in gpu._device.features:
         print("this adapter has no timestamps")
         return
+    began, prepared = time.perf_counter(), gpu.prepared(commands)
+    for _ in range(times):
+        gpu.submit(prepared)
+    host = (time.perf_counter() - began) / times * 1e6
+    whole = sum(float(gpu.timed(commands, together=True)[0]) for _ in range(times)) / times / 1e3
+    print(f"{host:9.0f} us  of the host to encode and submit a step; {whole:.0f} us of the device for its one pass")
     spent = sum(gpu.timed(commands) for _ in range(times)) / times / 1e3
     total: dict[str, list[float]] = {}
     for us, (_, _, groups), dispatch in zip(spent, commands, recording.plan.dispatches, strict=True):
@@ -81,7 +99,9 @@ def main() -> None:
         engine = engines.create(name, model, n_pages=pages_for(args.prompt + args.tokens), **options)
         loaded = time.perf_counter() - began
         prompt, decode, bits[name] = run(engine, model, args.tokens, args.prompt)
-        print(f"{args.model.name}, {name}: made in {loaded:.1f} s, prompt {prompt:,.0f}, decode {decode:,.1f} tok/s")
+        ahead = run_ahead(engine, args.prompt, args.tokens)
+        print(f"{args.model.name}, {name}: made in {loaded:.1f} s, prompt {prompt:,.0f}, decode {decode:,.1f} tok/s"
+              f"{f', ahead {ahead:,.1f}' if ahead else ''}")  # fmt: skip
         print(getattr(engine, "verdict", ""), flush=True)
         if args.kernels and isinstance(engine, WgpuEngine):
             kernels(engine, args.prompt + args.tokens - 1)

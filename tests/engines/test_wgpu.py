@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines import ENGINES, wgpu
+from assay.engines import ENGINES, create, wgpu
 from assay.engines.contract import CacheLost, Chunk
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan.batching import Step, whole
 from assay.engines.wgpu.adapter import gpu
 from assay.engines.wgpu.dispatches import Dispatch, share_memory
+from assay.engines.wgpu.recording import workgroups
 from assay.engines.wgpu.shaders import TIERS, Kernel
 from assay.engines.wgpu.tier_probe import expected_results, fma, probe_vectors
 from assay.engines.wgpu.weight_tiles import CHUNK, ROWS, pack, tile_format
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.library.argument_checks import check_load_options
 from assay.models import Model
 from tests import tiny
 from tests.engines import bits
@@ -62,6 +65,23 @@ def check_case(name: str, path: Path, tier: int | None = None, n: int = 5) -> No
 ])  # fmt: skip
 def test_the_cpus_bits(name: str, tmp_path: Path) -> None:
     check_case(name, tmp_path)
+
+
+@needs_adapter
+@pytest.mark.slow
+def test_matrices_of_few_rows_and_wide_heads(tmp_path: Path) -> None:
+    """Products of 8 rows a workgroup (2048 columns, 256 rows), heads of 64 and 40 keys: the ways without tests."""
+    sizes = {"type": "Q4_K", "n_embd": 256, "n_ff": 2048, "n_layer": 1}
+    model = bits.make(bits.Case(sizes), tmp_path / "model.gguf")
+    ours, cpu = wgpu.WgpuEngine(model, n_pages=4), CpuEngine(model, n_pages=4)
+    assert "rows8" in {word for d in ours._recording(*one_token(40)).plan.dispatches for word in d.kernel.words}
+    for begin, count in ((0, 40), (40, 1)):
+        assert np.array_equal(*(logits(engine, count, model.hparams.n_vocab, begin) for engine in (ours, cpu)))
+
+
+def one_token(start: int) -> tuple[Step, frozenset[str]]:
+    (step,) = whole([Chunk(bits.IDS[:1], start, TABLE)])
+    return step, frozenset()
 
 
 @needs_adapter
@@ -152,6 +172,27 @@ def test_options_that_do_not_exist(tmp_path: Path) -> None:
     ):
         with pytest.raises(AssayError, match=message):
             wgpu.WgpuEngine(model, **options)  # type: ignore[arg-type]
+
+
+def test_a_tier_is_an_option_of_this_engine_alone(tmp_path: Path) -> None:
+    with pytest.raises(AssayError, match="engine cpu: has no option --tier; leave it out"):
+        create("cpu", make("Q8_0 fast", tmp_path), n_pages=4, tier=1)
+    with pytest.raises(AssayError, match="tier: must be a whole number of 0 to 2"):
+        check_load_options({"tier": 3})
+
+
+def test_workgroups_of_a_step() -> None:
+    sizes = {"T": 9, "R": 1, "B": 2, "P": 1}
+    assert workgroups((3, "T", "B"), sizes) == (3, 9, 2)
+    assert workgroups(("T*4", "T/8", "R/8"), sizes) == (36, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_six_bits_and_four_keep_their_size(kind: str, tmp_path: Path) -> None:
+    """Bytes of a unit of 256 weights: those of the file, rounded up to chunks."""
+    file = open_file(tiny.make(tmp_path / "m.gguf", type=kind, n_embd=256, n_ff=256, tensor=bits.tensor))
+    form = tile_format(file, "blk.0.attn_k.weight", False)
+    assert form.chunks * CHUNK == {"Q4_K": 144, "Q6_K": 224}[kind]
 
 
 def test_fma_rounds_once() -> None:

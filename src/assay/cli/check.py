@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.verify.report import write_html
 
     on = opened(args)
-    options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type}
+    options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type, "tier": args.tier}
     if args.cluster is not None and _passes_on_cluster(args, on, options):
         return 0
     done = []

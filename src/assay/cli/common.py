@@ -94,7 +94,7 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """Open the model of MODEL with the engine options. `cache_size` 0 means a cache for one context."""
     from assay.runtime.opening import OpenOptions, open_model
 
-    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft", "tier")
     given: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     options = OpenOptions(
         **given,
@@ -139,6 +139,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"context size in tokens; 0: the training context; default: the training context, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
+    add_tier_argument(group)
     group.add_argument(
         "--lookahead", action=argparse.BooleanOptionalAction, default=True,
         help="speculate: guess tokens from earlier text and check several in one step; the output is the same",
@@ -147,6 +148,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft", metavar="MODEL",
         help="draft model for speculation: a small model with the same vocabulary; mtp: the file's own draft head; "
         "auto, auto:MODEL: measure all ways when the model is loaded, and keep the fastest",
+    )  # fmt: skip
+
+
+def add_tier_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--tier", type=whole(0, 2), metavar="N",
+        help="wgpu: compute floats with the device's fma() (0), with an error-free transformation (1) or with integers "
+        "(2); default: the first that gives the cpu's bits",
     )  # fmt: skip
 
 

@@ -209,6 +209,7 @@ def run(args: argparse.Namespace) -> int:
             precision=args.precision,
             threads=args.threads,
             kv_type=args.kv_type,
+            tier=args.tier,
             ctx_size=args.ctx_size,
             cache_size=args.cache_size,
             template=args.template,

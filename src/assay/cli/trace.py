@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
+from assay.cli.common import add_json_argument, add_model_argument, add_tier_argument, emit, opened, token_ids
 from assay.cli.number_types import MOST_THREADS, MOST_TOKENS, whole
 from assay.errors import AssayError
 from assay.system.counting import counted
@@ -58,7 +58,7 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    names = ", ".join(("reference", "cpu", "cuda", *WITNESSES))
+    names = ", ".join(("reference", "cpu", "cuda", "wgpu", *WITNESSES))
     parser.add_argument("--engine", default=default, metavar="NAME", help=f"engine: {names}; default: {default}")
     parser.add_argument(
         "--precision",
@@ -73,6 +73,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         help="number of threads; default: chosen by the engine",
     )
     parser.add_argument("--kv-type", metavar="TYPE", help="data type of the KV cache, such as f16")
+    add_tier_argument(parser)
 
 
 def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
@@ -106,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
         n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+        tier=args.tier,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.cannot_keep)
     if args.summary:

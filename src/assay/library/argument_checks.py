@@ -22,6 +22,7 @@ WHOLE_OPTIONS = {
     "cache_size": (0, MOST_TOKENS),
     "parallel": (1, 4096),
     "cache_dir_size": (1, 1 << 62),
+    "tier": (0, 2),
 }
 TEXT_OPTIONS = ("engine", "precision", "kv_type", "template", "draft")
 

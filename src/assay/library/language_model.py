@@ -50,6 +50,7 @@ def load(
     cache_dir_size: int = DEFAULT_BYTES,
     lora: Sequence[str] = (),
     mmproj: str | Path | None = None,
+    tier: int | None = None,
 ) -> LanguageModel:
     """Open a model and an engine; a context manager closes them.
 
@@ -73,16 +74,18 @@ def load(
     cache_dir_size  bytes that the folder may hold; the least recently used prefixes go first
     lora        LoRA adapters as GGUF files, each "FILE" or "FILE=SCALE"
     mmproj      file with the tower for pictures; default: the one beside the model
+    tier        of the wgpu engine's arithmetic: 0, 1 or 2; default: the first that gives the cpu's bits
     """
     checks.check_load_options(
         {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
          "cache_size": cache_size, "template": template, "template_arguments": template_arguments, "draft": draft,
-         "parallel": parallel, "progress": progress, "cache_dir": cache_dir, "cache_dir_size": cache_dir_size}
+         "parallel": parallel, "progress": progress, "cache_dir": cache_dir, "cache_dir_size": cache_dir_size,
+         "tier": tier}
     )  # fmt: skip
     options = OpenOptions(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft,
         cache_dir=None if cache_dir is None else str(cache_dir), cache_dir_size=cache_dir_size,
-        lora=checks.texts("lora", lora), mmproj=None if mmproj is None else str(mmproj),
+        lora=checks.texts("lora", lora), mmproj=None if mmproj is None else str(mmproj), tier=tier,
     )  # fmt: skip
     with watched(progress):
         return LanguageModel(open_model(model, options), parallel=parallel)

@@ -111,15 +111,17 @@ def _adapter() -> str:
 
 def _compare(title: str, models: dict[str, Model], engine: str, **options: str) -> BitsCheck:
     """One engine on every model and precision against the recorded bits."""
-    begun, wrong = time.perf_counter(), []
+    begun, wrong, found = time.perf_counter(), [], title
     for (name, precision), expected in RECORDED.items():
         try:
             with _running(engine, models[name], precision=precision, **options) as run:
+                if verdict := getattr(run, "verdict", None):
+                    found = f"{title}, {verdict}"  # the tier of the adapter, and why others failed
                 if _digest(_logits(run)) != expected:
                     wrong.append(f"{name} {precision}")
         except AssayError as error:
-            return BitsCheck(title, len(RECORDED), tuple(wrong), time.perf_counter() - begun, str(error))
-    return BitsCheck(title, len(RECORDED), tuple(wrong), time.perf_counter() - begun)
+            return BitsCheck(found, len(RECORDED), tuple(wrong), time.perf_counter() - begun, str(error))
+    return BitsCheck(found, len(RECORDED), tuple(wrong), time.perf_counter() - begun)
 
 
 def _against_definition(model: Model) -> BitsCheck:

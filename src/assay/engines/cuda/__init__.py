@@ -17,7 +17,7 @@ Four terms that all modules of this package use (docs/glossary.md has the others
                  (walk.py). Thread blocks wait for each other's results by spinning on the results' memory.
 
 In the modules of the compiler (steps, step_list, schedule, folding, place, lower, walk) "step" alone means a kernel
-step. "The shape of a step", here, shapes.py, step_tables.py and decode_run.py mean a forward pass.
+step. "The shape of a step", here, shapes.py, step_tables.py and plan/decode_run.py mean a forward pass.
 
 program.py compiles a graph for one shape. This module chooses the shape of each batch, fills the tables of a step
 (step_tables.py), and launches the program on the device (device.py). Touch this module when a batch should be cut,
@@ -53,7 +53,6 @@ from assay.engines.contract import (
     pages_for,
 )
 from assay.engines.cuda.context import DeviceLimits
-from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.program import Program, compile_program
@@ -63,6 +62,7 @@ from assay.engines.cuda.sources import Kernels
 from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_step
 from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
 from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
+from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.plan.fuse import Single, fuse
 from assay.engines.plan.given_rows import picture_form
 from assay.engines.plan.picture_graph import PictureGraph, picture_graph

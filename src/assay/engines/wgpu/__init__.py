@@ -12,6 +12,7 @@ One token through the engine:
     step_words.py        its id, position, cache slot, page table and rope row become the words of a step
     graph_dispatches.py  the graph was compiled to a list of dispatches (`dispatches.py`, plain data)
     recording.py         pipelines and bind groups of that list are submitted in one pass
+    steps_ahead.py       greedy steps are submitted before the results of their predecessors are read
     shaders/             embed · norm · matvec · rope · cache_write · attention · attention_fold · elementwise · best
 
 `adapter.py` is the device, `placed_weights.py` and `weight_tiles.py` the weights on it. Touch this module for memory,
@@ -23,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,15 +46,19 @@ from assay.engines.contract import (
     pages_for,
 )
 from assay.engines.plan.batching import External, Results, Step, in_turns, steps, whole
+from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, StepQueue
 from assay.engines.plan.state_layout import KV_TYPES, CachePool, cache_pools, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
-from assay.engines.wgpu.adapter import Gpu, GpuError, forget, gpu
+from assay.engines.wgpu.adapter import Copy, Gpu, GpuError, forget, gpu
+from assay.engines.wgpu.attention_dispatches import KEY_BLOCK
 from assay.engines.wgpu.dispatches import NOTHING, SPARE, KeptScores, View
-from assay.engines.wgpu.graph_dispatches import KEY_BLOCK, ProgramShape, cache_words, compile_dispatches
+from assay.engines.wgpu.graph_dispatches import compile_dispatches
 from assay.engines.wgpu.placed_weights import StackedWeights
+from assay.engines.wgpu.program_builder import ProgramShape, cache_words
 from assay.engines.wgpu.recording import Recording
 from assay.engines.wgpu.step_words import HEADER, MAX_TABLES, RECORD, RopeRows, step_words
+from assay.engines.wgpu.steps_ahead import StepsAhead
 from assay.engines.wgpu.tier_probe import Verdict, probe
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
@@ -60,6 +66,7 @@ from assay.models import Model
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
 STEP = 64  # most tokens of a step
+_STEP_WORDS = HEADER + (RECORD + 512) * STEP  # of a step without its page tables, with room for rope tables
 _SCRATCH = 64 << 20  # most bytes of attention's blocks: longer sequences take fewer tokens a step
 _RECORDINGS = 12  # most programs on the device; the least recently used one is dropped
 
@@ -94,15 +101,19 @@ class WgpuEngine(PagedEngine):
             raise AssayError(f"engine wgpu: the cache needs at least one page (found {self.n_pages})")
         self._precision, self._kv_type, self._asked_slots = precision, kv_type, state_slots
         self._lender, self._busy, self._open = lender, threading.Lock(), True
+        self._run_queue: StepQueue | None = None  # of the last decode run, if it may go on
         self._load()
-        plan = compile_dispatches(self.graph, self._weights, ProgramShape(8, KEY_BLOCK, kv_type))
-        self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plan, self._shared, tier)
+        shapes = [ProgramShape(4, KEY_BLOCK, kv_type), ProgramShape(8, 2 * KEY_BLOCK, kv_type)]  # with all kernels
+        plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
+        self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plans, self._shared, tier)
         self.tier = self.verdict.tier
         name = "native" if self.verdict.proven else f"wgpu tier {self.tier}"
         self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.isa = f"{self._gpu.name}, {self.verdict}"
         if not (self.graph.whole or self.graph.given):
             self.top_values = LargestLogits(self, self._forward_best)
+            if not self.graph.state.per_sequence:
+                self.decode_runner = DeviceDecodeRunner(self._start_run, STEP)
 
     def _load(self) -> None:
         """Weights and cache on the device."""
@@ -122,7 +133,7 @@ class WgpuEngine(PagedEngine):
             SPARE: self._gpu.buffer(4, "nothing"),
             "positions": self._gpu.buffer(4 * PAGE * self.n_pages, "positions of keys"),
             "chosen": self._gpu.buffer(8 * STEP, "chosen tokens"),
-            "step": self._gpu.buffer(4 * (HEADER + RECORD * STEP + self.n_pages * 2 + 512 * STEP), "a step"),
+            "step": self._gpu.buffer(4 * (_STEP_WORDS + 2 * self.n_pages), "a step"),
         }
         for pool in self._pools:
             what = f"a cache of {self.n_pages} pages"
@@ -166,6 +177,7 @@ class WgpuEngine(PagedEngine):
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
+        self._end_run()
         self._states.check(self, batch)
         outputs: list[Output] = []
         with self._states.updated(batch) as places:
@@ -204,9 +216,13 @@ class WgpuEngine(PagedEngine):
     def _limit(self, batch: Sequence[Chunk]) -> int:
         """Tokens of a step, so that attention's blocks fit their memory."""
         blocks = -(-_room(max(chunk.end for chunk in batch)) // KEY_BLOCK)
-        heads = [int(self.graph.shapes[n.name][0]) * (int(self.graph.shapes[n.name][-1]) + 2) for n in self.graph
-                 if n.op == "kqv"]  # fmt: skip
-        return max(1, min(STEP, _SCRATCH // (4 * blocks * max(heads, default=1))))
+        return max(1, min(STEP, _SCRATCH // (4 * blocks * self._block_words)))
+
+    @cached_property
+    def _block_words(self) -> int:
+        """The most words of a token's blocks of 256 keys."""
+        shapes = [self.graph.shapes[node.name] for node in self.graph if node.op == "kqv"]
+        return max((int(shape[0]) * (int(shape[-1]) + 2) for shape in shapes), default=1)
 
     def _recording(self, step: Step, keep: frozenset[str], best: bool = False) -> Recording:
         keys = max(piece.chunk.start + piece.end for piece in step.pieces)
@@ -238,16 +254,15 @@ class WgpuEngine(PagedEngine):
                 array[: values.size] = values.reshape(-1)
 
     def _submit(
-        self, recording: Recording, step: Step, places: Targets, arrays: Sequence[NDArray[np.float32]] = ()
-    ) -> None:
+        self, recording: Recording, step: Step, places: Targets, arrays: Sequence[NDArray[np.float32]] = (),
+        before: Sequence[Copy] = (), after: Sequence[Copy] = (),
+    ) -> None:  # fmt: skip
         tables = recording.plan.rope_tables
         if self._ropes is None or self._ropes.tables != tables:
             self._ropes = RopeRows(tables)
         words = step_words(step, self._ropes.at(step.positions()), self._states.read_and_written(step, places))
-        if words.nbytes > self._buffers["step"].size:
-            self._buffers["step"] = self._gpu.buffer(2 * words.nbytes, "a step")
-            kept = next(key for key, found in self._recordings.items() if found is recording)
-            self._recordings.clear()  # their bind groups name the old buffer
+        kept = next(key for key, found in self._recordings.items() if found is recording)
+        if self._reserve(words.size):
             recording = self._recorder(*kept)
         self._gpu.write(self._buffers["step"], words)
         for (external, found), array in zip(recording.plan.results, arrays, strict=False):
@@ -256,7 +271,15 @@ class WgpuEngine(PagedEngine):
                 rows[:, : found.width] = array[: step.n_tokens * found.width].reshape(-1, found.width)
                 self._gpu.write(recording.buffer(found.buffer), rows)
         keys = max(piece.chunk.start + piece.end for piece in step.pieces)
-        recording.run(step.n_tokens, step.n_outputs, -(-keys // KEY_BLOCK), len(step.pieces))
+        recording.run(step.n_tokens, step.n_outputs, -(-keys // KEY_BLOCK), len(step.pieces), before, after)
+
+    def _reserve(self, words: int) -> bool:
+        """Make room for the words of a step; True if all programs are gone, because they name the old buffer."""
+        if 4 * words <= self._buffers["step"].size:
+            return False
+        self._buffers["step"] = self._gpu.buffer(8 * words, "a step")
+        self._recordings.clear()
+        return True
 
     def _result(
         self, recording: Recording, step: Step, external: External, found: View | KeptScores | str
@@ -295,6 +318,7 @@ class WgpuEngine(PagedEngine):
     def _forward_best(self, batch: Sequence[Chunk]) -> list[Output]:
         """The best logit of each chunk's last token; only it is read from the device."""
         check_batch(self, batch)
+        self._end_run()
         self._states.check(self, batch)
         with self._states.updated(batch) as places, self._ready():
             found: dict[int, TopK] = {}
@@ -307,6 +331,44 @@ class WgpuEngine(PagedEngine):
                     found[id(chunk)] = TopK(word[:1].astype(np.int64), word[1:].view(np.float32))
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
         return [Output(nothing, top=found[id(chunk)]) for chunk in batch]
+
+    def _start_run(self, batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DeviceRun:
+        """`DecodeRunner.start`."""
+        check_batch(self, batch, max_tokens=max_tokens)
+        if len(batch) > STEP or any(c.n_tokens != 1 or c.outputs != "last" for c in batch):
+            raise AssayError(
+                f"engine wgpu: a decode run takes one token of each sequence, and its output, from at most {STEP} "
+                f"sequences (found {len(batch)} chunks of {sum(c.n_tokens for c in batch)} tokens); use forward"
+            )
+
+        def submit(step: Step, before: Sequence[Copy], after: Sequence[Copy]) -> None:
+            self._submit(self._recording(step, frozenset(), best=True), step, {}, before=before, after=after)
+
+        self._end_run()
+        with self._ready():
+            self._reserve(_STEP_WORDS + sum(len(c.pages) for c in batch))
+        ahead = StepsAhead(
+            self._gpu, batch, max_tokens, lambda chunks: steps(chunks, self._limit(chunks)), submit, self._shared
+        )
+
+        def launch(i: int) -> None:
+            with self._ready():
+                ahead.launch(i)
+            if self.decode_runner and self.decode_runner.on_launch:
+                self.decode_runner.on_launch()
+
+        def wait(i: int) -> list[NDArray[np.float32]]:
+            with self._ready():
+                return ahead.wait(i)
+
+        self._run_queue = StepQueue(launch, wait, 1 + max(max_tokens), queue_depth)
+        return DeviceRun(self._run_queue, max_tokens, 1)
+
+    def _end_run(self) -> None:
+        """Submit no further step of the last run. Results of those submitted can still be read."""
+        if self._run_queue:
+            self._run_queue.stop()
+            self._run_queue = None
 
     # -- memory --------------------------------------------------------------------------------------------
 
@@ -325,6 +387,7 @@ class WgpuEngine(PagedEngine):
 
     def close(self) -> None:
         """Free weights and cache. Nothing can be computed afterwards."""
+        self._end_run()
         with self._busy:
             if self._open:
                 self._open = False

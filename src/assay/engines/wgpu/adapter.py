@@ -10,8 +10,10 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +32,20 @@ ALIGNMENT = 256  # of a part of a buffer that is bound on its own
 
 class GpuError(AssayError):
     """The device refused a command or was lost."""
+
+
+Command = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes to copy from one buffer to another."""
+
+    source: Any
+    byte: int
+    to: Any
+    to_byte: int
+    count: int
 
 
 class Gpu:
@@ -105,19 +121,25 @@ class Gpu:
                 encoder.clear_buffer(buffer, at, size)
             self._device.queue.submit([encoder.finish()])
 
+    def compile(self, kernels: Iterable[Kernel], tier: int) -> None:
+        """Compile kernels that are not compiled yet, several at a time: a driver takes up to a second for each."""
+        missing = [kernel for kernel in dict.fromkeys(kernels) if (kernel, tier) not in self._pipelines]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(lambda kernel: self.pipeline(kernel, tier), missing))
+
     def pipeline(self, kernel: Kernel, tier: int) -> Any:
-        """The compiled kernel, compiled once."""
-        with self._lock:
-            found = self._pipelines.get((kernel, tier))
-            if found is None:
-                with named_errors(f"kernel {kernel.name} cannot be compiled"):
-                    module = self._device.create_shader_module(code=kernel.source(tier))
-                    layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
-                    found = self._device.create_compute_pipeline(
-                        layout=layout, compute={"module": module, "entry_point": "main"}
-                    )
-                self._pipelines[kernel, tier] = found
-            return found
+        """The compiled kernel."""
+        found = self._pipelines.get((kernel, tier))
+        if found is None:
+            with named_errors(f"kernel {kernel.name} cannot be compiled"):
+                module = _trusted_module(self._device, kernel.source(tier))
+                layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
+                found = self._device.create_compute_pipeline(
+                    layout=layout, compute={"module": module, "entry_point": "main"}
+                )
+            found = self._pipelines.setdefault((kernel, tier), found)
+        return found
 
     def _layout(self, kernel: Kernel) -> Any:
         written = (False, *kernel.bindings.values())
@@ -126,17 +148,18 @@ class Gpu:
                 f"engine wgpu: kernel {kernel.name} binds more buffers than {self.name} can (found {len(written)}, "
                 f"expected at most {self.max_bindings}); use --engine cpu"
             )
-        if written not in self._layouts:
-            entries = [
-                {
-                    "binding": i,
-                    "visibility": self._wgpu.ShaderStage.COMPUTE,
-                    "buffer": {"type": "storage" if writes else "read-only-storage"},
-                }
-                for i, writes in enumerate(written)
-            ]
-            self._layouts[written] = self._device.create_bind_group_layout(entries=entries)
-        return self._layouts[written]
+        with self._lock:
+            if written not in self._layouts:
+                entries = [
+                    {
+                        "binding": i,
+                        "visibility": self._wgpu.ShaderStage.COMPUTE,
+                        "buffer": {"type": "storage" if writes else "read-only-storage"},
+                    }
+                    for i, writes in enumerate(written)
+                ]
+                self._layouts[written] = self._device.create_bind_group_layout(entries=entries)
+            return self._layouts[written]
 
     def bind_group(self, kernel: Kernel, par: tuple[Any, int, int], buffers: Mapping[str, Any]) -> Any:
         """The buffers of one dispatch; `par` is a buffer, a byte in it, and a size."""
@@ -148,36 +171,67 @@ class Gpu:
         with named_errors(f"binding buffers of kernel {kernel.name}"):
             return self._device.create_bind_group(layout=self._layout(kernel), entries=entries)
 
-    def submit(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> None:
-        """One pass of (pipeline, bind group, workgroups), in order."""
+    def landing(self, size: int) -> Any:
+        """A buffer that the device copies results to and the host reads."""
+        usage = self._wgpu.BufferUsage
+        with named_errors("no memory for results"):
+            return self._device.create_buffer(size=size, usage=usage.COPY_DST | usage.MAP_READ)
+
+    def landed(self, landing: Any, words: int) -> NDArray[np.uint32]:
+        """The words of such a buffer, after the commands that fill it; it cannot be used again."""
+        with named_errors("reading results"):
+            landing.map_async("READ_NOSYNC").sync_wait()
+            found = np.frombuffer(landing.read_mapped(), np.uint32, words)
+            landing.destroy()
+            return found
+
+    def prepared(self, commands: Sequence[Command]) -> list[tuple[Any, ...]]:
+        """Commands as `submit` takes them: handles of C where they are known, no pipeline where it stays the same."""
+        found: list[tuple[Any, ...]] = []
+        before = None
+        for pipeline, group, counts in commands:
+            new = None if pipeline is before else pipeline._internal if self._calls else pipeline
+            found.append((new, group._internal if self._calls else group, *counts))
+            before = pipeline
+        return found
+
+    def submit(
+        self, commands: Sequence[tuple[Any, ...]], before: Sequence[Copy] = (), after: Sequence[Copy] = ()
+    ) -> None:
+        """One pass of prepared commands, in order, with copies before and after it."""
         with named_errors("running a step"):
             encoder = self._device.create_command_encoder()
+            for c in before:
+                encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             run = encoder.begin_compute_pass()
             if self._calls:
                 set_pipeline, set_group, dispatch, nothing = self._calls
-                handle, before = run._internal, None
-                for pipeline, group, counts in commands:
-                    if pipeline is not before:
-                        set_pipeline(handle, pipeline._internal)
-                        before = pipeline
-                    set_group(handle, 0, group._internal, 0, nothing)
-                    dispatch(handle, *counts)
+                handle = run._internal
+                for pipeline, group, x, y, z in commands:
+                    if pipeline is not None:
+                        set_pipeline(handle, pipeline)
+                    set_group(handle, 0, group, 0, nothing)
+                    dispatch(handle, x, y, z)
             else:
-                for pipeline, group, counts in commands:
-                    run.set_pipeline(pipeline)
+                for pipeline, group, *counts in commands:
+                    if pipeline is not None:
+                        run.set_pipeline(pipeline)
                     run.set_bind_group(0, group)
                     run.dispatch_workgroups(*counts)
             run.end()
+            for c in after:
+                encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             self._device.queue.submit([encoder.finish()])
 
-    def timed(self, commands: Sequence[tuple[Any, Any, tuple[int, int, int]]]) -> NDArray[np.uint64]:
-        """Run the commands, each in a pass of its own, and give the nanoseconds of each."""
+    def timed(self, commands: Sequence[Command], together: bool = False) -> NDArray[np.uint64]:
+        """Run the commands, each in a pass of its own or all in one, and give the nanoseconds of each pass."""
+        passes = [list(commands)] if together else [[command] for command in commands]
         usage = self._wgpu.BufferUsage
         with named_errors("timing a step"):
-            clock = self._device.create_query_set(type="timestamp", count=2 * len(commands))
-            found = self._device.create_buffer(size=16 * len(commands), usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+            clock = self._device.create_query_set(type="timestamp", count=2 * len(passes))
+            found = self._device.create_buffer(size=16 * len(passes), usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
             encoder = self._device.create_command_encoder()
-            for i, (pipeline, group, counts) in enumerate(commands):
+            for i, inside in enumerate(passes):
                 run = encoder.begin_compute_pass(
                     timestamp_writes={
                         "query_set": clock,
@@ -185,13 +239,14 @@ class Gpu:
                         "end_of_pass_write_index": 2 * i + 1,
                     }
                 )
-                run.set_pipeline(pipeline)
-                run.set_bind_group(0, group)
-                run.dispatch_workgroups(*counts)
+                for pipeline, group, counts in inside:
+                    run.set_pipeline(pipeline)
+                    run.set_bind_group(0, group)
+                    run.dispatch_workgroups(*counts)
                 run.end()
-            encoder.resolve_query_set(clock, 0, 2 * len(commands), found, 0)
+            encoder.resolve_query_set(clock, 0, 2 * len(passes), found, 0)
             self._device.queue.submit([encoder.finish()])
-        ends = self.read(found, 4 * len(commands)).view(np.uint64).reshape(-1, 2)
+        ends = self.read(found, 4 * len(passes)).view(np.uint64).reshape(-1, 2)
         return ends[:, 1] - ends[:, 0]
 
 
@@ -249,6 +304,25 @@ def _c_calls() -> tuple[Any, ...] | None:
         return *(getattr(api.lib, f"wgpuComputePassEncoder{name}") for name in names), api.ffi.NULL
     except (ImportError, AttributeError):
         return None
+
+
+def _trusted_module(device: Any, code: str) -> Any:
+    """A module without a counter in every loop and without a test at every index, which keep drivers from unrolling.
+
+    The kernels are this package's own: their loops end, and their indices are checked before a step.
+    """
+    try:
+        api = import_module("wgpu.backends.wgpu_native._api")
+        create = api.libf.wgpuDeviceCreateShaderModuleTrusted
+        text = api.to_c_string_view(code)
+        source = api.new_struct_p("WGPUShaderSourceWGSL *", code=text)
+        source[0].chain.next, source[0].chain.sType = api.ffi.NULL, api.lib.WGPUSType_ShaderSourceWGSL
+        chained = api.ffi.cast("WGPUChainedStruct *", source)
+        label = api.to_c_string_view("")
+        described = api.new_struct_p("WGPUShaderModuleDescriptor *", nextInChain=chained, label=label)
+    except (ImportError, AttributeError, TypeError, KeyError):  # another version of wgpu
+        return device.create_shader_module(code=code)
+    return api.GPUShaderModule("", create(device._internal, described, 0), device)
 
 
 def _best_adapter(module: Any) -> Any:

@@ -19,7 +19,7 @@ NOTHING = "nothing"  # bound where a kernel's variant does not read a buffer
 SPARE = "spare"  # bound where it does not write one
 
 # Workgroups of a dispatch: a number, or "T", "R", "B", "P" (tokens, output rows, blocks of 256 keys and pieces of the
-# step), or "T*4".
+# step), or "T*4", or "T/8", rounded up.
 Count = int | str
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from assay.engines.contract import PAGE, pages_for
 from assay.engines.plan.state_layout import cache_pools
 from assay.engines.wgpu.dispatches import NOTHING, SPARE, DispatchPlan
-from assay.engines.wgpu.graph_dispatches import ProgramShape, cache_words, compile_dispatches
+from assay.engines.wgpu.graph_dispatches import compile_dispatches
 from assay.engines.wgpu.placed_weights import StackedWeights
+from assay.engines.wgpu.program_builder import ProgramShape, cache_words
 from assay.engines.wgpu.shaders import TIERS, Kernel, arithmetic
 from assay.engines.wgpu.step_words import HEADER, RECORD, RopeRows
 from assay.engines.wgpu.tier_probe import expected_results, probe_vectors

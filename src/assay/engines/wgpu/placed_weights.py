@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.plan.fuse import Gated, Products, fuse
-from assay.engines.wgpu.graph_dispatches import GATES, WeightPart, WeightSlice
+from assay.engines.wgpu.graph_dispatches import GATES
+from assay.engines.wgpu.program_builder import WeightPart, WeightSlice
 from assay.engines.wgpu.weight_tiles import CHUNK, ROWS, TileFormat, pack, tile_format, tiles_of, units_of
 from assay.gguf import GGUFFile
 from assay.graph import Graph, Trait

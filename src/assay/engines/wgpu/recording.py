@@ -5,13 +5,13 @@ Touch this module when the way from a plan to submitted commands changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.wgpu.adapter import ALIGNMENT, Gpu
+from assay.engines.wgpu.adapter import ALIGNMENT, Command, Copy, Gpu
 from assay.engines.wgpu.dispatches import Count, Dispatch, DispatchPlan
 
 
@@ -27,12 +27,13 @@ class Recording:
         for i, d in enumerate(plan.dispatches):
             words[i, : len(d.words)] = d.words
         self._numbers = gpu.loaded(words, "numbers of kernels")
+        gpu.compile((d.kernel for d in plan.dispatches), tier)
         self._commands = [
             (gpu.pipeline(d.kernel, tier), gpu.bind_group(d.kernel, (self._numbers, i * size, size), self._bound(d)),
              d.groups)
             for i, d in enumerate(plan.dispatches)
         ]  # fmt: skip
-        self._counts: dict[tuple[int, int, int, int], list[tuple[Any, Any, tuple[int, int, int]]]] = {}
+        self._prepared: dict[tuple[int, int, int, int], list[tuple[Any, ...]]] = {}
 
     @property
     def bytes(self) -> int:
@@ -44,18 +45,23 @@ class Recording:
     def _bound(self, dispatch: Dispatch) -> Mapping[str, Any]:
         return {binding: self.buffer(name) for binding, name in dispatch.buffers.items()}
 
-    def run(self, tokens: int, rows: int, blocks: int, pieces: int) -> None:
+    def run(
+        self, tokens: int, rows: int, blocks: int, pieces: int, before: Sequence[Copy] = (), after: Sequence[Copy] = ()
+    ) -> None:
         """Submit the dispatches of a step of so many tokens, output rows, blocks of keys and pieces."""
         key = (tokens, rows, blocks, pieces)
-        commands = self._counts.get(key)
+        commands = self._prepared.get(key)
         if commands is None:
-            sizes = {"T": tokens, "R": rows, "B": blocks, "P": pieces}
-            counted = [(pipeline, group, workgroups(groups, sizes)) for pipeline, group, groups in self._commands]
-            commands = [(p, g, (x, y, z)) for p, g, (x, y, z) in counted if x and y and z]
-            if len(self._counts) > 64:
-                self._counts.clear()
-            self._counts[key] = commands
-        self.gpu.submit(commands)
+            if len(self._prepared) > 64:
+                self._prepared.clear()
+            commands = self._prepared[key] = self.gpu.prepared(self.commands(*key))
+        self.gpu.submit(commands, before, after)
+
+    def commands(self, tokens: int, rows: int, blocks: int, pieces: int) -> list[Command]:
+        """The dispatches of such a step, without those that have no workgroups."""
+        sizes = {"T": tokens, "R": rows, "B": blocks, "P": pieces}
+        counted = [(pipeline, group, workgroups(groups, sizes)) for pipeline, group, groups in self._commands]
+        return [(p, g, (x, y, z)) for p, g, (x, y, z) in counted if x and y and z]
 
     def rows(self, name: str, rows: int, stride: int) -> NDArray[np.float32]:
         """The first rows of one of its buffers."""
@@ -72,6 +78,9 @@ def workgroups(groups: tuple[Count, Count, Count], sizes: Mapping[str, int]) -> 
     def count(c: Count) -> int:
         if isinstance(c, int):
             return c
+        if "/" in c:
+            symbol, _, each = c.partition("/")
+            return -(-sizes[symbol] // int(each))
         symbol, _, times = c.partition("*")
         return sizes[symbol] * int(times or 1)
 

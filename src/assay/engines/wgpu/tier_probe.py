@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
@@ -54,13 +54,16 @@ class Verdict:
         return "; ".join([found, *(f"tier {tier} failed: {why}" for tier, why in self.failures.items())])
 
 
-def probe(gpu: Gpu, plan: DispatchPlan, shared: Callable[[str], Any], forced: int | None = None) -> Verdict:
-    """The verdict on this adapter for the kernels of a plan. `forced`, or the variable ASSAY_TIER, allows one tier."""
+Found = dict[Kernel, tuple[DispatchPlan, Dispatch]]  # one dispatch of each kernel
+
+
+def probe(gpu: Gpu, plans: Sequence[DispatchPlan], shared: Callable[[str], Any], forced: int | None = None) -> Verdict:
+    """The verdict on this adapter for the kernels of plans. `forced`, or the variable ASSAY_TIER, allows one tier."""
     if forced is None and (asked := os.environ.get("ASSAY_TIER", "")):
         forced = int(asked) if asked.isdecimal() else -1
     if forced not in (None, *TIERS):
         raise AssayError(f"engine wgpu: no such tier (found {forced}, expected {', '.join(map(str, TIERS))})")
-    first = {d.kernel: d for d in reversed(plan.dispatches)}  # one dispatch of each kernel
+    first: Found = {d.kernel: (plan, d) for plan in reversed(plans) for d in reversed(plan.dispatches)}
     key = _key(gpu, first.keys(), forced)
     if known := _kept_verdict(key):
         return known
@@ -69,7 +72,7 @@ def probe(gpu: Gpu, plan: DispatchPlan, shared: Callable[[str], Any], forced: in
     # Adapters in software compute both sides of a branch, so that integers alone are their fastest tier.
     order = (forced,) if forced is not None else (2, 1, 0) if gpu.software else tuple(TIERS)
     for tier in order:
-        why = _wrong_primitive(gpu, tier) or (_wrong_kernel(gpu, plan, first, tier, shared) if tier < 2 else "")
+        why = _wrong_primitive(gpu, tier) or (_wrong_kernel(gpu, first, tier, shared) if tier < 2 else "")
         if not why:
             found = Verdict(tier, True, failures)
             break
@@ -131,7 +134,7 @@ def _wrong_primitive(gpu: Gpu, tier: int) -> str:
     out = gpu.buffer(4 * 5 * len(vectors), "probe")
     numbers = gpu.loaded(np.array([0, len(vectors)], np.uint32), "probe")
     group = gpu.bind_group(kernel, (numbers, 0, 8), {"x": x, "out": out})
-    gpu.submit([(gpu.pipeline(kernel, tier), group, (-(-len(vectors) // 64), 1, 1))])
+    gpu.submit(gpu.prepared([(gpu.pipeline(kernel, tier), group, (-(-len(vectors) // 64), 1, 1))]))
     found, expected = gpu.read(out, 5 * len(vectors)).reshape(-1, 5), expected_results()
     both_nan = np.isnan(found.view(np.float32)) & np.isnan(expected.view(np.float32))
     wrong = (found != expected) & ~both_nan
@@ -148,13 +151,13 @@ def _wrong_primitive(gpu: Gpu, tier: int) -> str:
 # --- kernels
 
 
-def _wrong_kernel(
-    gpu: Gpu, plan: DispatchPlan, first: dict[Kernel, Dispatch], tier: int, shared: Callable[[str], Any]
-) -> str:
+def _wrong_kernel(gpu: Gpu, first: Found, tier: int, shared: Callable[[str], Any]) -> str:
     """The first kernel whose results in this tier differ from those of integers; empty if none does."""
     chunk = Chunk(np.arange(1, 1 + _TOKENS, dtype=np.int32), 0, np.zeros(1, np.int32), "all")
     (step,) = whole([chunk])
-    for kernel, dispatch in first.items():
+    for each in (tier, 2):
+        gpu.compile(first, each)
+    for kernel, (plan, dispatch) in first.items():
         found, expected = (_outputs(gpu, plan, dispatch, step, t, shared) for t in (tier, 2))
         for name, words in found.items():
             wrong = np.flatnonzero(words != expected[name])
@@ -182,12 +185,16 @@ def _outputs(
             )
         else:
             size = min(plan.sizes.get(name) or int(shared(name).size), 16 << 20) // 4
-            made[binding] = gpu.loaded(np.zeros(size, np.uint32) if writes else _inputs(size), "probe")
+            if kernel.name == "matvec" and binding == "x":
+                found = _blocks(size, 4 * dispatch.numbers["x_stride"], dispatch.numbers["blocks"])
+            else:
+                found = np.zeros(size, np.uint32) if writes else _inputs(size)
+            made[binding] = gpu.loaded(found, "probe")
     numbers = np.zeros(ALIGNMENT // 4, np.uint32)
     numbers[: len(dispatch.words)] = dispatch.words
     group = gpu.bind_group(kernel, (gpu.loaded(numbers, "probe"), 0, ALIGNMENT), made)
     counts = workgroups(dispatch.groups, {"T": _TOKENS, "R": _TOKENS, "B": 1, "P": 1})
-    gpu.submit([(gpu.pipeline(kernel, tier), group, counts)])
+    gpu.submit(gpu.prepared([(gpu.pipeline(kernel, tier), group, counts)]))
     return {b: gpu.read(made[b], int(made[b].size) // 4) for b, writes in kernel.bindings.items() if writes}
 
 
@@ -201,6 +208,23 @@ def _inputs(words: int) -> NDArray[np.uint32]:
     found = values.view(np.uint32)
     found[kinds == 2] &= 0x807FFFFF
     return found
+
+
+def _blocks(words: int, stride: int, blocks: int) -> NDArray[np.uint32]:
+    """Activations as int8 blocks (`quantise.wgsl`): rows of codes and three lists, the first with wild scales."""
+    rng, rows = np.random.default_rng(words), words // stride
+    codes = rng.integers(-127, 128, (rows, blocks, 32), np.int8)
+    d = np.abs(_inputs(rows * blocks).view(np.float32).reshape(rows, blocks))
+    tame = (d == 0) | ((d >= 2.0**-30) & (d < 2.0**30))
+    with np.errstate(all="ignore"):
+        sums = d * codes.sum(axis=2, dtype=np.int32).astype(np.float32)
+    lists = [d, np.where(tame, d, np.float32(np.nan)), np.where(tame, sums, np.float32(np.nan))]
+    found = np.zeros((rows, stride), np.uint32)
+    found[:, : 8 * blocks] = codes.reshape(rows, -1).view(np.uint32)
+    for i, values in enumerate(lists):
+        first = 8 * blocks + i * (-(-blocks // 4) * 4)
+        found[:, first : first + blocks] = values.astype(np.float32).view(np.uint32)
+    return np.pad(found.ravel(), (0, words - found.size))
 
 
 # --- verdicts on disk

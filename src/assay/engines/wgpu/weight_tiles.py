@@ -4,8 +4,9 @@
     tile    32 rows: of each unit, chunk by chunk, the 32 rows side by side, so that neighbouring invocations read
             neighbouring chunks
 
-The last tile is padded with zeros. Q4_0, Q4_1, Q4_K, Q8_0 and IQ4_NL keep the size that they have in the file. Types
-without a format of their own are expanded to a byte a weight. Touch this module when a type gets a format of its own.
+The last tile is padded with zeros. Q4_0, Q4_1, Q4_K, Q8_0 and IQ4_NL keep the size that they have in the file; Q6_K
+grows by a fifteenth. Types without a format of their own are expanded to a byte a weight. Touch this module when a type
+gets a format of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class TileFormat:
     """How a weight lies in its item: words of the kernels' variants."""
 
     weights: str = "blocks"  # or f32, f16, bf16
-    codes: str = ""  # bytes, nibbles, centred, book
-    scales: str = ""  # halves, floats, sixteenths, super
+    codes: str = ""  # bytes, nibbles, centred, book, six
+    scales: str = ""  # halves, floats, sixteenths, super, signed
     minima: bool = False
     centred: bool = False  # products subtract 16 from the codes
     book: tuple[int, ...] = ()
@@ -48,7 +49,7 @@ class TileFormat:
         if self.floats:
             return frozenset({f"weights={self.weights}"})
         found = {"weights=blocks", f"codes={self.codes}", f"scales={self.scales}", "minima" if self.minima else "plain"}
-        found.add("sixteenths" if self.scales == "sixteenths" else "whole")
+        found.add("sixteenths" if self.scales in ("sixteenths", "signed") else "whole")
         return frozenset(found | ({"centred"} if self.centred else set()))
 
     @property
@@ -62,8 +63,10 @@ class TileFormat:
         """Chunks of an item."""
         if self.floats:
             return 64 if self.weights == "f32" else 32
-        scales = {"halves": 1, "super": 1, "floats": 2, "sixteenths": 4}[self.scales]
-        return (16 if self.codes == "bytes" else 8) + scales * (2 if self.minima and self.scales != "super" else 1)
+        scales = {"halves": 1, "super": 1, "floats": 2, "signed": 2, "sixteenths": 4}[self.scales]
+        return {"bytes": 16, "six": 12}.get(self.codes, 8) + scales * (
+            2 if self.minima and self.scales != "super" else 1
+        )
 
 
 _FORMATS = {
@@ -78,6 +81,7 @@ _FORMATS = {
     "Q8_0": TileFormat(codes="bytes", scales="halves"),
     "Q4_K": TileFormat(codes="nibbles", scales="super", minima=True),
     "Q5_K": TileFormat(codes="bytes", scales="floats", minima=True, centred=True),
+    "Q6_K": TileFormat(codes="six", scales="signed"),
     "Q2_K": TileFormat(codes="bytes", scales="sixteenths", minima=True),
     "IQ4_NL": TileFormat(codes="book", scales="halves", book=_IQ4),
     "IQ4_XS": TileFormat(codes="book", scales="floats", book=_IQ4),
@@ -150,7 +154,17 @@ def _blocks(raw: NDArray[np.uint8], kind: int, columns: int, units: int, form: T
             index: NDArray[np.uint8] = np.zeros(256, np.uint8)
             index[np.array(form.book, np.int8).view(np.uint8)] = np.arange(16)
             codes = index[codes]
+        elif form.codes == "six":
+            codes = codes + np.uint8(32)
+            top = (codes >> np.uint8(4)).reshape(rows, units, 8, 2, 4, 4)  # two bits of byte j of word i
+            places = np.left_shift(top, np.arange(0, 8, 2, dtype=np.uint8)[:, None])
+            high = np.bitwise_or.reduce(places, axis=4).reshape(rows, units, -1)
+            codes = codes & np.uint8(15)
         codes = codes[:, :, :, 0] | np.left_shift(codes[:, :, :, 1], np.uint8(4))
+    if form.codes == "six":  # scales as they are in the file
+        own = raw.reshape(rows, units, -1)
+        pad = np.zeros((rows, units, CHUNK - 2), np.uint8)
+        return [codes.reshape(rows, units, -1), high, own[:, :, 192:208], own[:, :, 208:210], pad]
     if form.scales == "super":  # scales and minima as they are in the file
         scales = raw.reshape(rows, units, -1)[:, :, :CHUNK]
     else:

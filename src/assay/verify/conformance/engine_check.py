@@ -70,6 +70,8 @@ def check_engine(
     yield _twice(make, [tokens[i % len(tokens)] for i in range(lengths[-1])], model.graph.output)
     engine = make()
     try:
+        if verdict := getattr(engine, "verdict", None):  # of the wgpu engine: the tier that this adapter got
+            yield Check("arithmetic of the adapter", verdict.proven, str(verdict))
         for company in in_company(engine, model, tokens):
             yield Check(company.name, company.passed, company.detail)
     finally:

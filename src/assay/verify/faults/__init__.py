@@ -32,6 +32,7 @@ from assay.verify.faults import (
     recurrent,
     rotary,
     small,
+    wgsl_edits,
 )
 from assay.verify.faults.fault import (
     PLANTS,
@@ -85,6 +86,7 @@ _PLANTING = (
     families,
     small,
     recurrent,
+    wgsl_edits,
 )  # importing them registers their edits
 
 

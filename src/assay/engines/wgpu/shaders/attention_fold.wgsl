@@ -73,6 +73,6 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
 //#if quantised
   workgroupBarrier();
   quantise(l, par.dim, row * par.acts_stride + h * par.dim / 4u,
-           row * par.acts_stride + par.width / 4u + h * par.dim / 32u);
+           row * par.acts_stride + par.width / 4u + h * par.dim / 32u, par.width / 32u);
 //#end
 }

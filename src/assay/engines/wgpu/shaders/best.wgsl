@@ -15,9 +15,12 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   let row = par.x_at + group.x * par.x_stride;
   var best = 0u;
   var at = 0xffffffffu;
-  for (var i = l; i < par.width; i += 256u) {
-    let r = rank(x[row + i]);
-    if (at == 0xffffffffu || r > best) { best = r; at = i; }
+  for (var first = l; first < par.width; first += 2048u) {
+    for (var k = 0u; k < 8u; k++) {  // the loads of eight values are in flight together
+      let i = first + 256u * k;
+      let r = rank(x[row + min(i, par.width - 1u)]);
+      if (i < par.width && (at == 0xffffffffu || r > best)) { best = r; at = i; }
+    }
   }
   value[l] = best;
   index[l] = at;

@@ -41,6 +41,6 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
 //#if quantised
   workgroupBarrier();
   quantise(l, min(256u, par.width - group.x * 256u), row * par.acts_stride + group.x * 64u,
-           row * par.acts_stride + par.width / 4u + group.x * 8u);
+           row * par.acts_stride + par.width / 4u + group.x * 8u, par.width / 32u);
 //#end
 }

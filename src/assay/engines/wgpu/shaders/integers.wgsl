@@ -132,7 +132,11 @@ fn int_fma(x : u32, y : u32, z : u32) -> u32 {
   let u = shl64(k, zeros - 1u);  // first bit at 62
   return pack(sign, e + 2 - i32(zeros), u.hi | u32(u.lo != 0u));
 }
-// Division and square root, one bit of the result a step: devices differ in both, and a row has few of them.
+// Division and square root. Devices round both in their own ways, so the device's result is only a first guess of the
+// 24 bits, and the integer remainder corrects it. Tier 2, or a guess that is far away, finds one bit of the result a step.
+fn rest_bits(twice : u32, whole : u32, rest : u32) -> u32 {  // what follows the 24 bits: below, at or above a half
+  return select(select(1u, 0x40u, twice == whole), 0x41u, twice > whole) * u32(rest != 0u);
+}
 fn div(x : u32, y : u32) -> u32 {
   let ax = magnitude(x);
   let ay = magnitude(y);
@@ -148,6 +152,18 @@ fn div(x : u32, y : u32) -> u32 {
   var r = u32(p.x);
   let d = u32(q.x);
   if (r < d) { r = r << 1u; e = e - 1; }
+  if (QUICK) {
+    let inverse = 1.0 / f32(d);
+    var quotient = u32(f32(r) * inverse * 8388608.0);
+    var rest = i32((r << 23u) - quotient * d);  // small, so that the low 32 bits are all of it
+    let off = i32(floor(f32(rest) * inverse));
+    quotient += u32(off);
+    rest -= off * i32(d);
+    let over = i32(rest >= i32(d)) - i32(rest < 0);
+    quotient += u32(over);
+    rest -= over * i32(d);
+    if (u32(rest) < d) { return pack(s, e, (quotient << 7u) | rest_bits(2u * u32(rest), d, u32(rest))); }
+  }
   var m = 0u;
   for (var k = 0u; k < 27u; k++) {
     m = m << 1u;
@@ -161,6 +177,20 @@ fn root(x : u32) -> u32 {
   if (x > INFINITY) { return NAN; }
   let p = parts(x);
   var e = p.y - 127;
+  if (QUICK) {
+    let odd = u32(e) & 1u;
+    let v = u32(p.x) << odd;
+    var found = u32(sqrt(f32(v) * 0x1p-23) * 8388608.0);
+    var rest = i32((v << 23u) - found * found);  // small, as in a division
+    let off = i32(floor(f32(rest) / f32(2u * found)));
+    rest -= off * (2 * i32(found) + off);
+    found += u32(off);
+    if (rest < 0) { found -= 1u; rest += 2 * i32(found) + 1; }
+    if (rest > 2 * i32(found)) { rest -= 2 * i32(found) + 1; found += 1u; }
+    if (u32(rest) <= 2u * found) {  // a square root is never halfway between two floats
+      return pack(0u, ((e - i32(odd)) >> 1u) + 127, (found << 7u) | rest_bits(2u * u32(rest), 2u * found + 1u, u32(rest)));
+    }
+  }
   var rest = u32(p.x) << 7u;
   if ((e & 1) != 0) { rest = rest << 1u; e = e - 1; }
   var found = 0u;

@@ -31,33 +31,73 @@ fn centred(v : u32, mean : u32) -> u32 {
 //#end
   return v;
 }
-// Chain l of the squares. Eight values are loaded before they are added, so that the loads are in flight together; a
-// loop over them would not be unrolled by every driver.
-fn at_or_0(base : u32, i : u32, mean : u32) -> u32 { return select(0u, centred(x[base + i], mean), i < par.n); }
-fn four(base : u32, i : u32, mean : u32) -> vec4<u32> {
-  return vec4<u32>(at_or_0(base, i, mean), at_or_0(base, i + 64u, mean), at_or_0(base, i + 128u, mean),
-                   at_or_0(base, i + 192u, mean));
+// The sum of squares without tests: 2048 values at a time are loaded by all invocations, then 64 of these walk their
+// chains. All invocations call it. `any_wild` says whether it may be wrong.
+var<workgroup> loaded : array<f32, 2048>;
+var<workgroup> sixteen : array<f32, 16>;
+var<workgroup> any_wild : atomic<u32>;
+fn load(base : u32, i : u32, at : u32, mean : u32) -> bool {
+  let v = select(0u, centred(x[base + min(i, par.n - 1u)], mean), i < par.n);
+  loaded[at] = bitcast<f32>(v);
+  return wild(v);
 }
-fn any_wild(v : vec4<u32>) -> bool { return wild(v.x) | wild(v.y) | wild(v.z) | wild(v.w); }
-fn add_squares(v : vec4<f32>, sum : f32) -> f32 {
-  return quick_fma(v.w, v.w, quick_fma(v.z, v.z, quick_fma(v.y, v.y, quick_fma(v.x, v.x, sum))));
-}
-fn squared(base : u32, l : u32, mean : u32) -> u32 {
+fn at_chain(l : u32, k : u32) -> f32 { return bitcast<f32>(chains[l + 16u * k]); }
+fn quick_squares(base : u32, l : u32, mean : u32) -> u32 {
   var s = 0.0;
-  var out = !QUICK;
-  for (var i = l; i < par.n; i += 512u) {
-    let a = four(base, i, mean);
-    let b = four(base, i + 256u, mean);
-    out = out | any_wild(a) | any_wild(b);
-    s = add_squares(bitcast<vec4<f32>>(b), add_squares(bitcast<vec4<f32>>(a), s));
+  if (l == 0u) { atomicStore(&any_wild, 0u); }  // memory of workgroups is not zeroed everywhere
+  workgroupBarrier();
+  for (var first = 0u; first < par.n; first += 2048u) {
+    let count = min(2048u, par.n - first);
+    var out = false;
+    if (count == 2048u) {
+      for (var k = 0u; k < 8u; k++) { out = load(base, first + 256u * k + l, 256u * k + l, mean) | out; }
+    } else {
+      for (var i = l; i < count; i += 256u) { out = load(base, first + i, i, mean) | out; }
+    }
+    if (out) { atomicOr(&any_wild, 1u); }
+    workgroupBarrier();
+    if (l < 64u) {
+      if (count == 2048u) {
+        for (var k = 0u; k < 32u; k++) { s = quick_fma(loaded[l + 64u * k], loaded[l + 64u * k], s); }
+      } else {
+        for (var i = l; i < count; i += 64u) { s = quick_fma(loaded[i], loaded[i], s); }
+      }
+    }
+    workgroupBarrier();
   }
-  if (!out) { return bitcast<u32>(s); }
-  var sum = 0u;
-  for (var i = l; i < par.n; i += 64u) {
+  if (l < 64u) { chains[l] = bitcast<u32>(s); }
+  workgroupBarrier();
+  if (l < 16u) {  // the first two levels of the tree, then the others in every invocation
+    sixteen[l] = quick_add(quick_add(at_chain(l, 0u), at_chain(l, 2u)), quick_add(at_chain(l, 1u), at_chain(l, 3u)));
+  }
+  workgroupBarrier();
+  var four : vec4<f32>;
+  for (var k = 0u; k < 4u; k++) {
+    four[k] = quick_add(quick_add(sixteen[k], sixteen[k + 8u]), quick_add(sixteen[k + 4u], sixteen[k + 12u]));
+  }
+  return bitcast<u32>(quick_add(quick_add(four.x, four.z), quick_add(four.y, four.w)));
+}
+fn squares(base : u32, l : u32, mean : u32) -> u32 {
+  if (l < 64u) {
+    var sum = 0u;
+    for (var i = l; i < par.n; i += 64u) {
+      let v = centred(x[base + i], mean);
+      sum = fused(v, v, sum);
+    }
+    chains[l] = sum;
+  }
+  return tree(l);
+}
+fn squares_alone(base : u32, mean : u32) -> u32 {  // by one invocation, where few need it
+  var sums : array<u32, 64>;
+  for (var i = 0u; i < par.n; i++) {
     let v = centred(x[base + i], mean);
-    sum = fused(v, v, sum);
+    sums[i % 64u] = fused(v, v, sums[i % 64u]);
   }
-  return sum;
+  for (var h = 32u; h > 0u; h = h >> 1u) {
+    for (var i = 0u; i < h; i++) { sums[i] = add(sums[i], sums[i + h]); }
+  }
+  return sums[0];
 }
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_index) l : u32) {
@@ -72,17 +112,22 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   }
   mean = div(tree(l), par.count);
 //#end
-  if (l < 64u) { chains[l] = squared(base, l, mean); }
-  let squares = tree(l);
+  var sum = 0u;
+  if (QUICK) {
+    sum = quick_squares(base, l, mean);
+    if (atomicLoad(&any_wild) != 0u) { sum = squares_alone(base, mean); }
+  } else {
+    sum = squares(base, l, mean);
+  }
 //#if l2
-  var f = div(ONE, root(add(squares, par.eps)));
+  var f = div(ONE, root(add(sum, par.eps)));
 //#end
 //#if floored
-  let length = root(squares);
+  let length = root(sum);
   var f = div(ONE, select(length, par.eps, less(length, par.eps)));
 //#end
 //#if mean
-  var f = div(ONE, root(add(div(squares, par.count), par.eps)));
+  var f = div(ONE, root(add(div(sum, par.count), par.eps)));
 //#end
   let first = group.z * 256u;
   let i = first + l;
@@ -102,6 +147,6 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
 //#if quantised
   workgroupBarrier();
   quantise(l, min(256u, n - first), group.y * par.acts_stride + first / 4u,
-           group.y * par.acts_stride + n / 4u + first / 32u);
+           group.y * par.acts_stride + n / 4u + first / 32u, n / 32u);
 //#end
 }

@@ -12,5 +12,5 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_inde
   if (i < par.width) { shown[l] = x[par.x_at + (row / par.parts) * par.x_stride + (row % par.parts) * par.part + i]; }
   workgroupBarrier();
   quantise(l, min(256u, par.width - group.x * 256u), row * par.acts_stride + group.x * 64u,
-           row * par.acts_stride + par.width / 4u + group.x * 8u);
+           row * par.acts_stride + par.width / 4u + group.x * 8u, par.width / 32u);
 }

@@ -29,8 +29,8 @@ fn fused(x : u32, y : u32, z : u32) -> u32 {
 }
 // The same without tests, for operands that are not `wild` (integers.wgsl).
 const QUICK = true;
+fn quick_add(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x + y)); }
+fn halves(word : u32) -> vec2<f32> { return unpack2x16float(word); }  // the probe finds a device that flushes them
 fn quick_mul(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x * y)); }
 fn quick_fma(x : f32, y : f32, z : f32) -> f32 { return bitcast<f32>(hide(fma(x, y, z))); }
 fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats
-// Whether quick_fma(x, y, z) = r of normal floats and zeros may have lost a subnormal result.
-fn lost(x : f32, y : f32, r : f32) -> bool { return (exponent(bitcast<u32>(r)) < 2u) & (x != 0.0) & (y != 0.0); }

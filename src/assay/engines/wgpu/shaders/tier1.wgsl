@@ -43,6 +43,8 @@ fn odd_sum(a : f32, b : f32) -> f32 {  // a + b rounded to odd
 }
 // The same without tests, for operands that are not `wild` (integers.wgsl).
 const QUICK = true;
+fn quick_add(x : f32, y : f32) -> f32 { return kept(x + y); }
+fn halves(word : u32) -> vec2<f32> { return bitcast<vec2<f32>>(vec2<u32>(from_half(word & 0xffffu), from_half(word >> 16u))); }
 fn quick_mul(x : f32, y : f32) -> f32 { return kept(x * y); }
 fn quick_fma(x : f32, y : f32, z : f32) -> f32 {
   let u = two_product(x, y);
@@ -50,8 +52,6 @@ fn quick_fma(x : f32, y : f32, z : f32) -> f32 {
   let v = two_sum(u.x, t.x);
   return kept(v.x + odd_sum(t.y, v.y));
 }
-// Whether an error term of quick_fma(x, y, z) may be subnormal, where y is a multiple of 2^-24.
-fn lost(x : f32, y : f32, r : f32) -> bool { return (exponent(bitcast<u32>(x)) < 51u) & (x != 0.0); }
 fn exact_mul(x : u32, y : u32) -> u32 { return hide(bitcast<f32>(x) * bitcast<f32>(y)); }  // of normal floats
 fn fused(x : u32, y : u32, z : u32) -> u32 {
   let p = exponent(x);

@@ -1,7 +1,7 @@
 """Decode runs on the device: several decode steps are queued before the host reads the first result.
 
-A decode step is one CUDA graph. It leaves its most probable token and the next position in the device's step tables,
-so the host can launch the following step without reading a result. `StepQueue` decides how many steps are launched
+A decode step leaves its most probable token on the device, so the host can launch the following step without reading a
+result. `StepQueue` decides how many steps are launched
 ahead of the one that is read. The other classes are the capabilities of `assay.engines.contract` over such a queue.
 Change this module to change queueing; the kernels and tables of a step belong to the engine.
 """
