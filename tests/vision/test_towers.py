@@ -37,6 +37,18 @@ def test_pixels_and_embeddings_are_llama_cpps(name: str) -> None:
             assert nmse(image.rows, embeddings) <= most
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cuda_engine_has_the_bits_of_the_cpu(name: str) -> None:
+    from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
+
+    wanted = golden(name)
+    cuda = open_projector(wanted.path, "cuda", device=device(), **wanted.limits)
+    for found, image in zip(rows(cuda, wanted.image), rows(wanted.open(), wanted.image), strict=True):
+        np.testing.assert_array_equal(found.rows, image.rows)
+        assert found.digest == image.digest
+    cuda.close()
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_bits_do_not_depend_on_threads_batch_or_trace(name: str) -> None:
     wanted = golden(name)

@@ -128,7 +128,9 @@ class Opened:
         if not path.is_file():
             raise AssayError(f"--mmproj {path}: no such file")
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
-        found = open_projector(path, "reference" if name == "reference" else "cpu", threads=self.options.threads)
+        on_gpu = name == "auto" and "cuda" in engines.ENGINES
+        precision = "exact" if self.options.precision == "exact" else "fast"
+        found = open_projector(path, "cuda" if on_gpu else name, threads=self.options.threads, precision=precision)
         form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
         if missing := form.needs - set(engines.engine_class(name).pictures):
             raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")

@@ -88,6 +88,6 @@ def _prompt(projector: Projector, prepared: PreparedPicture, rows: Sequence[NDAr
 def _digest(projector: Projector, image: PreparedImage) -> bytes:
     """The name of an image's rows: the mmproj file, the engine's arithmetic, the pixels that the tower reads."""
     found = hashlib.sha256(projector.digest)
-    found.update(f"{projector.engine} {image.pixels.shape}".encode())
+    found.update(f"{projector.arithmetic} {image.pixels.shape}".encode())
     found.update(image.pixels.data)
     return found.digest()
