@@ -175,6 +175,26 @@ def test_merged_patches_of_pixtral_lie_channel_by_channel(tmp_path) -> None:
     assert np.allclose(nodes["patch_merged"][columns + 2], wanted)
 
 
+def test_three_parts_of_deepstack(tmp_path) -> None:
+    """As Qwen3-VL has them: each part is that of its layer, whatever other layers give one."""
+    def change(name, values):
+        yield name, values
+        if ".deepstack.1." in name:
+            for layer in (0, 2):
+                yield name.replace(".1.", f".{layer}."), values * np.float32(1 + layer)
+
+    _rewritten("qwen3vl", tmp_path / "three.gguf", change)
+    three = open_projector(tmp_path / "three.gguf", threads=1)
+    (many,), (one,) = rows(three, golden("qwen3vl").image), rows(golden("qwen3vl").open(), golden("qwen3vl").image)
+    width = one.rows.shape[1] // 2
+    assert three.tower.parts == 3 and many.rows.shape[1] == 4 * width
+    assert np.array_equal(many.rows[:, :width], one.rows[:, :width])
+    assert np.array_equal(many.rows[:, 2 * width : 3 * width], one.rows[:, width:])  # of layer 1
+    nodes = trace_picture(three, golden("qwen3vl").image, ["deepstack_out-0", "deepstack_out-2"]).nodes[0]
+    assert np.array_equal(many.rows[:, width : 2 * width], nodes["deepstack_out-0"])
+    assert np.array_equal(many.rows[:, 3 * width :], nodes["deepstack_out-2"])
+
+
 def test_errors_name_the_file_and_the_key(tmp_path) -> None:
     path = tmp_path / "x.gguf"
 
