@@ -5,9 +5,10 @@
     python bench/vision.py --engine cuda --shapes gemma3 --types F16                        # no peer: seconds alone
     python bench/vision.py --shapes qwen3-vl-2b --pictures 4          # several pictures in one batch, over one by one
 
-Each engine runs in its own process and encodes preprocessed pixels; they take turns. A ratio is llama.cpp's seconds over
-assay's. `--layers` makes shorter towers: a layer costs the same in each. The weights' types are those of the files that
-people have: matrices in the type that is named, in F16 where its blocks do not divide a row, tables and vectors in F32.
+Each engine runs in its own process and encodes preprocessed pixels; they take turns. A ratio is llama.cpp's seconds
+over assay's. `--layers` makes shorter towers: a layer costs the same in each. The weights' types are those of the files
+that people have: matrices in the type that is named, in F16 where its blocks do not divide a row, tables and vectors in
+F32.
 """
 
 from __future__ import annotations
@@ -184,7 +185,11 @@ def measure(path: Path, name: str, kind: str, args: argparse.Namespace) -> dict[
 def markdown(results: list[dict[str, Any]]) -> str:
     lines = ["| tower | type | picture | assay, s | llama.cpp, s | ratio | range | in one batch |", "|---" * 8 + "|"]
     for r in results:
-        peer = (f"{r['llama.cpp']:.2f}", f"{r['ratio']:.2f}", "{:.2f} – {:.2f}".format(*r["range"])) if "ratio" in r else ("–",) * 3
+        peer = (
+            (f"{r['llama.cpp']:.2f}", f"{r['ratio']:.2f}", "{:.2f} – {:.2f}".format(*r["range"]))
+            if "ratio" in r
+            else ("–",) * 3
+        )
         batch = f"{r['together']:.2f}" if "together" in r else "–"
         size = "×".join(map(str, r["picture"]))
         lines.append(f"| {' | '.join([r['shape'], r['type'], size, format(r['seconds'], '.2f'), *peer, batch])} |")

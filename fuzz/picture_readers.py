@@ -106,7 +106,9 @@ def _rewritten(rng: random.Random, file: GGUFFile) -> bytes:
         elif isinstance(keys[key], float):
             keys[key] = rng.choice(mutate.FLOATS[:-4])
         elif isinstance(keys[key], np.ndarray):
-            keys[key] = np.array([rng.choice((0.0, 1e-38, 1e38, -1.0, 0.5)) for _ in range(rng.choice((1, 3, 3)))], "f4")
+            keys[key] = np.array(
+                [rng.choice((0.0, 1e-38, 1e38, -1.0, 0.5)) for _ in range(rng.choice((1, 3, 3)))], "f4"
+            )
         else:
             keys[key] = rng.choice((True, False, "gemma3", "lfm2", "pixtral"))
     tensors = []

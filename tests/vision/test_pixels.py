@@ -146,7 +146,8 @@ def test_long_and_odd_pictures_of_every_kind(size: tuple[int, int]) -> None:
     grey = np.repeat(rgb[:, :, :1], 3, 2)
     for data, wanted in (
         (_saved(rgb, "PNG"), rgb), (_saved(rgb, "BMP"), rgb), (_saved(rgb, "WEBP", lossless=True), rgb),
-        (_saved(np.ascontiguousarray(grey[:, :, 0]), "PPM"), grey), (_saved(rgb[:, :, 0] > 127, "PNG"), 255 * (grey > 127)),
+        (_saved(np.ascontiguousarray(grey[:, :, 0]), "PPM"), grey),
+        (_saved(rgb[:, :, 0] > 127, "PNG"), 255 * (grey > 127)),
     ):  # fmt: skip
         found = decode_picture(data)
         assert np.array_equal(found, wanted)

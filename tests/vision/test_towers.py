@@ -181,6 +181,7 @@ def test_merged_patches_of_pixtral_lie_channel_by_channel(tmp_path) -> None:
 
 def test_three_parts_of_deepstack(tmp_path) -> None:
     """As Qwen3-VL has them: each part is that of its layer, whatever other layers give one."""
+
     def change(name, values):
         yield name, values
         if ".deepstack.1." in name:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay import engines
-from assay.engines.contract import PagedEngine, pages_for
+from assay.engines.contract import PAGE, PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
 from assay.engines.plan.state_layout import StateMemory, page_bytes, state_memory
 from assay.errors import AssayError
@@ -177,10 +177,20 @@ class Opened:
         )
 
     @property
+    def position_bytes(self) -> float:
+        """Estimated bytes of one position in the cache."""
+        return page_bytes(self.model.graph, self._kv_type) / PAGE
+
+    @property
+    def _kv_type(self) -> str:
+        name = self.options.engine or engines.default_name()
+        return self.options.kv_type or engines.default_kv_type(name, self.options.precision)
+
+    @property
     def cache_bytes(self) -> int:
         """Estimated bytes of the cache before the engine exists; afterwards use `engine.memory`."""
         name, graph = self.options.engine or engines.default_name(), self.model.graph
-        kv_type = self.options.kv_type or engines.default_kv_type(name, self.options.precision)
+        kv_type = self._kv_type
         apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())

@@ -200,7 +200,8 @@ Mask = _define(
     ("int32_t", "window chunk causal padding", "0: none"),
     ("float", "scale cap", "cap 0: none"),
     methods=(
-        "bool hides(int64_t query, int64_t key) const", "bool hides(int64_t query, int64_t key, int slot, int last) const",
+        "bool hides(int64_t query, int64_t key) const",
+        "bool hides(int64_t query, int64_t key, int slot, int last) const",
         "int from(int query) const", "int to(int query, int n) const",
         "bool partial() const", "float score(float x, int head, int64_t distance) const",
         "int64_t chunk_start(int64_t query) const",
