@@ -49,6 +49,20 @@ def test_the_cuda_engine_has_the_bits_of_the_cpu(name: str) -> None:
     cuda.close()
 
 
+def test_auto_falls_back_to_the_cpu() -> None:
+    """Too little memory on the GPU: the same bits from the cpu engine, under the same name."""
+    from tests.engines import on_cuda  # skips the test if the shim cannot be compiled
+
+    class Full(on_cuda.Shim):
+        def memory(self) -> tuple[int, int]:
+            return 0, 1 << 30
+
+    wanted = golden("gemma3")
+    found = open_projector(wanted.path, "auto", device=Full(0), threads=1)
+    (image,), (same,) = rows(found, wanted.image), rows(wanted.open(), wanted.image)
+    assert found.engine == "cpu" and np.array_equal(image.rows, same.rows) and image.digest == same.digest
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_bits_do_not_depend_on_threads_batch_or_trace(name: str) -> None:
     wanted = golden(name)

@@ -128,9 +128,9 @@ class Opened:
         if not path.is_file():
             raise AssayError(f"--mmproj {path}: no such file")
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
-        on_gpu = name == "auto" and "cuda" in engines.ENGINES
+        on = name if name != "auto" or "cuda" in engines.ENGINES else "cpu"
         precision = "exact" if self.options.precision == "exact" else "fast"
-        found = open_projector(path, "cuda" if on_gpu else name, threads=self.options.threads, precision=precision)
+        found = open_projector(path, on, threads=self.options.threads, precision=precision)
         form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
         if missing := form.needs - set(engines.engine_class(name).pictures):
             raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")

@@ -69,7 +69,8 @@ class Projector:
         **options: Any,
     ) -> None:  # fmt: skip
         self.tower, self.file, self.path = tower, file, file.path
-        self.engine = engine if engine in ENGINES else "cpu"
+        self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
+        self._falls_back = engine == "auto"
         self.precision = precision if precision == "exact" else "fast"
         self._options, self._lock = {"threads": threads} | dict(options), threading.Lock()
         self._segments = segments(tower.graph)
@@ -160,6 +161,17 @@ class Projector:
 
     def _opened(self, pages: int) -> list[PagedEngine | None]:
         """An engine for each segment, with room for this many pages of rows. They share weights and threads."""
+        try:
+            return self._opened_here(pages)
+        except AssayError:  # the tower does not fit the GPU beside the language model
+            if not (self._falls_back and self.engine == "cuda"):
+                raise
+            self._close_engines()
+            self.engine = "cpu"  # which has the same bits
+            self._options.pop("device", None)
+            return self._opened_here(pages)
+
+    def _opened_here(self, pages: int) -> list[PagedEngine | None]:
         if pages > self._pages:
             tower, keys, make = self.tower, self.tower.keys, _engine_class(self.engine)
             rope = RopeParams(keys.head_dim, 10000.0)
@@ -242,7 +254,8 @@ def open_projector(
 ) -> Projector:
     """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size.
 
-    `precision` is fast or exact. Further options go to the engine, such as the device of the cuda engine.
+    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast or exact. Further options go
+    to the engine, such as the device of the cuda engine.
     """
     file = open_file(Path(path))
     tower = load_tower(file, min_tokens, max_tokens)
