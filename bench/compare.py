@@ -122,7 +122,7 @@ serve(load, step)
 BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhile True: pass"
 
 
-def build_peer(sources: Path) -> Path:
+def build_peer(sources: Path, target: str = "peer") -> Path:
     """llama.cpp and the worker over it, built for this machine; beside this checkout's other builds.
 
     On x86 by clang where it is installed and CXX does not say otherwise: GCC 12's `_tile_loadconfig` tells the
@@ -133,12 +133,12 @@ def build_peer(sources: Path) -> Path:
     compiler = ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++"] if clang else []
     for command in (
         ["cmake", "-S", str(HERE / "peer"), "-B", str(folder), f"-DLLAMA={sources.resolve()}", *compiler],
-        ["cmake", "--build", str(folder), "--target", "peer", "-j", str(len(os.sched_getaffinity(0)))],
+        ["cmake", "--build", str(folder), "--target", target, "-j", str(len(os.sched_getaffinity(0)))],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{sources}: llama.cpp does not build; the compiler says:\n{done.stderr[-2000:]}")
-    return folder / "peer"
+    return folder / target
 
 
 class Worker:

@@ -2,6 +2,7 @@
 
     python docs/screenshots.py                 # writes docs/images/page/VIEW-WIDTH-THEME.webp
     python docs/screenshots.py --views diagnose --widths 360
+    python docs/screenshots.py --pictures      # a picture in the chat and in the layers, with a tiny random model
 
 Needs playwright and an installed Chromium (CHROMIUM names it). The script starts a server with smollm2 for each width,
 uses each view as a person would, and diagnoses a dump of the tutorial's broken engine.
@@ -42,10 +43,11 @@ QUESTIONS = (
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server(*model: str) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "assay", "serve", "smollm2", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "assay", "serve", *(model or ("smollm2",)), "--port", "0", "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         assert process.stdout
         yield json.loads(process.stdout.readline())["url"]
@@ -147,15 +149,44 @@ def report(browser: Browser, folder: Path, dump: Path) -> None:
     page.close()
 
 
+def pictures(browser: Browser, out: Path) -> None:
+    """A picture beside a question, with the tokens that it takes; and the layers of its rows."""
+    folder = ROOT / "tests" / "data" / "vision"
+    options = ("--mmproj", str(folder / "gemma3-mmproj.gguf"), "--ctx-size", "256", "--template", "chatml")
+    with server(str(folder / "gemma3-text.gguf"), *options) as url:
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", color_scheme="light")
+        page.goto(url)
+        page.set_input_files("#file", ROOT / "docs" / "images" / "report.png")
+        page.fill("#input", "What is in this picture?")
+        expect(page.locator("#files .chip small")).to_contain_text("tokens", timeout=MINUTE)
+        shoot(page, out / "picture-1280-light.webp")
+        page.click("#send")
+        expect(page.locator(".message.assistant .tools")).to_be_visible(timeout=MINUTE)
+        page.click("#tab-layers")
+        page.fill("#prompt", "a")
+        page.check("#pictured")
+        page.click("#trace button")
+        expect(page.locator("#grid thead th", has_text="[image]").first).to_be_visible(timeout=MINUTE)
+        page.locator("#grid").evaluate("e => e.scrollTo(460, 0)")
+        shoot(page, out / "picture-layers-1280-light.webp")
+        page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--views", nargs="+", default=VIEWS, choices=VIEWS)
     parser.add_argument("--widths", nargs="+", type=int, default=tuple(SIZES), choices=tuple(SIZES))
+    parser.add_argument("--pictures", action="store_true", help="only the views of a picture")
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "docs" / "images" / "page")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
+        if args.pictures:
+            browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            pictures(browser, args.out)
+            browser.close()
+            return
         dump = broken_dump(Path(folder)) if "diagnose" in args.views else Path()
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         if "diagnose" in args.views:

@@ -291,6 +291,7 @@ struct Mask {
     float scale, cap;  // cap 0: none
 
     DEVICE bool hides(int64_t query, int64_t key) const;
+    DEVICE bool hides(int64_t query, int64_t key, int slot, int last) const;
     DEVICE int from(int query) const;
     DEVICE int to(int query, int n) const;
     DEVICE bool partial() const;
@@ -314,6 +315,7 @@ struct AttentionArgs {
     Rows rows;
     Mask mask;
     const int32_t* query_rows;  // token of each query row if only outputs are attended; else null
+    const float* last;  // many tokens: the last slot that each token sees; null: its own
     int32_t heads, n_rot, neox, n_tokens, splits;  // neox: RoPE turns halves, not neighbours; splits: of a head group
     int32_t irregular;  // positions differ from slots
     int32_t turn_k, max_blocks;  // turn_k: apply RoPE to k as well; max_blocks: blocks that `partial` has
@@ -487,6 +489,7 @@ struct ScoreArgs {
     float* out;
     const int32_t* chunks;  // [chunks][CHUNK_WORDS], see ChunkWord
     const int32_t *positions, *key_positions;
+    const float* last;  // the last slot that each token sees; null: its own
     Mask mask;
     int32_t heads, kv_heads, dim, op;  // op: ScoreOp
 };
@@ -691,11 +694,11 @@ constexpr int walk_attention_bytes(int heads, int dim) {
 #define ABI_STRUCTS(STRUCT) \
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
-    STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 304) STRUCT(TensorAttentionArgs, 312) \
-    STRUCT(WalkAttention, 328) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
+    STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) STRUCT(TensorAttentionArgs, 320) \
+    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
     STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 616) STRUCT(WalkStep, 672) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
-    STRUCT(ShortArgs, 344) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
-    STRUCT(ScoreArgs, 104) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
+    STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
+    STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -729,52 +732,53 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(AttentionArgs, partial, 40) FIELD(AttentionArgs, arrived, 48) FIELD(AttentionArgs, tiles, 56) \
     FIELD(AttentionArgs, kq, 64) FIELD(AttentionArgs, state, 72) FIELD(AttentionArgs, cache, 80) \
     FIELD(AttentionArgs, keys, 104) FIELD(AttentionArgs, values, 144) FIELD(AttentionArgs, rows, 184) \
-    FIELD(AttentionArgs, mask, 224) FIELD(AttentionArgs, query_rows, 264) FIELD(AttentionArgs, heads, 272) \
-    FIELD(AttentionArgs, n_rot, 276) FIELD(AttentionArgs, neox, 280) FIELD(AttentionArgs, n_tokens, 284) \
-    FIELD(AttentionArgs, splits, 288) FIELD(AttentionArgs, irregular, 292) FIELD(AttentionArgs, turn_k, 296) \
-    FIELD(AttentionArgs, max_blocks, 300) FIELD(TensorAttentionArgs, of, 0) FIELD(TensorAttentionArgs, halved, 304) \
-    FIELD(TensorAttentionArgs, padding, 308) FIELD(WalkAttention, q_norm, 304) FIELD(WalkAttention, k_norm, 312) \
-    FIELD(WalkAttention, eps, 320) FIELD(WalkAttention, factor, 324) FIELD(Norm, x, 0) FIELD(Norm, w, 8) \
-    FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) FIELD(Norm, more, 40) FIELD(Norm, sum, 48) \
-    FIELD(Norm, columns, 56) FIELD(Norm, first, 60) FIELD(Norm, centred, 64) FIELD(Norm, eps, 68) \
-    FIELD(NormArgs, parts, 0) FIELD(NormArgs, n_parts, 144) FIELD(NormArgs, tokens, 148) FIELD(NormArgs, tasks, 152) \
-    FIELD(NormArgs, padding, 156) FIELD(MapArgs, x, 0) FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) \
-    FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) \
-    FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) \
-    FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) \
-    FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) \
-    FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) \
-    FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) \
-    FIELD(ScanArgs, sequences, 72) FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) \
-    FIELD(ScanArgs, heads, 96) FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) \
-    FIELD(ScanArgs, kind, 112) FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) \
-    FIELD(ScanArgs, padding, 124) FIELD(WalkExperts, logits, 536) FIELD(WalkExperts, choice_bias, 544) \
-    FIELD(WalkExperts, routing, 552) FIELD(WalkExperts, by_logits, 556) FIELD(WalkExperts, used, 560) \
-    FIELD(WalkExperts, softmax_chosen, 564) FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) \
-    FIELD(WalkExperts, scale, 576) FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) \
-    FIELD(WalkExperts, gated, 588) FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) \
-    FIELD(WalkExperts, halved, 600) FIELD(WalkExperts, padding, 604) FIELD(WalkExperts, partial, 608) \
-    FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) FIELD(WalkStep, of_block, 12) \
-    FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) FIELD(WalkStep, in_copies, 24) \
-    FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) FIELD(WalkStep, out_bytes, 36) \
-    FIELD(WalkStep, first, 40) FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) FIELD(WalkStep, per_row, 52) \
-    FIELD(WalkStep, product, 56) FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) FIELD(WalkArgs, n_steps, 16) \
-    FIELD(WalkArgs, slots, 20) FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) FIELD(ClearArgs, at, 0) \
-    FIELD(ClearArgs, vectors, 8) FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 304) \
-    FIELD(ShortArgs, copies, 336) FIELD(ShortArgs, padding, 340) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
-    FIELD(HalveArgs, out, 16) FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) \
-    FIELD(HalveArgs, eps, 36) FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) \
-    FIELD(StepArgs, cache, 40) FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) \
-    FIELD(StepArgs, out, 160) FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) \
-    FIELD(StepArgs, width, 192) FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) \
-    FIELD(RopeArgs, x, 0) FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) \
-    FIELD(RopeArgs, width, 32) FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) \
-    FIELD(RopeArgs, offset, 48) FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) \
-    FIELD(PositionArgs, which, 16) FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) \
-    FIELD(PositionArgs, offset, 40) FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) \
-    FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) \
-    FIELD(ScoreArgs, positions, 32) FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, mask, 48) \
-    FIELD(ScoreArgs, heads, 88) FIELD(ScoreArgs, kv_heads, 92) FIELD(ScoreArgs, dim, 96) FIELD(ScoreArgs, op, 100) \
+    FIELD(AttentionArgs, mask, 224) FIELD(AttentionArgs, query_rows, 264) FIELD(AttentionArgs, last, 272) \
+    FIELD(AttentionArgs, heads, 280) FIELD(AttentionArgs, n_rot, 284) FIELD(AttentionArgs, neox, 288) \
+    FIELD(AttentionArgs, n_tokens, 292) FIELD(AttentionArgs, splits, 296) FIELD(AttentionArgs, irregular, 300) \
+    FIELD(AttentionArgs, turn_k, 304) FIELD(AttentionArgs, max_blocks, 308) FIELD(TensorAttentionArgs, of, 0) \
+    FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, padding, 316) FIELD(WalkAttention, q_norm, 312) \
+    FIELD(WalkAttention, k_norm, 320) FIELD(WalkAttention, eps, 328) FIELD(WalkAttention, factor, 332) \
+    FIELD(Norm, x, 0) FIELD(Norm, w, 8) FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) \
+    FIELD(Norm, more, 40) FIELD(Norm, sum, 48) FIELD(Norm, columns, 56) FIELD(Norm, first, 60) \
+    FIELD(Norm, centred, 64) FIELD(Norm, eps, 68) FIELD(NormArgs, parts, 0) FIELD(NormArgs, n_parts, 144) \
+    FIELD(NormArgs, tokens, 148) FIELD(NormArgs, tasks, 152) FIELD(NormArgs, padding, 156) FIELD(MapArgs, x, 0) \
+    FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) \
+    FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) \
+    FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) \
+    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) \
+    FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) \
+    FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) \
+    FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
+    FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) \
+    FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) \
+    FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) \
+    FIELD(WalkExperts, logits, 536) FIELD(WalkExperts, choice_bias, 544) FIELD(WalkExperts, routing, 552) \
+    FIELD(WalkExperts, by_logits, 556) FIELD(WalkExperts, used, 560) FIELD(WalkExperts, softmax_chosen, 564) \
+    FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) FIELD(WalkExperts, scale, 576) \
+    FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) FIELD(WalkExperts, gated, 588) \
+    FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) FIELD(WalkExperts, halved, 600) \
+    FIELD(WalkExperts, padding, 604) FIELD(WalkExperts, partial, 608) FIELD(WalkStep, kind, 0) \
+    FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) FIELD(WalkStep, of_block, 12) FIELD(WalkStep, dim_shift, 16) \
+    FIELD(WalkStep, per_group, 20) FIELD(WalkStep, in_copies, 24) FIELD(WalkStep, in_bytes, 28) \
+    FIELD(WalkStep, out_copies, 32) FIELD(WalkStep, out_bytes, 36) FIELD(WalkStep, first, 40) \
+    FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) FIELD(WalkStep, per_row, 52) FIELD(WalkStep, product, 56) \
+    FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) FIELD(WalkArgs, n_steps, 16) FIELD(WalkArgs, slots, 20) \
+    FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) FIELD(ClearArgs, at, 0) FIELD(ClearArgs, vectors, 8) \
+    FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 312) FIELD(ShortArgs, copies, 344) \
+    FIELD(ShortArgs, padding, 348) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) FIELD(HalveArgs, out, 16) \
+    FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) FIELD(HalveArgs, eps, 36) \
+    FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) FIELD(StepArgs, cache, 40) \
+    FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) FIELD(StepArgs, out, 160) \
+    FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) FIELD(StepArgs, width, 192) \
+    FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) FIELD(RopeArgs, x, 0) \
+    FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) FIELD(RopeArgs, width, 32) \
+    FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) FIELD(RopeArgs, offset, 48) \
+    FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) FIELD(PositionArgs, which, 16) \
+    FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) FIELD(PositionArgs, offset, 40) \
+    FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) \
+    FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) FIELD(ScoreArgs, positions, 32) \
+    FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) FIELD(ScoreArgs, mask, 56) \
+    FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) FIELD(ScoreArgs, op, 108) \
     FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, out, 16) FIELD(BestArgs, tokens, 24) \
     FIELD(BestArgs, positions, 32) FIELD(BestArgs, slots, 40) FIELD(BestArgs, left, 48) FIELD(BestArgs, width, 56) \
     FIELD(BestArgs, n_lists, 60) FIELD(BestArgs, k, 64) FIELD(BestArgs, padding, 68) FIELD(RepackArgs, raw, 0) \

@@ -37,7 +37,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
         q[i] = r < rows && d < k_dim ? a.q[(int64_t(token_of(r)) * a.heads + head_index(r)) * k_dim + d] : 0.0f;
     }
     if (lane() < ROWS) states[lane()].clear();
-    const bool whole = a.irregular || a.kq;
+    const bool whole = a.irregular || a.kq || a.last;
     const int low = a.rows.slots[batch_row(token_of(0))], high = a.rows.slots[batch_row(token_of(rows - 1))];
     const int from = whole ? 0 : a.mask.from(low) / kBlock;
     const int end = whole ? n_keys : a.mask.to(high, n_keys);
@@ -105,6 +105,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
             const int row = warp * ROWS + r < rows ? warp * ROWS + r : rows - 1;
             const int token = batch_row(token_of(row)), slot = a.rows.slots[token];
             const int64_t position = a.irregular ? a.rows.positions[token] : slot;
+            const int last = a.last ? int(a.last[token]) : -1;
             float x[kPages], block_m, block_l;
             uint32_t seen = 0;
 #pragma unroll
@@ -114,7 +115,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 if (at < n_keys && a.kq && warp * ROWS + r < rows)
                     a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * n_keys + at] = x[p];
                 const int64_t key = a.irregular && at < end ? key_position(a, pages, at) : at;
-                if (at < end) seen |= uint32_t(!a.mask.hides(position, key)) << p;
+                if (at < end) seen |= uint32_t(!a.mask.hides(position, key, at, last)) << p;
                 x[p] = a.mask.score(x[p], head_index(row), position - key);
             }
             softmax_block(x, seen, block_m, block_l);

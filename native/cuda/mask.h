@@ -10,6 +10,13 @@ DEVICE bool Mask::hides(int64_t query, int64_t key) const {
     if (causal ? distance < 0 || (window && distance >= window) : window && away > window / 2) return true;
     return chunk && key < chunk_start(query);
 }
+// The same for a query that sees keys up to the slot `last`, some of them after its own: only what is far behind is masked
+// by position. last < 0: none is given.
+DEVICE bool Mask::hides(int64_t query, int64_t key, int slot, int last) const {
+    if (last < 0) return hides(query, key);
+    if (slot > last || (window && query - key >= window)) return true;
+    return chunk && key < chunk_start(query);
+}
 // If key positions are 0, 1, 2, ..., n - 1, the query sees [from, to).
 DEVICE int Mask::from(int query) const {
     const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;

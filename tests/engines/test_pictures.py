@@ -130,16 +130,15 @@ def test_what_does_not_fit_is_refused() -> None:
         engine.forward([fine])
 
 
-@pytest.mark.parametrize("name", ["gemma4", "qwen2vl", "qwen3vl", "idefics3", "llava", "pixtral"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "qwen2vl", "qwen3vl", "idefics3", "llava", "pixtral"])
 def test_the_cuda_engine_takes_rows_with_the_bits_of_the_cpu(name: str) -> None:
     from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
 
     path_of(name)
     model, (ids, images) = model_of(name), prompt(name)
-    images = tuple(replace(p, image=replace(p.image, sees_itself=False)) for p in images)
     cuda, cpu = CudaEngine(model, precision="exact", device=device(), n_pages=16), ENGINES["cpu"](model)
     text = Chunk(np.array([257, 97, 98, 99], np.int32), 0, np.arange(8, 9, dtype=np.int32), "last")
-    cut = images[0].start + 3
+    cut = images[0].start + (-1 if images[0].image.sees_itself else 3)
     for engine in (cuda, cpu):
         assert engine.forward([chunk(model, ids, images, 0, cut)])
     rest = chunk(model, ids, images, cut)
@@ -155,4 +154,21 @@ def test_the_cuda_engine_refuses_what_it_cannot_take() -> None:
 
     model, (ids, images) = model_of("gemma3"), prompt("gemma3")
     with pytest.raises(AssayError, match="use --engine cpu"):
-        CudaEngine(model, device=device(), n_pages=16).forward([chunk(model, ids, images)])
+        CudaEngine(model, precision="tensor", device=device(), n_pages=16).forward([chunk(model, ids, images)])
+
+
+def test_a_trace_on_cuda_shows_what_the_rows_of_a_picture_see() -> None:
+    """Gemma's rows see each other both ways, with a window that hides only what lies behind."""
+    from tests.engines.on_cuda import device
+
+    model, (ids, images) = model_of("gemma3"), prompt("gemma3")
+    graph = model.graph.rewrite(
+        lambda n: replace(n, attrs={**n.attrs, "window": 3}) if n.op == "attn_softmax" else None
+    )
+    cuda = CudaEngine(model, precision="exact", device=device(), n_pages=16, graph=graph)
+    cpu = CpuEngine(model, threads=1, precision="exact", n_pages=16, graph=graph)
+    picture = chunk(model, ids, images, outputs="all")
+    found, wanted = (engine.forward([picture], ["kq_soft_max-0", "l_out-1"])[0] for engine in (cuda, cpu))
+    np.testing.assert_array_equal(found.logits, wanted.logits)
+    for name, value in wanted.nodes.items():
+        np.testing.assert_array_equal(found.nodes[name], value)

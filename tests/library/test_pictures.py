@@ -46,6 +46,16 @@ def test_from_the_bytes_of_a_picture_to_the_golden_logits(name: str) -> None:
     assert nmse(found, golden(name)[1]) < 1e-11
 
 
+def test_run_says_what_a_picture_becomes_before_it_is_computed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    options = ["--engine", "cpu", "--ctx-size", "128", "-n", "1", "-v", "--template", "chatml"]
+    assert main(["run", str(folder / "tiny.gguf"), "--image", str(folder / "a.ppm"), *options, "-p", "what"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("a.ppm: 53×37 pixels, 9 tokens, 0.0 MB of rows, 0.0 MB in the cache")
+
+
 def test_pictures_in_texts_and_messages(folder: Path) -> None:
     with assay.load(folder / "tiny.gguf", engine="cpu", ctx_size=256, template="chatml") as model:
         asked = {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}

@@ -139,6 +139,86 @@ def test_orientation_is_not_applied_and_the_first_frame_counts() -> None:
     assert (decode_picture(out.getvalue()) == (255, 0, 0)).all()
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (13, 17)])
+def test_long_and_odd_pictures_of_every_kind(size: tuple[int, int]) -> None:
+    """As llama.cpp reads them, from the bytes of the file to the tower's pixels: equal to those of the raw picture."""
+    rgb = RNG.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    grey = np.repeat(rgb[:, :, :1], 3, 2)
+    for data, wanted in (
+        (_saved(rgb, "PNG"), rgb), (_saved(rgb, "BMP"), rgb), (_saved(rgb, "WEBP", lossless=True), rgb),
+        (_saved(np.ascontiguousarray(grey[:, :, 0]), "PPM"), grey),
+        (_saved(rgb[:, :, 0] > 127, "PNG"), 255 * (grey > 127)),
+    ):  # fmt: skip
+        found = decode_picture(data)
+        assert np.array_equal(found, wanted)
+        assert np.array_equal(
+            preprocess(keys("gemma3"), found).images[0].pixels,
+            preprocess(keys("gemma3"), wanted.astype(np.uint8)).images[0].pixels,
+        )
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_of_16_bits_the_upper_8_remain(channels: int) -> None:
+    """Pillow writes no such PNG file."""
+    values = RNG.integers(0, 1 << 16, (5, 7, channels), dtype=np.uint16)
+    found = decode_picture(_png(values, {2: 4, 3: 2, 4: 6}[channels]))
+    wanted = (values >> 8).astype(np.uint8)[:, :, :3]
+    assert np.array_equal(found, wanted[:, :, :1].repeat(3, 2) if channels == 2 else wanted)
+
+
+def _png(values: np.ndarray, kind: int) -> bytes:
+    import zlib
+
+    def part(name: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + name + data + _crc(name + data)
+
+    height, width = values.shape[:2]
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([16, kind, 0, 0, 0])
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(lines)) + part(b"IEND", b"")
+
+
+def test_a_palette_and_its_transparency() -> None:
+    """A transparent colour of a PNG keeps its colour; in a GIF it is black."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    few = image.fromarray(RNG.integers(0, 256, (9, 11, 3), dtype=np.uint8)).quantize(8)
+    wanted, index = np.asarray(few.convert("RGB")), np.asarray(few)
+    for kind in ("PNG", "GIF"):
+        out = io.BytesIO()
+        few.save(out, kind, transparency=3)
+        clear = np.where((index == 3)[:, :, None] & (kind == "GIF"), 0, wanted)
+        assert np.array_equal(decode_picture(out.getvalue()), clear), kind
+
+
+@pytest.mark.parametrize(("background", "around"), [(0, (0, 0, 0)), (2, (110, 120, 130))])
+def test_a_gif_whose_first_frame_is_smaller(background: int, around: tuple[int, int, int]) -> None:
+    """stb_image fills with the background of the palette, blue first, and with black for colour 0."""
+    palette = bytes(v for i in range(4) for v in (60 * i + 10, 50 * i + 20, 40 * i + 30))
+    head = b"GIF89a" + bytes([4, 0, 3, 0, 0x81, background, 0]) + palette
+    frame = b"," + bytes([1, 0, 1, 0, 2, 0, 1, 0, 0])  # 2×1 pixels at (1, 1): colours 1 and 3
+    found = decode_picture(head + frame + b"\x02\x02\xcc\x0a\0;")
+    wanted = np.full((3, 4, 3), around, np.uint8)
+    wanted[1, 1], wanted[1, 2] = (70, 70, 70), (190, 170, 150)
+    assert np.array_equal(found, wanted)
+
+
+def test_netpbm_files_hold_bytes() -> None:
+    pixels = bytes(range(18))
+    assert decode_picture(b"P6\n# a comment\n3 2\n255\n" + pixels).tobytes() == pixels
+    for head in (b"P6 3 2 100\n", b"P5 3 3 65535\n", b"P6 3 2\n# 255\n7\n"):
+        with pytest.raises(AssayError, match="save it as PNG"):
+            decode_picture(head + pixels)
+
+
+def test_other_formats_are_refused() -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for kind in ("TIFF", "TGA", "ICO"):
+        out = io.BytesIO()
+        image.new("RGB", (16, 16)).save(out, kind)
+        with pytest.raises(AssayError, match="picture: cannot be decoded"):
+            decode_picture(out.getvalue())
+
+
 def test_limits_are_checked_before_decoding() -> None:
     pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     small = bytearray(_saved(np.zeros((1, 1, 3), np.uint8), "PNG"))

@@ -37,6 +37,32 @@ def test_pixels_and_embeddings_are_llama_cpps(name: str) -> None:
             assert nmse(image.rows, embeddings) <= most
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cuda_engine_has_the_bits_of_the_cpu(name: str) -> None:
+    from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
+
+    wanted = golden(name)
+    cuda = open_projector(wanted.path, "cuda", device=device(), **wanted.limits)
+    for found, image in zip(rows(cuda, wanted.image), rows(wanted.open(), wanted.image), strict=True):
+        np.testing.assert_array_equal(found.rows, image.rows)
+        assert found.digest == image.digest
+    cuda.close()
+
+
+def test_auto_falls_back_to_the_cpu() -> None:
+    """Too little memory on the GPU: the same bits from the cpu engine, under the same name."""
+    from tests.engines import on_cuda  # skips the test if the shim cannot be compiled
+
+    class Full(on_cuda.Shim):
+        def memory(self) -> tuple[int, int]:
+            return 0, 1 << 30
+
+    wanted = golden("gemma3")
+    found = open_projector(wanted.path, "auto", device=Full(0), threads=1)
+    (image,), (same,) = rows(found, wanted.image), rows(wanted.open(), wanted.image)
+    assert found.engine == "cpu" and np.array_equal(image.rows, same.rows) and image.digest == same.digest
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_bits_do_not_depend_on_threads_batch_or_trace(name: str) -> None:
     wanted = golden(name)
@@ -117,12 +143,16 @@ def _rewritten(name: str, path, change, keys=lambda values: values, kind: str = 
 
 @pytest.mark.parametrize(("name", "kind"), [("gemma3", "F16"), ("qwen3vl", "BF16"), ("pixtral", "Q8_0")])
 def test_files_in_16_and_8_bits(name: str, kind: str, tmp_path) -> None:
-    """Weights are decoded exactly and activations stay in float32."""
+    """Exact: activations stay in float32. Fast: those that meet quantised matrices are rounded to int8 blocks."""
     path = tmp_path / "small.gguf"
     _rewritten(name, path, lambda name, values: [(name, values)], kind=kind)
     assert kind in {t.type.name for t in open_file(path).tensors.values()}
-    exact, fast = (rows(open_projector(path, engine), golden(name).image) for engine in ("reference", "cuda"))
-    assert nmse(fast[0].rows, exact[0].rows) < 1e-10  # towers of --engine cuda run on the cpu
+    (defined,) = rows(open_projector(path, "reference"), golden(name).image)
+    (exact,) = rows(open_projector(path, threads=1, precision="exact"), golden(name).image)
+    (fast,) = rows(open_projector(path, "wgpu", threads=1), golden(name).image)  # wgpu leaves towers to the cpu engine
+    assert nmse(exact.rows, defined.rows) < 1e-10
+    assert np.array_equal(fast.rows, exact.rows) == (kind != "Q8_0") and nmse(fast.rows, defined.rows) < 1e-2
+    assert fast.digest != exact.digest  # other bits are cached under another name
 
 
 def test_old_files_have_the_ffn_matrices_exchanged(tmp_path) -> None:
@@ -161,6 +191,27 @@ def test_merged_patches_of_pixtral_lie_channel_by_channel(tmp_path) -> None:
     x = nodes["input_normed"].reshape(token_rows, m, columns, m, e)[1, :, 2, :]  # [row, column, channel] of one token
     wanted = merger.astype(np.float64) @ x.transpose(2, 0, 1).reshape(-1)
     assert np.allclose(nodes["patch_merged"][columns + 2], wanted)
+
+
+def test_three_parts_of_deepstack(tmp_path) -> None:
+    """As Qwen3-VL has them: each part is that of its layer, whatever other layers give one."""
+
+    def change(name, values):
+        yield name, values
+        if ".deepstack.1." in name:
+            for layer in (0, 2):
+                yield name.replace(".1.", f".{layer}."), values * np.float32(1 + layer)
+
+    _rewritten("qwen3vl", tmp_path / "three.gguf", change)
+    three = open_projector(tmp_path / "three.gguf", threads=1)
+    (many,), (one,) = rows(three, golden("qwen3vl").image), rows(golden("qwen3vl").open(), golden("qwen3vl").image)
+    width = one.rows.shape[1] // 2
+    assert three.tower.parts == 3 and many.rows.shape[1] == 4 * width
+    assert np.array_equal(many.rows[:, :width], one.rows[:, :width])
+    assert np.array_equal(many.rows[:, 2 * width : 3 * width], one.rows[:, width:])  # of layer 1
+    nodes = trace_picture(three, golden("qwen3vl").image, ["deepstack_out-0", "deepstack_out-2"]).nodes[0]
+    assert np.array_equal(many.rows[:, width : 2 * width], nodes["deepstack_out-0"])
+    assert np.array_equal(many.rows[:, 3 * width :], nodes["deepstack_out-2"])
 
 
 def test_errors_name_the_file_and_the_key(tmp_path) -> None:

@@ -41,7 +41,7 @@ def trace_picture_file(args: argparse.Namespace) -> int:
 
     if args.output is None or Path(args.output).suffix not in (".npz", ".safetensors"):
         raise AssayError("trace: a picture's trace is written as .npz or .safetensors; name the file with -o FILE")
-    projector = open_projector(model_path(args), args.engine, threads=args.threads)
+    projector = open_projector(model_path(args), args.engine, threads=args.threads, precision=args.precision or "fast")
     names = choose(projector.tower.graph, args.nodes, () if args.nodes else SCORES)
     data = read_picture(Path(args.image))
     images = [tower_input(projector, image) for image in prepare_picture(projector, data).images]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
@@ -14,9 +15,11 @@ from assay.cli.number_types import whole
 from assay.cli.prompting import NEEDED, prompt_for, speed_line, start_template_process
 from assay.cli.wrapping import AnswerPrinter
 from assay.errors import AssayError
+from assay.system.counting import counted
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Generation, Result
+    from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
 HELP = "answer a prompt, streaming; without a prompt, hold a conversation"
@@ -104,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     params = common.sampler_params(args, opened)
     from assay.library.language_model import LanguageModel
 
+    if args.stats and not args.json:
+        _announce(args.image, opened)
     with LanguageModel(opened) as model:
         generation = model.stream(
             prompt, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
@@ -115,6 +120,24 @@ def run(args: argparse.Namespace) -> int:
         if (args.stats or result.finish_reason == "interrupted") and not args.json:
             common.say(f"\n{speed_line(result, load_seconds)}")
     return 130 if result.finish_reason == "interrupted" else 0
+
+
+def _announce(images: Sequence[str], opened: Opened) -> None:
+    """Say what each picture becomes, before it is computed."""
+    if not images:
+        return
+    from assay.runtime.pictured_prompt import picture_bytes
+    from assay.vision.picture import decode_picture
+
+    reader, position = opened.pictures, opened.position_bytes
+    for path in images:
+        height, width, _ = decode_picture(picture_bytes(path)).shape
+        tokens = reader.tokens(width, height)
+        rows = 4 * tokens * reader.projector.tower.width
+        common.say(
+            f"{path}: {width}×{height} pixels, {counted(tokens, 'token')}, {rows / 1e6:.1f} MB of rows, "
+            f"{tokens * position / 1e6:.1f} MB in the cache"
+        )
 
 
 def stream(generation: Generation, *, quiet: bool = False, wrap: bool = True) -> Result:

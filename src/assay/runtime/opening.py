@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay import engines
-from assay.engines.contract import PagedEngine, pages_for
+from assay.engines.contract import PAGE, PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
 from assay.engines.plan.state_layout import StateMemory, page_bytes, state_memory
 from assay.errors import AssayError
@@ -129,7 +129,9 @@ class Opened:
         if not path.is_file():
             raise AssayError(f"--mmproj {path}: no such file")
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
-        found = open_projector(path, "reference" if name == "reference" else "cpu", threads=self.options.threads)
+        on = name if name != "auto" or "cuda" in engines.ENGINES else "cpu"
+        precision = "exact" if self.options.precision == "exact" else "fast"
+        found = open_projector(path, on, threads=self.options.threads, precision=precision)
         form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
         if missing := form.needs - set(engines.engine_class(name).pictures):
             raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")
@@ -176,10 +178,20 @@ class Opened:
         )
 
     @property
+    def position_bytes(self) -> float:
+        """Estimated bytes of one position in the cache."""
+        return page_bytes(self.model.graph, self._kv_type) / PAGE
+
+    @property
+    def _kv_type(self) -> str:
+        name = self.options.engine or engines.default_name()
+        return self.options.kv_type or engines.default_kv_type(name, self.options.precision)
+
+    @property
     def cache_bytes(self) -> int:
         """Estimated bytes of the cache before the engine exists; afterwards use `engine.memory`."""
         name, graph = self.options.engine or engines.default_name(), self.model.graph
-        kv_type = self.options.kv_type or engines.default_kv_type(name, self.options.precision)
+        kv_type = self._kv_type
         apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())

@@ -19,7 +19,7 @@ from assay.errors import AssayError
 from assay.runtime.image_places import Images, place_images
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.template import encode_rendered
-from assay.vision.encode import encode_picture, picture_tokens
+from assay.vision.encode import encode_picture, picture_tokens, planned_prompt
 from assay.vision.picture import MAX_BYTES, decode_picture
 from assay.vision.projector import Projector
 from assay.vision.resize import Bytes
@@ -64,6 +64,15 @@ class PictureReader:
         self._kept: OrderedDict[bytes, ImagePrompt] = OrderedDict()
         self._lock = threading.Lock()
 
+    def tokens(self, width: int, height: int) -> int:
+        """The rows of a picture of this size; its markers come on top."""
+        return picture_tokens(self.projector, width, height).tokens
+
+    def count(self, data: bytes, decode: Callable[[bytes], Bytes] = decode_picture) -> ImagePrompt:
+        """The markers of a picture and as many rows as it becomes, without their values: the tower is not run."""
+        height, width, _ = decode(data).shape
+        return planned_prompt(self.projector, width, height)
+
     def read(
         self, data: bytes, decode: Callable[[bytes], Bytes] = decode_picture, *, most: int | None = None
     ) -> ImagePrompt:
@@ -74,7 +83,7 @@ class PictureReader:
                 self._kept.move_to_end(name)
                 return self._kept[name]
         pixels = decode(data)
-        tokens = picture_tokens(self.projector, pixels.shape[1], pixels.shape[0]).tokens
+        tokens = self.tokens(pixels.shape[1], pixels.shape[0])
         if most is not None and tokens > most:
             raise AssayError(
                 f"picture: becomes {tokens} tokens, more than the context of {most}; make it smaller, or use a larger "

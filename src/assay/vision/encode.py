@@ -61,6 +61,17 @@ def picture_tokens(projector: Projector, width: int, height: int) -> PicturePlan
     return plan_picture(projector.tower.keys, (width, height))
 
 
+def planned_prompt(projector: Projector, width: int, height: int) -> ImagePrompt:
+    """The text and the number of rows of a picture of this size, without their values: to count its tokens."""
+    tower, plan = projector.tower, picture_tokens(projector, width, height)
+    images = [
+        ImageRows(np.empty((image.tokens, 0), np.float32), image.grid if tower.mrope else None, b"", tower.sees_itself)
+        for image in plan.images
+    ]
+    pieces = marked(tower.keys.projector, plan)
+    return ImagePrompt(tuple(piece if isinstance(piece, str) else images[piece] for piece in pieces))
+
+
 def tower_input(projector: Projector, image: PreparedImage) -> TowerInput:
     tower = projector.tower
     inputs = picture_inputs(tower.keys, image.image.size, tower.table_rows)
@@ -88,6 +99,6 @@ def _prompt(projector: Projector, prepared: PreparedPicture, rows: Sequence[NDAr
 def _digest(projector: Projector, image: PreparedImage) -> bytes:
     """The name of an image's rows: the mmproj file, the engine's arithmetic, the pixels that the tower reads."""
     found = hashlib.sha256(projector.digest)
-    found.update(f"{projector.engine} {image.pixels.shape}".encode())
+    found.update(f"{projector.arithmetic} {image.pixels.shape}".encode())
     found.update(image.pixels.data)
     return found.digest()

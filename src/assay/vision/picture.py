@@ -2,7 +2,8 @@
 
 The result is llama.cpp's, which decodes with stb_image: alpha is dropped and not blended, grey becomes three equal
 channels, of 16 bits the upper 8 remain, an animation gives its first frame, the EXIF orientation is not applied, CMYK
-is multiplied out. A JPEG file may differ by a little in single pixels, because two decoders round differently.
+is multiplied out. A JPEG file may differ by 1 or 2 in single pixels, because two decoders round differently. WebP is
+read as well, which stb_image does not know.
 Touch this to read a further format.
 """
 
@@ -71,6 +72,8 @@ def picture_size(data: bytes) -> tuple[int, int]:
 def _opened(data: bytes, read: Callable[[Any], _T]) -> _T:
     """`read` of a picture whose header is within the limits."""
     pillow = _pillow()
+    if most := _NETPBM.match(data):
+        _check_netpbm(int(most[1]))
     _check(_webp_size(data) or (1, 1))  # Pillow allocates a WebP file's canvas when it opens it
     try:
         with warnings.catch_warnings():
@@ -122,11 +125,26 @@ def _check(size: tuple[int, int]) -> None:
         )
 
 
+# The largest value of a binary PGM or PPM file, in its header: white space and comments separate the numbers.
+_NETPBM = re.compile(rb"P[56](?:(?:\s|#[^\n]*\n){1,64}\d{1,9}){2}(?:\s|#[^\n]*\n){1,64}(\d{1,9})\s")
+
+
+def _check_netpbm(most: int) -> None:
+    """stb_image takes the bytes as they are, whatever their largest value, and of 16 bits the lower 8."""
+    if most != 255:
+        raise AssayError(
+            f"picture: a PGM or PPM file with another range than bytes (found {most} as its largest value, expected "
+            "255); save it as PNG"
+        )
+
+
 def _rgb(picture: Any) -> NDArray[np.uint8]:
     """The first frame as RGB."""
     mode = picture.mode
     if picture.format == "GIF":
-        return _without_alpha(picture.convert("RGBA"))
+        extent = picture.tile[0][1] if picture.tile else (0, 0, *picture.size)
+        background = _gif_background(picture)
+        return _first_frame(picture.convert("RGBA"), extent, background)
     if mode == "CMYK":
         return _from_cmyk(np.asarray(picture))
     if mode.startswith("I"):  # 16 bits of grey
@@ -143,10 +161,27 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
     raise AssayError(f"picture: pixels of a kind that is not read (found {printable(mode):.20}); save it as RGB")
 
 
-def _without_alpha(picture: Any) -> NDArray[np.uint8]:
-    """Pixels that a GIF's first frame leaves out are black."""
-    values = np.asarray(picture)
-    return np.where(values[:, :, 3:] == 0, 0, values[:, :, :3]).astype(np.uint8)
+def _gif_background(picture: Any) -> tuple[int, int, int]:
+    """What stb_image puts around a GIF's first frame: the background of the global palette, blue first; black for 0."""
+    index, palette = picture.info.get("background", 0), picture.global_palette
+    if palette is None:  # none, or a ramp of greys
+        return index, index, index
+    if not index or len(palette.palette) < 3 * index + 3:
+        return 0, 0, 0
+    red, green, blue = palette.palette[3 * index : 3 * index + 3]
+    return blue, green, red
+
+
+def _first_frame(
+    picture: Any, extent: tuple[int, int, int, int], background: tuple[int, int, int]
+) -> NDArray[np.uint8]:
+    """Transparent pixels of a GIF's first frame are black; those outside the frame have the background."""
+    values, (x0, y0, x1, y1) = np.asarray(picture), extent
+    found = np.empty((*values.shape[:2], 3), np.uint8)
+    found[:] = background
+    inside = values[y0:y1, x0:x1]
+    found[y0:y1, x0:x1] = np.where(inside[:, :, 3:] == 0, 0, inside[:, :, :3])
+    return found
 
 
 def _from_cmyk(values: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -4,13 +4,15 @@
     prompt = encode_picture(projector, data)        # encode.py
 
 The cpu engine runs the tower in float32, the same bits with any number of threads; `reference` is the definition in
-float64. The cuda and wgpu engines leave towers to the cpu engine. Touch this for how a tower is run.
+float64. The cuda engine gives the cpu engine's bits. wgpu leaves towers to the cpu engine. Precision `fast` rounds the
+activations that meet quantised matrices to int8 blocks, as it does in language models; F32, F16 and BF16 matrices have
+the same bits in both precisions. Touch this for how a tower is run.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -31,6 +33,7 @@ from assay.models.vision import Tower, load_tower
 from assay.models.vision.picture_inputs import PictureInputs
 
 Array = NDArray[Any]
+ENGINES = ("reference", "cpu", "cuda")  # another engine's towers are run by the cpu engine
 ROWS = 4096  # rows of patches that are run together at most, unless one image has more
 
 
@@ -61,15 +64,25 @@ class TowerInput:
 class Projector:
     """A tower bound to an engine. One thread at a time runs it."""
 
-    def __init__(self, tower: Tower, file: GGUFFile, engine: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, tower: Tower, file: GGUFFile, engine: str = "cpu", threads: int | None = None, precision: str = "fast",
+        **options: Any,
+    ) -> None:  # fmt: skip
         self.tower, self.file, self.path = tower, file, file.path
-        self.engine = "reference" if engine == "reference" else "cpu"
-        self._threads, self._lock = threads, threading.Lock()
+        self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
+        self._falls_back = engine == "auto"
+        self.precision = precision if precision == "exact" else "fast"
+        self._options, self._lock = {"threads": threads} | dict(options), threading.Lock()
         self._segments = segments(tower.graph)
         self._engines: list[PagedEngine | None] = []
         self._pages = 0
         self._weights: Weights | None = None
         self._tables: dict[str, NDArray[np.float32]] = {}
+
+    @property
+    def arithmetic(self) -> str:
+        """Identifies the bits of the rows: the cpu and the cuda engine have the same."""
+        return self.engine if self.engine == "reference" else f"native {self.precision}"
 
     @property
     def digest(self) -> bytes:
@@ -148,28 +161,50 @@ class Projector:
 
     def _opened(self, pages: int) -> list[PagedEngine | None]:
         """An engine for each segment, with room for this many pages of rows. They share weights and threads."""
-        from assay.engines.cpu import CpuEngine
+        try:
+            return self._opened_here(pages)
+        except AssayError:  # the tower does not fit the GPU beside the language model
+            if not (self._falls_back and self.engine == "cuda"):
+                raise
+            self._close_engines()
+            self.engine = "cpu"  # which has the same bits
+            self._options.pop("device", None)
+            return self._opened_here(pages)
 
+    def _opened_here(self, pages: int) -> list[PagedEngine | None]:
         if pages > self._pages:
-            tower, keys = self.tower, self.tower.keys
+            tower, keys, make = self.tower, self.tower.keys, _engine_class(self.engine)
             rope = RopeParams(keys.head_dim, 10000.0)
+            pages = max(pages, ROWS // PAGE if self.engine == "cuda" else 0)
             hparams = HParams("clip", keys.n_embd, 1, pages * PAGE, keys.eps, rope, ())
-            lender: CpuEngine | None = self._lender()
+            lender = self._lender()
             self._engines = []
             for segment in self._segments:
                 if segment.graph is None:
                     self._engines.append(None)
                     continue
-                lender = CpuEngine(
-                    Model(tower.file, hparams, segment.graph), threads=self._threads, precision="exact",
-                    n_pages=pages, lender=lender,
+                options = self._options if lender is None else {**self._options, "lender": lender}
+                engine = make(
+                    Model(tower.file, hparams, segment.graph), precision=self.precision, kv_type="f32", n_pages=pages,
+                    **options,
                 )  # fmt: skip
-                self._engines.append(lender)
+                lender = lender or engine
+                self._engines.append(engine)
             self._pages = pages
         return self._engines
 
     def _lender(self) -> Any:
+        """An engine whose weights the next ones use. Memory of a device is freed first, weights included."""
+        if self.engine == "cuda":
+            self._close_engines()
         return next((engine for engine in self._engines if engine is not None), None)
+
+    def _close_engines(self) -> None:
+        """The first engine owns the weights, so it is closed last."""
+        for engine in reversed(self._engines):
+            if engine is not None:
+                engine.close()
+        self._engines, self._pages = [], 0
 
     def _table(self, name: str) -> NDArray[np.float32]:
         if name not in self._tables:
@@ -179,11 +214,19 @@ class Projector:
     def close(self) -> None:
         """Free the weights."""
         with self._lock:
-            for engine in self._engines:
-                if engine is not None:
-                    engine.close()
-            self._engines, self._pages, self._weights = [], 0, None
+            self._close_engines()
+            self._weights = None
             self._tables.clear()
+
+
+def _engine_class(name: str) -> Callable[..., PagedEngine]:
+    if name == "cuda":
+        from assay.engines.cuda import CudaEngine
+
+        return CudaEngine
+    from assay.engines.cpu import CpuEngine
+
+    return CpuEngine
 
 
 def _grouped(images: Sequence[TowerInput]) -> list[list[TowerInput]]:
@@ -206,8 +249,14 @@ def open_projector(
     threads: int | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
+    precision: str = "fast",
+    **options: Any,
 ) -> Projector:
-    """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size."""
+    """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size.
+
+    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast or exact. Further options go
+    to the engine, such as the device of the cuda engine.
+    """
     file = open_file(Path(path))
     tower = load_tower(file, min_tokens, max_tokens)
-    return Projector(tower, file, engine, threads)
+    return Projector(tower, file, engine, threads, precision, **options)

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from assay.gguf import open_file
+from assay.runtime.opening import Opened, OpenOptions
 from tests.library.test_pictures import picture
 from tests.picture_prompts import FOLDER
 from tests.serve.conftest import Server, Start, start_server
@@ -49,6 +51,17 @@ def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
 def asking(url: str) -> dict[str, Any]:
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
     return {"messages": [{"role": "user", "content": parts}], "max_tokens": 2, "temperature": 0}
+
+
+def test_tokens_are_counted_without_the_tower(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more tokens would be refused; and the same number as when the picture is computed."""
+    opened = Opened(open_file(model), OpenOptions(engine="cpu", ctx_size=128))
+    reader = opened.pictures
+    read = reader.read(picture())
+    monkeypatch.setattr(reader.projector, "run", None)
+    counted = reader.count(picture())
+    assert counted.tokens == read.tokens == reader.tokens(53, 37) == ROWS
+    assert [p for p in counted.pieces if isinstance(p, str)] == [p for p in read.pieces if isinstance(p, str)]
 
 
 def test_every_dialect_takes_a_picture(seeing: Server) -> None:

@@ -161,6 +161,7 @@ def test_pictures_are_sent_and_their_rows_shown(browser: Any, tmp_path: Path) ->
     file = {"name": "a.ppm", "mimeType": "image/x-portable-pixmap", "buffer": picture()}
     page.set_input_files("#file", files=[file])
     expect(page.locator("#files .chip img")).to_have_attribute("alt", "a.ppm")
+    expect(page.locator("#files .chip small")).to_contain_text("9 tokens")
     sent: list[Any] = []
     page.on("request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None)
     tab.ask("what is it", 3)
@@ -171,6 +172,12 @@ def test_pictures_are_sent_and_their_rows_shown(browser: Any, tmp_path: Path) ->
     expect(page.locator(".message.fault")).to_have_count(0)
     page.click("#tab-tokens")
     expect(page.locator(".piece", has_text="[image]")).to_have_count(9)
+    page.click("#tab-layers")
+    page.fill("#prompt", "a")
+    page.check("#pictured")
+    page.click("#trace button")
+    expect(page.locator("#grid thead th", has_text="[image]")).to_have_count(9)
+    expect(page.locator("#grid tbody tr")).not_to_have_count(0)
     page.reload()
     page.click("#tab-chat")
     expect(page.locator(".message.user .attached img")).to_have_count(1)

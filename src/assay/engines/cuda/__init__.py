@@ -72,7 +72,7 @@ from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
-from assay.models.pictures import GIVEN_POSITIONS, GIVEN_ROWS, PictureForm
+from assay.models.pictures import EVERYTHING, GIVEN_LAST, PictureForm
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16", "mixed": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
@@ -85,7 +85,7 @@ class CudaEngine(PagedEngine):
     """The engine contract, implemented by compiled programs on one device."""
 
     name = "cuda"
-    pictures: tuple[str, ...] = (GIVEN_ROWS, GIVEN_POSITIONS)
+    pictures: Collection[str] = EVERYTHING
     precisions = PRECISIONS
 
     def __init__(
@@ -120,6 +120,8 @@ class CudaEngine(PagedEngine):
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
         if precision == "mixed":
             self.pictures = ()  # a prompt in two parts would cut them
+        if precision == "tensor":
+            self.pictures = EVERYTHING - {GIVEN_LAST}  # its kernels mask by position alone
         self._busy = threading.Lock()
         self._programs: dict[tuple[Shape, frozenset[str], bool, PictureForm | None], Program] = {}
         self._pictures: dict[PictureForm, PictureGraph] = {}

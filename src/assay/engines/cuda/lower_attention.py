@@ -66,6 +66,7 @@ def _attend_tiles(r: Resolver, w: AttendTiles) -> Launch:
         kq=r.at(w.scores),
         state=r.at(w.state),
         query_rows=0 if tokens else r.table("outputs"),
+        last=r.at(w.last),
     )
     if w.on_tensor_cores:
         args = structs.TensorAttentionArgs(args, halved(w.out, w.fields.rows))
@@ -75,7 +76,7 @@ def _attend_tiles(r: Resolver, w: AttendTiles) -> Launch:
 def _scores(r: Resolver, w: PairScores) -> Launch:
     tables = (r.table(name) for name in ("chunks", "positions", "key_positions"))
     values = r.at(w.x), r.at(w.y), r.at(w.out)
-    args = structs.ScoreArgs(*values, *tables, r.mask(w.mask), w.heads, w.kv_heads, w.dim, w.op)
+    args = structs.ScoreArgs(*values, *tables, r.at(w.last), r.mask(w.mask), w.heads, w.kv_heads, w.dim, w.op)
     return Launch("scores", (r.context.shape.longest, w.heads, r.context.shape.chunks), 32, args)
 
 

@@ -202,12 +202,13 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
 def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q: Value, domain: str) -> None:
     c, kqv, k_pool, v_pool = steps.context, group.kqv, fields.keys, fields.values
     on_tensor_cores = c.tensors.halves and fits_tensor_cores(k_pool, v_pool)
+    last = _last(steps, group.softmax)
     out = steps.new_for_readers(kqv.name, *HALVED) if on_tensor_cores else steps.new(kqv.name)
     kept = [steps.new(n.name) if n and n.name in c.keep else None for n in (group.kq, group.capped, group.softmax)]
     traced, (raw, capped, weights) = any(kept), kept
     plain = all(p.type == KV_TYPES["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
     kernel, rows, shared = tile_rows(v_pool.dim, k_pool.dim, c.limits.shared)
-    if plain and not (traced or c.shape.irregular):
+    if plain and not (traced or c.shape.irregular or last):
         found = prompt_rows(v_pool.dim, k_pool.dim, c.limits.shared)
         kernel, rows, shared = found or (kernel, rows, shared)
     if on_tensor_cores:
@@ -217,19 +218,25 @@ def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q:
     scores = (raw or Value(4 * fields.heads * c.shape.scores)) if traced else None
     state = Value(8 * fields.heads * c.rows(domain), Layout.SCRATCH) if traced else None
     grid = (c.shape.tiles, k_pool.heads, 1)
-    work = AttendTiles(kernel, fields, q, out, scores, state, domain, cut, on_tensor_cores, grid, shared)
-    steps.add(kqv.name, work, [q], [out, scores, state])
+    work = AttendTiles(kernel, fields, q, out, scores, state, domain, cut, on_tensor_cores, grid, shared, last)
+    steps.add(kqv.name, work, [q, last], [out, scores, state])
     if capped:
         _add_scores(steps, kqv.name, PairScores(ScoreOp.CAPPED, scores, None, capped, fields.heads, fields.mask))
     if weights:
-        _add_scores(steps, kqv.name, PairScores(ScoreOp.WEIGHTS, scores, state, weights, fields.heads, fields.mask))
+        work_of = PairScores(ScoreOp.WEIGHTS, scores, state, weights, fields.heads, fields.mask, last=last)
+        _add_scores(steps, kqv.name, work_of)
+
+
+def _last(steps: StepList, softmax: Node) -> Value | None:
+    """The last slot that each token sees, where some see later ones: rows of a picture."""
+    return steps.value_of(softmax.inputs[3], "tokens") if len(softmax.inputs) > 3 else None
 
 
 # -- one operation at a time -----------------------------------------------------------------------------------------
 
 
 def _add_scores(steps: StepList, node: str, work: PairScores) -> None:
-    steps.add(node, work, [work.x, work.y], [work.out])
+    steps.add(node, work, [work.x, work.y, work.last], [work.out])
 
 
 def kq(steps: StepList, node: Node) -> None:
@@ -243,8 +250,8 @@ def kq(steps: StepList, node: Node) -> None:
 
 def attn_softmax(steps: StepList, node: Node) -> None:
     c, x = steps.context, steps.value_of(node.inputs[0], "scores")
-    out = steps.new(node.name)
-    _add_scores(steps, node.name, PairScores(ScoreOp.SOFTMAX, x, None, out, c.width(node.name), mask_of(c, node)))
+    out, mask, last = steps.new(node.name), mask_of(c, node), _last(steps, node)
+    _add_scores(steps, node.name, PairScores(ScoreOp.SOFTMAX, x, None, out, c.width(node.name), mask, last=last))
 
 
 def kqv(steps: StepList, node: Node) -> None:

@@ -430,6 +430,7 @@ class AttendTiles:
     on_tensor_cores: bool
     grid: tuple[int, int, int]
     shared: int
+    last: Value | None = None  # the last slot that each token sees, if it is not its own
 
 
 @dataclass(frozen=True)
@@ -444,6 +445,7 @@ class PairScores:
     mask: AttentionMask | None = None
     kv_heads: int = 0
     dim: int = 0
+    last: Value | None = None  # the last slot that each token sees, if it is not its own
 
 
 # -- steps of a walk (walk.h) ----------------------------------------------------------------------------------------

@@ -44,4 +44,13 @@ def qwen3vl(b: TowerBuilder) -> Graph:
         y = b.norm("deepstack_normed", b.merge("deepstack_merged", f"layer_out-{layer}"), f"{stem}.norm")
         parts.append(b.mlp(y, f"{stem}.fc1", f"{stem}.fc2", out="deepstack_out", prefix="deepstack"))
     b.layer = None
-    return b.graph(b.node("result_embd", "join", *parts) if layers else parts[0])
+    return b.graph(_joined(b, parts))
+
+
+def _joined(b: TowerBuilder, parts: list[str]) -> str:
+    """The parts of a token side by side. `join` takes three at most, and published models have four parts."""
+    x, rest = parts[0], parts[1:]
+    while rest:
+        now, rest = rest[:2], rest[2:]
+        x = b.node("result_embd" if not rest else f"joined_{len(parts) - len(rest)}", "join", x, *now)
+    return x

@@ -59,8 +59,8 @@ def as_chat_request(given: dict[str, Any], param: str) -> ChatRequest:
         raise ApiError("invalid_value", f"{param}: {found}"[:300], param) from None
 
 
-async def prompt_of(call: HttpCall, request: ChatRequest) -> ChatPrompt:
-    """Render and tokenize the conversation of a request."""
+async def prompt_of(call: HttpCall, request: ChatRequest, *, counted: bool = False) -> ChatPrompt:
+    """Render and tokenize the conversation of a request. `counted`: pictures are not encoded."""
     state = call.state
     entry = state.models.find(request.model)
     tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
@@ -69,7 +69,7 @@ async def prompt_of(call: HttpCall, request: ChatRequest) -> ChatPrompt:
         request.messages, tools=tools if native else None, described=None if native else tools,
         variables=_variables(request), continued=bool(request.continue_final_message),
     )  # fmt: skip
-    ids, images = await request_tokens.chat_prompt(state, entry, said)
+    ids, images = await request_tokens.chat_prompt(state, entry, said, counted=counted)
     assert entry.template is not None  # otherwise chat_prompt would have failed
     family = family_of(entry.template.tool_source if tools else entry.template.source)
     if tools and not native:

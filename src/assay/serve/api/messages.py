@@ -127,7 +127,8 @@ async def messages(call: HttpCall, request: MessagesRequest) -> HttpReply | Even
 
 
 async def count_tokens(call: HttpCall, request: CountRequest) -> HttpReply:
-    prompt = await prompt_of(call, await call.state.threads.run("text", lambda: as_chat(request)))
+    chat = await call.state.threads.run("text", lambda: as_chat(request))
+    prompt = await prompt_of(call, chat, counted=True)
     return json_reply({"input_tokens": len(prompt.ids)})
 
 

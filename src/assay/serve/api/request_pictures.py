@@ -34,16 +34,20 @@ def urls_of(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 async def with_pictures(
-    state: State, entry: ServedModel, text: str, urls: Sequence[str], *, mark: str = MARK, rendered: bool = True
-) -> tuple[tuple[int, ...], Images]:
-    """The ids of a text in which `mark` stands for each picture, and the places of the pictures."""
+    state: State, entry: ServedModel, text: str, urls: Sequence[str], *, mark: str = MARK, rendered: bool = True,
+    counted: bool = False,
+) -> tuple[tuple[int, ...], Images]:  # fmt: skip
+    """The ids of a text in which `mark` stands for each picture, and the places of the pictures.
+
+    `counted`: the caller needs the number of tokens, so no tower is run; the rows have no values.
+    """
     if not entry.base.sees:
         raise ApiError("unsupported", "images are not supported by this model (it has no mmproj file)", PARAM)
     if len(urls) > state.limits.pictures:
         raise ApiError("invalid_value", f"images: too many (found {len(urls)}, at most {state.limits.pictures})", PARAM)
-    if state.signer is not None:
+    if state.signer is not None and not counted:
         raise ApiError("unsupported", "images: this server signs receipts, which do not name pictures", PARAM)
-    pictures = [await _picture(state, entry, url) for url in urls]
+    pictures = [await _picture(state, entry, url, counted=counted) for url in urls]
     try:
         return await state.threads.run(
             "text", lambda: compose(entry.tokenizer, text, mark, pictures, rendered=rendered)
@@ -52,7 +56,7 @@ async def with_pictures(
         raise ApiError("invalid_prompt", str(error), PARAM) from None
 
 
-async def _picture(state: State, entry: ServedModel, url: str) -> ImagePrompt:
+async def _picture(state: State, entry: ServedModel, url: str, *, counted: bool) -> ImagePrompt:
     data = await state.threads.run("fetch", lambda: _bytes(url, state.limits.picture_bytes, allowed=state.media_urls))
 
     def work() -> ImagePrompt:
@@ -61,6 +65,8 @@ async def _picture(state: State, entry: ServedModel, url: str) -> ImagePrompt:
         except AssayError as error:
             raise ApiError("unsupported", str(error), PARAM) from None
         try:
+            if counted:
+                return reader.count(data, decode_boxed)
             return reader.read(data, decode_boxed, most=entry.n_ctx)
         except AssayError as error:
             raise ApiError("invalid_value", str(error), PARAM) from None

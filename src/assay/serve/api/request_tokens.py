@@ -116,14 +116,16 @@ async def chat_ids(state: State, entry: ServedModel, chat: RenderInput) -> list[
     return await rendered_ids(state, entry, await chat_text(state, entry, chat))
 
 
-async def chat_prompt(state: State, entry: ServedModel, chat: RenderInput) -> tuple[Sequence[int], Images]:
-    """The ids of a conversation and the places of its pictures."""
+async def chat_prompt(
+    state: State, entry: ServedModel, chat: RenderInput, *, counted: bool = False
+) -> tuple[Sequence[int], Images]:
+    """The ids of a conversation and the places of its pictures. `counted`: without the values of their rows."""
     urls = urls_of(chat.messages)
     if not urls:
         return await chat_ids(state, entry, chat), ()
     text = await chat_text(state, entry, chat)
     _check_length(len(text), entry)
-    return await with_pictures(state, entry, text, urls)
+    return await with_pictures(state, entry, text, urls, counted=counted)
 
 
 async def rendered_ids(state: State, entry: ServedModel, text: str) -> list[int]:

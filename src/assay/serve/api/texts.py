@@ -131,7 +131,7 @@ async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
     text = await request_tokens.chat_text(call.state, entry, chat)
     ids: Sequence[int]
     if urls := urls_of(chat.messages):
-        ids, _ = await with_pictures(call.state, entry, text, urls)
+        ids, _ = await with_pictures(call.state, entry, text, urls, counted=True)
         text, ids = text.replace(MARK, MEDIA), [max(token, -1) for token in ids]
     else:
         ids = await request_tokens.rendered_ids(call.state, entry, text)

@@ -2,13 +2,14 @@
 
 import { $, make, toast } from "./dom.js";
 import { icon } from "./icons.js";
-import { bytes } from "./models.js";
+import { post } from "./api.js";
+import { bytes, modelName } from "./models.js";
 
 const LARGEST = 400_000; // bytes of a text
 const LARGEST_PICTURE = 15_000_000;
-let files = []; // {name, text}, or of a picture {name, url, size}
+let files = []; // {name, text}, or of a picture {name, url, size, tokens}
 
-const sizeOf = ({ text, size }) => bytes(text === undefined ? size : text.length);
+const sizeOf = ({ text, size, tokens }) => bytes(text === undefined ? size : text.length) + (tokens ? `, ${tokens} tokens` : "");
 const picture = ({ name, url }) => make("img", { src: url, alt: name });
 
 export const attached = () => files;
@@ -17,6 +18,16 @@ function draw() {
   $("files").hidden = !files.length;
   $("files").replaceChildren(...files.map((file, i) => make("li", { class: "chip" }, ...(file.url ? [picture(file)] : []), make("span", {}, file.name), make("small", {}, sizeOf(file)),
     make("button", { type: "button", class: "icon", "aria-label": `Remove ${file.name}`, onclick: () => { files.splice(i, 1); draw(); $("input").focus(); } }, icon("cross")))));
+}
+
+// Rows that a picture becomes, which the server counts without computing them. A model without a tower has no answer.
+async function count(file) {
+  try {
+    const content = [{ type: "image_url", image_url: { url: file.url } }];
+    const { tokens } = await post("/apply-template", { model: modelName(), messages: [{ role: "user", content }] });
+    file.tokens = tokens.filter((id) => id < 0).length;
+    draw();
+  } catch { /* the question itself says what is wrong */ }
 }
 
 export function clearFiles() { files = []; draw(); }
@@ -32,6 +43,7 @@ async function read(file) {
   if (file.type.startsWith("image/")) {
     if (file.size > LARGEST_PICTURE) return `${file.name}: too large (found ${bytes(file.size)}, at most ${bytes(LARGEST_PICTURE)})`;
     files.push({ name: file.name || "picture", url: await dataUrl(file), size: file.size });
+    count(files.at(-1));
     return null;
   }
   if (file.size > LARGEST) return `${file.name}: too large (found ${bytes(file.size)}, at most ${bytes(LARGEST)})`;

@@ -1,6 +1,7 @@
 // The layers view: the logit lens as a grid, layers by positions; beside it the five best of one cell.
 
 import { post } from "./api.js";
+import { shown } from "./chat.js";
 import { $, bars, make, visible } from "./dom.js";
 import { isRaw, modelName } from "./models.js";
 
@@ -54,11 +55,19 @@ function move(event) {
   }
 }
 
+// The pictures of the conversation's last question.
+function pictures() {
+  const said = shown.messages?.findLast(({ role }) => role === "user")?.content;
+  return Array.isArray(said) ? said.filter(({ type }) => type === "image_url") : [];
+}
+
 async function look() {
   if (looking) return;
   const prompt = $("prompt").value;
   const chat = $("templated").checked && !isRaw();
-  const what = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const seen = $("pictured").checked && !isRaw() ? pictures() : [];
+  const content = seen.length ? [...seen, { type: "text", text: prompt }] : prompt;
+  const what = chat || seen.length ? { messages: [{ role: "user", content }] } : { prompt };
   const button = $("trace").querySelector("button");
   const note = $("layers-note");
   looking = button.disabled = true;
@@ -80,6 +89,8 @@ async function look() {
 
 // Filled on arrival, and again if another model was chosen.
 export function show(text) {
+  $("with-pictures").hidden = isRaw() || !pictures().length;
+  if ($("with-pictures").hidden) $("pictured").checked = false;
   if (text !== undefined) $("prompt").value = text;
   if ($("prompt").value && asked !== `${modelName()} ${$("prompt").value}`) look();
 }

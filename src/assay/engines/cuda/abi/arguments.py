@@ -200,7 +200,9 @@ Mask = _define(
     ("int32_t", "window chunk causal padding", "0: none"),
     ("float", "scale cap", "cap 0: none"),
     methods=(
-        "bool hides(int64_t query, int64_t key) const", "int from(int query) const", "int to(int query, int n) const",
+        "bool hides(int64_t query, int64_t key) const",
+        "bool hides(int64_t query, int64_t key, int slot, int last) const",
+        "int from(int query) const", "int to(int query, int n) const",
         "bool partial() const", "float score(float x, int head, int64_t distance) const",
         "int64_t chunk_start(int64_t query) const",
     ),
@@ -222,6 +224,7 @@ AttentionArgs = _define(
     ("Rows", "rows"),
     ("Mask", "mask"),
     ("const int32_t*", "query_rows", "token of each query row if only outputs are attended; else null"),
+    ("const float*", "last", "many tokens: the last slot that each token sees; null: its own"),
     ("int32_t", "heads n_rot neox n_tokens splits", "neox: RoPE turns halves, not neighbours; splits: of a head group"),
     ("int32_t", "irregular", "positions differ from slots"),
     ("int32_t", "turn_k max_blocks", "turn_k: apply RoPE to k as well; max_blocks: blocks that `partial` has"),
@@ -402,6 +405,7 @@ ScoreArgs = _define(
     ("float*", "out"),
     ("const int32_t*", "chunks", "[chunks][CHUNK_WORDS], see ChunkWord"),
     ("const int32_t*", "positions key_positions"),
+    ("const float*", "last", "the last slot that each token sees; null: its own"),
     ("Mask", "mask"),
     ("int32_t", "heads kv_heads dim op", "op: ScoreOp"),
 )
