@@ -72,7 +72,8 @@ class Projector:
         self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
         self._falls_back = engine == "auto"
         self.precision = precision if precision == "exact" else "fast"
-        self._options, self._lock = {"threads": threads} | dict(options), threading.Lock()
+        self._options: dict[str, Any] = {"threads": threads, **options}
+        self._lock = threading.Lock()
         self._segments = segments(tower.graph)
         self._engines: list[PagedEngine | None] = []
         self._pages = 0
