@@ -1,0 +1,2 @@
+PROMPT_PLANTS = {}
+class PromptParts: pass
