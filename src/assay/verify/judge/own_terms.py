@@ -48,6 +48,10 @@ def _wkv6(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Arra
     return wkv6(r, w, k, v, u, state, n_head=node.attr("n_head"))[0]
 
 
+def _add_scalar(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
+    return np.asarray(inputs[0] ** 2 + node.attr("value") ** 2)
+
+
 def _mean_rows(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
     x, idx = inputs
     return np.asarray(mean_rows(x * x, idx) / idx.shape[1])
@@ -164,6 +168,7 @@ OWN_TERMS: dict[str, Callable[[Node, Sequence[Array], Sequence[Array]], Array]] 
     "add_gain": _add_gain,
     "head_bonus": _head_bonus,
     "sparse_gate": _sparse_gate,
+    "add_scalar": _add_scalar,
     "mean_rows": _mean_rows,
     "mix_rows": _mix_rows,
     "wkv6": _wkv6,

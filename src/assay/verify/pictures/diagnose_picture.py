@@ -215,7 +215,7 @@ class _Search:
             deep = [n.name for n in self.tower.graph if n.name.startswith("deepstack_")]
             values = interpret(self.tower.graph, self.weights, base.given, {*wanted, *deep})
             shapes = {name: value.shape for name, value in values.items()}
-            laid = in_layout(nodes, shapes, keys, picture_inputs(keys, size, self.tower.table_rows).order)
+            laid = in_layout({name: nodes[name] for name in wanted}, shapes, keys, picture_inputs(keys, size, self.tower.table_rows).order)
             kept = self._in_windows(laid.values, values, size)
             trials[j] = ImageTrials(
                 self.tower, self.weights, size, used, base, kept, laid.misshapen, self.dump.source

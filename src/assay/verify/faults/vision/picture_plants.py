@@ -44,7 +44,7 @@ class PixelHabits:
     divide: bool = True  # by 255
     normal: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None  # another mean and deviation
     exchanged: bool = False  # mean and deviation have changed places
-    bgr: str = ""  # "before" or "after" normalising
+    bgr: str = ""  # reversed: "decoded", or "before" or "after" normalising
     floats: str = ""  # resizing in floats: "kept", or "rounded" to bytes at the end
 
     def but(self) -> bool:

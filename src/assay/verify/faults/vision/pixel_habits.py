@@ -41,6 +41,8 @@ def images_by(keys: ProjectorKeys, picture: Bytes, habits: PixelHabits) -> list[
     plan = _plan(keys, picture, habits)
     if plan is None:
         return None
+    if habits.bgr == "decoded":
+        picture = picture[:, :, ::-1]
     tiled = _Canvas.of(picture)
     for step in plan.tiled:
         tiled = _scaled(keys, tiled, step, habits)
@@ -158,7 +160,8 @@ _pixels("vis-no-mean-std", "pixels in −1 … 1, mean and deviation ½, in plac
 _pixels("vis-no-mean-std", "CLIP's mean and deviation in place of the file's", normal=CLIP)
 _pixels("vis-no-mean-std", "ImageNet's mean and deviation in place of the file's", normal=IMAGENET)
 _pixels("vis-mean-std-swapped", "mean and deviation exchanged", exchanged=True)
-_pixels("vis-bgr", "blue, green, red", bgr="before")
+_pixels("vis-bgr", "blue, green, red", bgr="decoded")
+_pixels("vis-bgr", "blue, green, red, padding included", bgr="before")
 _pixels("vis-bgr", "channels reversed after normalising", bgr="after")
 for _name in (*FILTERS, "nearest"):
     _pixels("vis-filter", f"{_name}", filter=_name)
