@@ -49,7 +49,9 @@ def photo() -> np.ndarray:
     y, x = np.mgrid[0:90, 0:150]
     rng = np.random.default_rng(5)
     waves = [np.sin(x / a) * np.cos(y / b) for a, b in ((3, 5), (7, 4), (11, 9))]
-    picture = 128 + 80 * np.stack(waves, -1) + rng.normal(0, 20, (90, 150, 3)) + 40 * ((x // 17 + y // 13) % 2)[..., None]
+    picture = (
+        128 + 80 * np.stack(waves, -1) + rng.normal(0, 20, (90, 150, 3)) + 40 * ((x // 17 + y // 13) % 2)[..., None]
+    )
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
@@ -64,6 +66,11 @@ def faults(most: int, only: str) -> Iterator[dict[str, object]]:
                 continue
             picture = photo() if bug == "vis-no-antialias" and name not in ("gemma4", "qwen25vl") else golden.picture
             right, wrong = planting.run(golden, picture=picture), planting.run(golden, bug, picture=picture)
+            apart = max(
+                np.abs(a[0] - b[0]).max() if a[0].shape == b[0].shape else 9 for a, b in zip(wrong, right, strict=False)
+            )
+            if bug == "vis-no-antialias" and apart < 0.02:  # nothing is reduced: only a byte's rounding differs
+                continue
             for style in planting.STYLES if bug in planting.PIXELS else planting.STYLES[:2]:
                 if seen[style] >= most or not planting.shown(wrong, right, style):
                     continue
@@ -93,7 +100,13 @@ def healthy() -> Iterator[dict[str, object]]:
         for label, images in runs.items():
             for style in planting.STYLES:
                 found = planting.judged(golden, images, style)
-                yield {"right": label, "model": name, "style": style, "good": bool(found.diagnosis), "said": repr(found.diagnosis)}
+                yield {
+                    "right": label,
+                    "model": name,
+                    "style": style,
+                    "good": bool(found.diagnosis),
+                    "said": repr(found.diagnosis),
+                }
         yield from recorded(name, golden)
 
 
@@ -121,14 +134,19 @@ def recorded(name: str, golden: planting.GoldenTower) -> Iterator[dict[str, obje
 
 
 def table(rows: list[dict[str, object]]) -> list[str]:
-    out = ["|  | needed | named or tied | named | tied | open | wrong | wrong at 0.9 or more |", "|---|---|---|---|---|---|---|---|"]
+    out = [
+        "|  | needed | named or tied | named | tied | open | wrong | wrong at 0.9 or more |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for style in planting.STYLES:
         mine = [row for row in rows if row["style"] == style]
         n = Counter(str(row["grade"]) for row in mine)
         good = n["named"] + n["tied"]
         bad = sum(row["grade"] == "wrong" and float(str(row["sure"])) >= 0.9 for row in mine)
         share = f"{100 * good / len(mine):.1f} % ({good} of {len(mine)})" if mine else "–"
-        out.append(f"| {WORDS[style]} | {NEEDED[style]} % | {share} | {n['named']} | {n['tied']} | {n['open']} | {n['wrong']} | {bad} |")
+        out.append(
+            f"| {WORDS[style]} | {NEEDED[style]} % | {share} | {n['named']} | {n['tied']} | {n['open']} | {n['wrong']} | {bad} |"
+        )
     return out
 
 
@@ -142,7 +160,10 @@ def main() -> None:
     for row in faults(args.models, args.only) if args.only != "healthy" else ():
         rows.append(row)
         if row["grade"] != "named":
-            print(f"{row['bug']} {row['model']} {row['style']}: {row['grade']} {row['sure']:.2f} {row['said']}", flush=True)
+            print(
+                f"{row['bug']} {row['model']} {row['style']}: {row['grade']} {row['sure']:.2f} {row['said']}",
+                flush=True,
+            )
     for row in healthy() if args.only in ("", "healthy") else ():
         right.append(row)
         if not row["good"]:
@@ -150,7 +171,12 @@ def main() -> None:
     lines = table(rows)
     alarms = Counter(str(row["right"]) for row in right if not row["good"])
     of = Counter(str(row["right"]) for row in right)
-    lines += ["", "| right engine | false alarms |", "|---|---|", *(f"| {k} | {alarms[k]} of {n} |" for k, n in of.items())]
+    lines += [
+        "",
+        "| right engine | false alarms |",
+        "|---|---|",
+        *(f"| {k} | {alarms[k]} of {n} |" for k, n in of.items()),
+    ]
     print("\n".join(lines))
     if args.write:
         PAGE.write_text(page(lines, rows, args.write), "utf-8")

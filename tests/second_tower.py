@@ -132,7 +132,9 @@ class SecondTower:
                 if reach == 1:
                     weight = max(0.0, 1 - t)
                 elif reach == 2:
-                    weight = 1.5 * t**3 - 2.5 * t**2 + 1 if t < 1 else -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0
+                    weight = (
+                        1.5 * t**3 - 2.5 * t**2 + 1 if t < 1 else -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0
+                    )
                 else:
                     weight = float(np.sinc(t) * np.sinc(t / 3)) if t < 3 else 0.0
                 out[k] += weight * x[at]
@@ -257,7 +259,9 @@ class SecondTower:
         """(row, column) of every row of the tower: the raster, or blocks of 2×2."""
         if not self.kind.startswith("qwen"):
             return [(y, x) for y in range(gy) for x in range(gx)]
-        return [(by + y, bx + x) for by in range(0, gy, 2) for bx in range(0, gx, 2) for y in range(2) for x in range(2)]
+        return [
+            (by + y, bx + x) for by in range(0, gy, 2) for bx in range(0, gx, 2) for y in range(2) for x in range(2)
+        ]
 
     def embedded(self, pixels, places, gx, gy, keep):
         p, rows = self.p, []
@@ -442,7 +446,7 @@ class SecondTower:
                 if self.bug("vis-merge-order"):
                     inside = [(y, x) for x in range(m) for y in range(m)]
                 found.append([at[ty * m + y, tx * m + x] for y, x in inside])
-        if self.bug("vis-pool-axis"):
+        if self.bug("vis-pool-axis") and not self.kind.startswith("qwen"):
             return np.arange(len(found) * m * m).reshape(-1, m * m)
         return np.array(found)
 

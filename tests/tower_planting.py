@@ -24,19 +24,8 @@ HERE = Path(__file__).parent / "data" / "vision"
 STYLES = ("tower", "rows", "pixels")
 # Cheap files first: a mistake is planted in the first ones that show it.
 MODELS = ("llava", "pixtral", "qwen2vl", "gemma3", "qwen3vl", "qwen25vl", "idefics3", "lfm2", "gemma4")
-PIXELS = """
-vis-no-255 vis-no-mean-std vis-no-mean-std/half vis-mean-std-swapped vis-bgr vis-bgr/after vis-filter/bilinear
-vis-filter/bicubic vis-filter/nearest vis-no-antialias vis-stretch vis-pad-corner vis-pad-colour vis-pad-colour/white
-vis-pad-colour/zero vis-align-ceil vis-tile-order vis-overview-first
-""".split()
-TOWER = """
-vis-no-2x-1 vis-patch-hwc vis-patch-hwc/turned vis-patch-columns vis-one-kernel vis-pos-not-resized vis-pos-mode
-vis-pos-transposed vis-pos-xy vis-class-first vis-eps vis-activation vis-activation/projector vis-gelu-erf
-vis-attention-scale vis-tower-causal vis-rope-xy vis-rope-pairs vis-rope-frequency vis-no-v-norm vis-no-clamp
-vis-no-post-norm vis-no-post-norm/pre vis-last-layer vis-window-none vis-window-all vis-window-size vis-window-order
-vis-merge-order vis-merge-channel vis-pool-axis vis-pool-max vis-pool-scale vis-norm-plus-one
-vis-projection-transposed vis-deepstack-missing vis-deepstack-order vis-no-break vis-break-last
-""".split()
+PIXELS = ["vis-no-255", "vis-no-mean-std", "vis-no-mean-std/half", "vis-mean-std-swapped", "vis-bgr", "vis-bgr/after", "vis-filter/bilinear", "vis-filter/bicubic", "vis-filter/nearest", "vis-no-antialias", "vis-stretch", "vis-pad-corner", "vis-pad-colour", "vis-pad-colour/white", "vis-pad-colour/zero", "vis-align-ceil", "vis-tile-order", "vis-overview-first"]
+TOWER = ["vis-no-2x-1", "vis-patch-hwc", "vis-patch-hwc/turned", "vis-patch-columns", "vis-one-kernel", "vis-pos-not-resized", "vis-pos-mode", "vis-pos-transposed", "vis-pos-xy", "vis-class-first", "vis-eps", "vis-activation", "vis-activation/projector", "vis-gelu-erf", "vis-attention-scale", "vis-tower-causal", "vis-rope-xy", "vis-rope-pairs", "vis-rope-frequency", "vis-no-v-norm", "vis-no-clamp", "vis-no-post-norm", "vis-no-post-norm/pre", "vis-last-layer", "vis-window-none", "vis-window-all", "vis-window-size", "vis-window-order", "vis-merge-order", "vis-merge-channel", "vis-pool-axis", "vis-pool-max", "vis-pool-scale", "vis-norm-plus-one", "vis-projection-transposed", "vis-deepstack-missing", "vis-deepstack-order", "vis-no-break", "vis-break-last"]
 SHOWS = 1e-6  # of the size of the values: less is float32's own noise
 
 

@@ -87,9 +87,7 @@ def diff_image(
     picture, tower = _judged(mmproj, values, image, SECONDS)
     result = picture.diff
     words = lambda rows: judged.text(result, tower_model(tower), rows)  # noqa: E731
-    return PictureFinding(
-        result.verdict, result.first_name, result, bool(result), words, picture=picture, tower=tower
-    )
+    return PictureFinding(result.verdict, result.first_name, result, bool(result), words, picture=picture, tower=tower)
 
 
 def _judged(

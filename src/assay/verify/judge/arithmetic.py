@@ -193,6 +193,11 @@ def _inexact_shares(node: Node, shares: Array) -> Array:
     return np.asarray(shares + between * (UNIT["f32"] * _ANGLE * 2 * _noise(node, 8, shares.shape)), shares.dtype)
 
 
+def _whole_numbers(node: Node, last: Array) -> Array:
+    """The last key that each query sees: a number of a row, exact in every arithmetic."""
+    return last
+
+
 def _query(a: SimulatedArithmetic, q: Array) -> Array:
     return _cached(q) if a.q8_cache else round_to(q, "f16")
 
@@ -207,6 +212,7 @@ _INDEX_OPERANDS: dict[str, Callable[[Array], Array]] = {"rope": _inexact_positio
 _TABLE_OPERANDS: dict[str, Callable[[Node, Array], Array]] = {
     "rope_given": _inexact_angles,
     "mix_rows": _inexact_shares,
+    "attn_softmax": _whole_numbers,
 }
 # Operations that multiply by cached rows, and how their first operand is rounded to meet the cache.
 _CACHE_OPERANDS: dict[str, Callable[[SimulatedArithmetic, Array], Array]] = {"kq": _query, "kqv": _probabilities}

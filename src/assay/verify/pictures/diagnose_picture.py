@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
-from assay.models.vision.picture_inputs import picture_inputs
+from assay.models.vision.picture_inputs import WINDOW, picture_inputs
 from assay.models.vision.tower import Tower
 from assay.verify.diagnosis.candidates import described
 from assay.verify.diagnosis.posterior import gained, posterior
@@ -166,7 +166,9 @@ class _Search:
             self.notes.append(
                 "the pixels differ by at most one step of a byte: the resize rounds in another way, which is no fault"
             )
-        return NodeVerdict(name, state, True if state == "wrong" else None, "resize in floats" if state == "noise" else None, evidence)
+        return NodeVerdict(
+            name, state, True if state == "wrong" else None, "resize in floats" if state == "noise" else None, evidence
+        )
 
     def _pixel_causes(self, verdict: PixelVerdict) -> list[Cause]:
         if not verdict.faults:
@@ -215,11 +217,14 @@ class _Search:
             deep = [n.name for n in self.tower.graph if n.name.startswith("deepstack_")]
             values = interpret(self.tower.graph, self.weights, base.given, {*wanted, *deep})
             shapes = {name: value.shape for name, value in values.items()}
-            laid = in_layout({name: nodes[name] for name in wanted}, shapes, keys, picture_inputs(keys, size, self.tower.table_rows).order)
-            kept = self._in_windows(laid.values, values, size)
-            trials[j] = ImageTrials(
-                self.tower, self.weights, size, used, base, kept, laid.misshapen, self.dump.source
+            laid = in_layout(
+                {name: nodes[name] for name in wanted},
+                shapes,
+                keys,
+                picture_inputs(keys, size, self.tower.table_rows).order,
             )
+            kept = self._in_windows(laid.values, values, size)
+            trials[j] = ImageTrials(self.tower, self.weights, size, used, base, kept, laid.misshapen, self.dump.source)
         return trials
 
     def _in_windows(self, found: dict[str, Array], right: dict[str, Array], size: tuple[int, int]) -> dict[str, Array]:
@@ -259,7 +264,9 @@ class _Search:
                 continue
             arithmetic = max(arithmetic, ARITHMETICS.index(trial.diff.arithmetic))
             for n in trial.diff.nodes:
-                nodes.append(replace(n, name=_label((j, n.name)), evidence=replace(n.evidence, name=_label((j, n.name)))))
+                nodes.append(
+                    replace(n, name=_label((j, n.name)), evidence=replace(n.evidence, name=_label((j, n.name))))
+                )
                 if n.verdict == "wrong" and n.own is not False:
                     wrong.append((j, n.name))
             self.notes += [note for note in trial.diff.notes if note not in self.notes]
@@ -301,7 +308,9 @@ class _Search:
                     if found is not None:
                         yield Tried(fault, variant, found)
         for habits in FLOAT_RESIZES if of_pixels else ():
-            variant = PictureVariant("the resize rounds in another way", habits, usual=frozenset([self.tower.keys.projector]))
+            variant = PictureVariant(
+                "the resize rounds in another way", habits, usual=frozenset([self.tower.keys.projector])
+            )
             found = self._fits(trials, variant, wrong)
             if found is not None:
                 yield Tried("", variant, found)
@@ -347,7 +356,11 @@ class _Search:
         return found
 
     def _best(
-        self, trials: dict[int, ImageTrials], tried: Sequence[Tried], open_places: Sequence[Place], wrong: Sequence[Place]
+        self,
+        trials: dict[int, ImageTrials],
+        tried: Sequence[Tried],
+        open_places: Sequence[Place],
+        wrong: Sequence[Place],
     ) -> tuple[Tried, list[Tried], int, list[Place]] | None:
         """The mistake that explains the first open node and most of the others, under the strictest arithmetic."""
         first = open_places[0]
@@ -357,9 +370,7 @@ class _Search:
                 explained = [p for p in open_places if t.explains(p, trials[p[0]].before(p[1]), kind)]
                 if first not in explained:
                     continue
-                against = sum(
-                    bool(fit.ratios[kind] > ACCEPT) and place not in wrong for place, fit in t.fits.items()
-                )
+                against = sum(bool(fit.ratios[kind] > ACCEPT) and place not in wrong for place, fit in t.fits.items())
                 scored.append((t, explained, against))
             scored = [s for s in scored if not s[2]] or [s for s in scored if s[2] < len(s[1])]
             if not scored:
@@ -408,7 +419,7 @@ class _Search:
     ) -> Cause:
         first = explained[0]
         before, after = trials[first[0]].before(first[1]).at(kind), best.fits[first].at(kind)
-        names = tuple(dict.fromkeys(t.fault for t in tied if t.fault))
+        names = tuple(dict.fromkeys([*(t.fault for t in tied if t.fault), *self._alike(best.fault)]))
         bits = gained(described(before, after), max(self.tried, 1), False, len(explained))
         return Cause(
             best.fault, _label(first), best.variant.label, tuple(_label(p) for p in explained),
@@ -416,6 +427,13 @@ class _Search:
             max(0.0, 1 - after.residual / max(before.residual, 1e-300)), names, before.ratio, after.ratio,
             exact=after.exact, facts=self._facts(),
         )  # fmt: skip
+
+    def _alike(self, fault: str) -> tuple[str, ...]:
+        """Mistakes that give the same values for this picture: a larger window that holds the whole picture."""
+        windows = ("vis-window-none", "vis-window-size")
+        side, keys = WINDOW // self.tower.keys.patch, self.tower.keys
+        whole = max(max(image.image.grid) for image in self.prepared.images) <= side
+        return tuple(w for w in windows if w != fault) if fault in windows and keys.window_pattern and whole else ()
 
     def _as_usual(self, fault: str, variant: PictureVariant) -> None:
         """A behaviour that is documented beside llama.cpp's."""

@@ -5,7 +5,6 @@
     embd_J, image_embeds, …      the rows for the language model
     NODE, NODE@J                 a node of the tower, of image 0 or J
     decoded                      the picture as the engine decoded it
-    logits                       of the prompt's last token
 
 This is what `assay trace MMPROJ --image` writes; names without a number belong to image 0. Touch this to read another
 name or layout.
@@ -31,7 +30,6 @@ from assay.vision.picture_plan import Size
 Array = NDArray[Any]
 PIXELS = ("pixels", "pixel_values", "inp_raw", "preprocessed", "image_pixels")
 ROWS = ("embd", "embeddings", "image_embeds", "image_embeddings", "image_features", "mm_embd", "result_embd")
-LOGITS = ("logits", "result_output")
 DECODED = ("decoded", "picture")
 _LAST = re.compile(r"(?:_|@)(\d{1,4})$")
 _OF_DEEPSTACK = {"ffn_up": "deepstack_up", "ffn_up_b": "deepstack_up_b", "ffn_gelu": "deepstack_gelu"} | {
@@ -47,7 +45,6 @@ class PictureDump:
     pixels: dict[int, Array] = field(default_factory=dict)
     nodes: dict[int, dict[str, Array]] = field(default_factory=dict)
     decoded: Array | None = None
-    logits: Array | None = None
     tokens: tuple[int, ...] = ()
     unmatched: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -63,10 +60,10 @@ def sort_arrays(dump: Dump, graph_names: Iterable[str], output: str) -> PictureD
             found.unmatched.append(name)
             continue
         _sort(found, name, obs, known, output)
-    if not found.pixels and not found.nodes and found.logits is None:
+    if not found.pixels and not found.nodes:
         theirs = ", ".join(found.unmatched[:12]) or "none"
         raise AssayError(
-            f"{dump.source}: holds nothing of a picture (found the names {theirs}; expected pixels_0, embd_0, logits or "
+            f"{dump.source}: holds nothing of a picture (found the names {theirs}; expected pixels_0, embd_0 or "
             f"nodes such as {', '.join(sorted(known)[:4])}); `assay inspect MMPROJ --graph` lists the nodes"
         )
     return found
@@ -82,8 +79,6 @@ def _sort(found: PictureDump, name: str, obs: Observation, known: set[str], outp
         found.nodes.setdefault(image, {})[plain] = obs.array()
     elif plain.lower() in ROWS:
         found.nodes.setdefault(image, {})[output] = obs.array()
-    elif name.lower() in LOGITS:
-        found.logits = obs.array()
     elif name.lower() in DECODED and obs.array().dtype == np.uint8:
         found.decoded = obs.array()
     else:

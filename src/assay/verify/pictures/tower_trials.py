@@ -9,7 +9,7 @@ the definition's value. Touch this to change how a mistake is tried; the answer 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,9 +29,9 @@ from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import Evidence, deviation, ratios
 from assay.verify.judge.noise import by_rows, rms_of_rows
 from assay.verify.judge.run_inputs import RunInputs
-from assay.verify.judge.verdict import judge
-from assay.vision.picture_plan import Size
+from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, AMPLIFIED, NEAR_UNITS, RUN, SHORT, STEP
+from assay.vision.picture_plan import Size
 
 Array = NDArray[Any]
 _UNITS = np.array([a.unit for a in ARITHMETICS])
@@ -95,8 +95,20 @@ class ImageTrials:
 
     @cached_property
     def diff(self) -> Diff | None:
-        """The judge's verdict on the nodes of the right shape."""
-        return judge(self.model, self.dump, cache=False, inputs=self.inputs) if self.values else None
+        """The judge's verdict on the nodes of the right shape.
+
+        Where it finds wrong nodes, the strictest arithmetic that explains every node is taken instead: few nodes of a
+        tower are bare products, so the majority of nodes may not tell in which type the weights are kept.
+        """
+        if not self.values:
+            return None
+        found = judge(self.model, self.dump, cache=False, inputs=self.inputs)
+        seen = [n.evidence for n in found.nodes]
+        for i, arithmetic in enumerate(ARITHMETICS if found.verdict == "wrong" else ()):
+            if all(e.local[i] <= 1 for e in seen):
+                nodes = tuple(decide(self.inputs, self.dump, seen, arithmetic))
+                return replace(found, arithmetic=arithmetic, nodes=nodes)
+        return found
 
     @cached_property
     def evidence(self) -> dict[str, Evidence]:
@@ -135,7 +147,9 @@ class ImageTrials:
         found: dict[str, NodeFit] = {}
         for k, node in enumerate(nodes):
             try:
-                made = evaluate(node, [values[i] for i in node.inputs], self.weights, function=planted.functions.get(node.name))
+                made = evaluate(
+                    node, [values[i] for i in node.inputs], self.weights, function=planted.functions.get(node.name)
+                )
             except (ValueError, IndexError):  # dumped rows of another number than the mistake makes
                 return found | {node.name: NodeFit(np.full(len(ARITHMETICS), np.inf), np.inf, 1)}
             if node.name in seen:
@@ -203,5 +217,3 @@ def _rough_fit(found: Array | None, made: Array) -> NodeFit:
 
 def _equal(a: Array, b: Array | None) -> bool:
     return b is not None and (a is b or (a.shape == b.shape and bool(np.array_equal(a, b))))
-
-

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from assay.verify.faults.vision import patch_edits, pixel_habits, projector_edits, prompt_edits, tower_edits
 from assay.verify.faults.vision.picture_plants import PICTURE_PLANTS, PictureVariant, PlantedTower, plant_tower
-from assay.verify.faults.vision.prompt_edits import PROMPT_PLANTS, PromptParts
+from assay.verify.faults.vision.prompt_edits import PROMPT_PLANTS, PromptHabits
 
-__all__ = ["PICTURE_PLANTS", "PROMPT_PLANTS", "PictureVariant", "PlantedTower", "PromptParts", "plant_tower"]
+__all__ = ["PICTURE_PLANTS", "PROMPT_PLANTS", "PictureVariant", "PlantedTower", "PromptHabits", "plant_tower"]
 
 _PLANTING = (pixel_habits, patch_edits, tower_edits, projector_edits, prompt_edits)

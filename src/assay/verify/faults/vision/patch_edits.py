@@ -76,9 +76,7 @@ plant_picture("vis-no-2x-1", "pixels stay in 0 … 1", node=_only_of("gemma4v", 
 
 def _resizable(g: Grid) -> bool:
     side = isqrt(g.table)
-    return (
-        g.keys.projector in ("lfm2", "qwen3vl_merger") and side * side == g.table and (g.gx, g.gy) != (side, side)
-    )
+    return g.keys.projector in ("lfm2", "qwen3vl_merger") and side * side == g.table and (g.gx, g.gy) != (side, side)
 
 
 def _with_table(inputs: PictureInputs, table: dict[str, Array]) -> PictureInputs:

@@ -168,7 +168,13 @@ for _name in (*FILTERS, "nearest"):
 _pixels("vis-no-antialias", "the filter is not stretched when a side shrinks", antialias=False)
 _pixels("vis-stretch", "the ratio is not kept", ("gemma3", *QWEN), stretch=True)
 _pixels("vis-pad-corner", "padding right and below only", corner=True)
-for _label, _colour in (("grey, 127", GREY), ("grey, 128", (128.0,) * 3), ("white", WHITE), ("black", BLACK), CLIP_MEAN):
+for _label, _colour in (
+    ("grey, 127", GREY),
+    ("grey, 128", (128.0,) * 3),
+    ("white", WHITE),
+    ("black", BLACK),
+    CLIP_MEAN,
+):
     _pixels("vis-pad-colour", f"padded with {_label}", pad=_colour)
 _pixels("vis-pad-colour", "zeros after normalising", pad_zero=True)
 _pixels("vis-align-ceil", "the size is rounded up", ceil=True)

@@ -144,4 +144,6 @@ def _breaks(make: Callable[[Array, int], Array]) -> Callable[[Grid, PictureInput
 
 
 plant_picture("vis-no-break", "no breaks between rows", given=_breaks(lambda rows, own: rows[rows != own]))
-plant_picture("vis-break-last", "a break behind the last row, too", given=_breaks(lambda rows, own: np.append(rows, own)))
+plant_picture(
+    "vis-break-last", "a break behind the last row, too", given=_breaks(lambda rows, own: np.append(rows, own))
+)

@@ -265,7 +265,11 @@ def _other_depth(tower: Tower) -> Graph | None:
         return None
     graph = BUILDERS[keys.projector](TowerBuilder(keys, tower.file))
     missing = [w for node in graph for w in node.weights if w not in tower.file.tensors]
-    return None if missing or any(i.startswith("layer_out-") and i not in graph for n in graph for i in n.inputs) else graph
+    return (
+        None
+        if missing or any(i.startswith("layer_out-") and i not in graph for n in graph for i in n.inputs)
+        else graph
+    )
 
 
 plant_picture("vis-last-layer", "one layer fewer; of mlp, one more", graph=_other_depth)
