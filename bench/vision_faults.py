@@ -11,6 +11,8 @@ in float32, with weights in bfloat16 or halves, or through llama.cpp's half-prec
 values are judged as well, and the behaviours in which the trained models differ from llama.cpp.
 """
 
+# ruff: noqa: E501  tables of a page
+
 from __future__ import annotations
 
 import argparse

@@ -172,7 +172,7 @@ class SecondTower:
         def near(n):
             if self.bug("vis-align-ceil"):
                 return -(-n // a) * a
-            return max(a, int(math.floor(n / a + 0.5)) * a)
+            return max(a, math.floor(n / a + 0.5) * a)
 
         w, h = near(width), near(height)
         if w * h > hi:

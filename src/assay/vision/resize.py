@@ -91,7 +91,7 @@ def _pass(picture: Bytes, n_out: int, name: str, antialias: bool) -> Bytes:
 
 
 def resize(picture: Bytes, width: int, height: int, name: str, *, antialias: bool = True) -> Bytes:
-    """A picture [row, column, channel] of another size. No tower wants one without `antialias`; faulty engines make it."""
+    """A picture [row, column, channel] of another size. Towers want `antialias`; faulty engines lack it."""
     if picture.shape[1] != width:
         picture = _pass(picture.transpose(1, 0, 2), width, name, antialias).transpose(1, 0, 2)
     if picture.shape[0] != height:

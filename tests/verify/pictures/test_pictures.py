@@ -13,7 +13,7 @@ pytest.importorskip("gguf", reason="the second engine reads files with gguf")
 
 from PIL import Image
 
-from assay.cli.__main__ import main
+from assay.cli import main
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError

@@ -181,7 +181,7 @@ def _inexact_positions(positions: Array) -> Array:
 
 
 def _inexact_angles(node: Node, table: Array) -> Array:
-    """Cosines, then sines, of angles that are off as those of positions are. The largest is about the picture's side."""
+    """Cosines, then sines, of angles that are off as those of positions are. The largest is about a side."""
     cos, sin = np.split(table, 2, axis=-1)
     error = UNIT["f32"] * math.sqrt(len(table)) * _noise(node, 8, cos.shape)
     return np.concatenate([cos - sin * error, sin + cos * error], axis=-1).astype(table.dtype)

@@ -7,5 +7,5 @@
     difference_image  a PNG of expected pixels, found pixels, and the difference
     picture_report    the page
 
-The mistakes are `faults/vision`. Touch this package when a right engine that sees is called wrong, or a wrong one right.
+The mistakes are `faults/vision`. Touch this package when a right engine is called wrong, or a wrong one right.
 """

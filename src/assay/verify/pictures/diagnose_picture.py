@@ -2,8 +2,8 @@
 
 Pixels are judged first, where the dump has them. The tower is then judged on the dump's own pixels, so that a mistake
 before the tower is not blamed on it. Every mistake is tried on the wrong nodes; one that explains them to the noise of
-an arithmetic and contradicts no right node is the cause. Two documented behaviours (llama.cpp's and the trained model's)
-are both healthy. Touch this to change the order of the search, or what is called healthy.
+an arithmetic and contradicts no right node is the cause. Behaviours of llama.cpp and of the trained model are both
+documented and healthy. Touch this to change the order of the search, or what is called healthy.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class _Search:
             node = f"pixels_{verdict.worst}"
             causes.append(
                 Cause(
-                    fault, node, variant.label, (node,), sure, 1 - (best.left.rms / verdict.distance.rms) ** 2, best.tied,
-                    verdict.distance.largest, best.left.largest, facts=self._facts(),
+                    fault, node, variant.label, (node,), sure, 1 - (best.left.rms / verdict.distance.rms) ** 2,
+                    best.tied, verdict.distance.largest, best.left.largest, facts=self._facts(),
                 )
             )  # fmt: skip
         return causes
@@ -512,7 +512,10 @@ def _evidence(name: str, found: Array, right: Array) -> Evidence:
     none = Level(np.zeros(0), np.zeros(0))
     if found.shape != right.shape:
         ratio = np.full(len(ARITHMETICS), np.inf)
-        return Evidence(name, np.inf, 0.0, np.inf, tuple(found.shape), np.nan, np.nan, ratio, ratio, np.inf, None, True, (name,), none, none)  # fmt: skip
+        return Evidence(
+            name, np.inf, 0.0, np.inf, tuple(found.shape), np.nan, np.nan, ratio, ratio, np.inf, None, True, (name,),
+            none, none,
+        )  # fmt: skip
     error = np.abs(found - right)
     at = np.unravel_index(int(np.nan_to_num(error, nan=np.inf).argmax()), error.shape)
     base = float(np.sum(right**2)) + 1e-30

@@ -1,6 +1,6 @@
 """A prompt with pictures, judged by its logits: the definition's run, and the mistakes of the prompt tried one by one.
 
-The graph that takes given rows (`models/pictures.py`) reads everything that a mistake can change as a value: rows, which
+The graph that takes given rows (`models/pictures.py`) reads all that a mistake can change as values: rows, which
 slots are text, the last slot that each token sees, positions t, y, x. Touch this when a prompt is fed in a new way.
 """
 

@@ -8,8 +8,8 @@ A picture is computed in stages, and a mistake changes one of them:
     projector_edits.py   how rows are merged and projected
     prompt_edits.py      the rows among the tokens of the language model
 
-`picture_plants.py` has the types. Importing this package registers the mistakes in `PICTURE_PLANTS`; their rows of prose
-are in `catalogue/` like those of all faults. Touch this package to add a mistake of a picture's way.
+`picture_plants.py` has the types. Importing this package registers the mistakes in `PICTURE_PLANTS`; their rows are
+prose in `catalogue/` like those of all faults. Touch this package to add a mistake of a picture's way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes of patches and positions: the layout of a patch, the order of patches, the rows of the table of positions."""
+"""Mistakes of patches and positions: the layout of a patch, their order, the rows of the table of positions."""
 
 from __future__ import annotations
 
