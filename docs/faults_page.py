@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from assay.verify.faults import FAULTS, Fault, FaultKind, Stage
+from assay.verify.faults.vision import PICTURE_PLANTS, PROMPT_PLANTS
 
 INTRO = """# What goes wrong in inference engines
 
@@ -92,6 +93,12 @@ and Qwen3.5, `kda-` of Kimi-Linear), *scan* (`ssm-` of Mamba and the hybrids), *
 *draft head* (`mtp-`). Gated attention (`gattn-`) stands with attention. Ten of their faults cannot show in a prompt: they
 need a second call. A fault of a draft head is judged from a dump whose names begin with `mtp/`.
 
+## Engines that see
+
+Five stages are about pictures (`vis-`): *picture pixels*, *picture patches*, *vision tower*, *projector* and *picture prompt*. They
+are judged with `assay diagnose MMPROJ DUMP --image PICTURE` ([pictures](../howto/pictures.md#find-a-bug-in-an-engine-that-sees)).
+Where the trained model and llama.cpp differ, both are healthy, and a note names the row.
+
 ## How to read the rows
 
 *Shows first at* is the earliest node that differs on the same ids, in [assay's names](names.md). *At position 0* is what a
@@ -115,7 +122,7 @@ _UNESCAPED, BAR = re.compile(r"(?<!\\)\|"), r"\\|"  # a bar ends a cell unless i
 
 def page() -> str:
     """The whole page."""
-    planted = sum(bool(f.variants) for f in FAULTS.values())
+    planted = sum(bool(f.variants) or f.id in {*PICTURE_PLANTS, *PROMPT_PLANTS} for f in FAULTS.values())
     out = [INTRO.format(n=len(FAULTS), planted=planted), "## Contents\n", "| stage | faults |", "|---|---|"]
     for stage in Stage:
         rows = [f for f in FAULTS.values() if f.stage == stage]
@@ -146,8 +153,10 @@ def _row(f: Fault) -> list[str]:
 
 def _recognised(f: Fault) -> str:
     tell = f"{_code(f.tell)}" if f.tell else ""
-    if f.variants:
-        how = "; ".join(dict.fromkeys(v.label.replace("{p}", "*p*") for v in f.variants))
+    labels = [v.label.replace("{p}", "*p*") for v in (*f.variants, *PICTURE_PLANTS.get(f.id, ()))]
+    labels += [label for label, _ in PROMPT_PLANTS.get(f.id, ())]
+    if labels:
+        how = "; ".join(dict.fromkeys(labels))
         return f"{tell}. Planted as: {_code(how)}" if tell else f"planted as: {_code(how)}"
     return f"{tell}; {f.waits}" if f.waits else tell
 

@@ -41,6 +41,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "faults": {"dumps"},
         "witness": {"dumps"},
         "diagnosis": {"thresholds", "dumps", "judge", "faults"},
+        "pictures": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
         "conformance": {"thresholds", "dumps", "judge"},
         "endpoint": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
         "report": {"dumps", "judge", "faults", "diagnosis"},

@@ -17,6 +17,7 @@ from assay.cli.common import (
     token_ids,
 )
 from assay.cli.number_types import real
+from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 HELP = "find the bug in an engine, from its dump or over HTTP"
 EXAMPLE = """assay diagnose smollm2 dump.jsonl
 assay diagnose smollm2 dump.npz -p "The capital of France is" --html report.html
-assay diagnose smollm2 --endpoint http://localhost:8080"""
+assay diagnose smollm2 --endpoint http://localhost:8080
+assay diagnose gemma-3-4b.gguf dump.npz --image cat.png --html report.html"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file that the engine printed or saved, or a folder of such files; see docs/reference/dump-format.md",
     )
     parser.add_argument("--endpoint", metavar="URL", help="test an OpenAI-compatible server instead of a dump")
+    add_picture_arguments(parser)
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="text that the engine was given")
     parser.add_argument("--chat", action="store_true", help="the text is a user message; apply the chat template")
     parser.add_argument("--system", type=text_argument, metavar="TEXT", help="system message for --chat")
@@ -68,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.dump = None, args.model
         else:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
+    if args.image is not None:
+        return judge_picture(args, args.model, args.dump, diagnosing=True)
     from assay.verify.dumps.load import read_map
 
     names = read_map(Path(args.map)) if args.map else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from assay.cli.common import add_json_argument, add_reading_arguments, emit, say
 from assay.cli.number_types import MOST_TOKENS, whole
+from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
 
@@ -17,6 +18,7 @@ assay diff smollm2 dump.npz                      # another engine's dump against
 assay diff truth.safetensors smollm2@cpu         # exit 0: same or noise, 1: wrong, 2: cannot be compared
 assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: is the difference justified?
 assay diff smollm2 --runs a.npz b.npz c.npz      # runs that differ: the first node that varies, and with what
+assay diff mmproj.gguf dump.npz --image cat.png   # pixels and nodes of a vision tower
 assay diff --runs "./engine --dump" --repeat 5   # the same from a command; exit 1: the runs differ"""
 
 
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=whole(1, 64), default=1, metavar="N", help="--runs: run each command N times")
     parser.add_argument("--dump", metavar="FILE", help="--runs: read this file, written by the commands")
     parser.add_argument("--model", metavar="MODEL", help="the model, if neither A nor B names it")
+    add_picture_arguments(parser)
     add_token_arguments(parser)
     add_reading_arguments(parser)
     parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
@@ -58,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         return _runs(args)
     if args.a is None or args.b is None:
         raise AssayError("diff: needs two sides, A and B, or --runs RUN RUN …; see `assay diff --help`")
+    if args.image is not None:
+        return judge_picture(args, args.a, args.b, diagnosing=False)
     a, b = Side.of(args.a, truth=True), Side.of(args.b)
     if a.is_file and b.is_file:
         return _two_files(args)

@@ -139,7 +139,7 @@ def load_dump(
     patterns  patterns of log lines, such as "{name} {layer}: rms={rms}"
     side      engine whose values to read, if a log has several
     """
-    dump = _read(values, patterns, lenient=model is not None)
+    dump = read_values(values, patterns, lenient=model is not None)
     return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
 
 
@@ -153,7 +153,8 @@ def _report_reading(dump: Dump, say: Callable[[str], None] | None) -> Dump:
     return dump
 
 
-def _read(values: Values, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
+def read_values(values: Values, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
+    """The observations of a dump, a trace or arrays by name, with the names that they were given."""
     if isinstance(values, Dump):
         return values
     if isinstance(values, Trace):
@@ -251,7 +252,7 @@ def _diff(
     if first.is_file and second.is_file:
         return two_files(opened(first.model), opened(second.model), tokens=tokens, prompt=prompt)
     known = model is not None or first.model is not None or second.model is not None
-    raw = {s: _read(s.values, patterns, lenient=known) for s in (first, second) if s.values is not None}
+    raw = {s: read_values(s.values, patterns, lenient=known) for s in (first, second) if s.values is not None}
     name = model or first.model or second.model or _provenance(raw.values())
     if name is None:
         return _finding(compare(raw[first], raw[second]), None, raw[second])
@@ -343,7 +344,7 @@ def diagnose(
         elif values is None:
             raise AssayError("diagnose: needs values (a dump) or an endpoint")
         else:
-            read = _read(values, patterns, lenient=True)
+            read = read_values(values, patterns, lenient=True)
             text = prompt if prompt is not None else read.prompt or None
             if text is not None and not (tokens or read.tokens):
                 tokens = _ids_of_prompt(on, text, chat, system)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.models.vision.projector_keys import ProjectorKeys
-from assay.vision.picture_plan import Image, PicturePlan, Scaling, plan_picture
+from assay.vision.picture_plan import Image, PicturePlan, Scaling, Size, plan_picture
 from assay.vision.resize import Bytes, resize
 
 _f32 = np.float32
@@ -63,15 +63,20 @@ def scaled(picture: Bytes, to: Scaling) -> tuple[Bytes, Bytes]:
     if to.pad is None or picture.shape[:2] == (height, width):
         found = resize(picture, width, height, to.filter)
         return found, found
-    sides = picture.shape[1], picture.shape[0]
-    scale = min(_f32(width) / _f32(sides[0]), _f32(height) / _f32(sides[1]))
-    w, h = (min(int(np.ceil(_f32(n) * scale)), most) for n, most in zip(sides, to.size, strict=True))
+    w, h = fitted_size((picture.shape[1], picture.shape[0]), to.size)
     found = resize(picture, w, h, to.filter)
     padded = np.empty((height, width, 3), np.uint8)
     padded[:] = to.pad
     x, y = (width - w) // 2, (height - h) // 2
     padded[y : y + h, x : x + w] = found
     return found, padded
+
+
+def fitted_size(size: Size, most: Size) -> Size:
+    """The largest size within `most` that keeps the ratio, rounded up."""
+    scale = min(_f32(b) / _f32(a) for a, b in zip(size, most, strict=True))
+    width, height = (min(int(np.ceil(_f32(a) * scale)), b) for a, b in zip(size, most, strict=True))
+    return width, height
 
 
 @np.errstate(all="ignore")  # the file's mean and deviation may be huge; the results say so

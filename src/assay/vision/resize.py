@@ -31,12 +31,16 @@ def _bilinear(x: _Floats) -> _Floats:
     return np.where(x < 1, 1 - x, 0.0)
 
 
-def _bicubic(x: _Floats) -> _Floats:
-    """Keys' cubic with a = −½."""
-    a, x = -0.5, np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+def _cubic(a: float) -> Callable[[_Floats], _Floats]:
+    """Keys' cubic: a = −½ in Pillow, −¾ in OpenCV and PyTorch."""
+
+    def weight(x: _Floats) -> _Floats:
+        x = np.abs(x)
+        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        far = (((x - 5) * x + 8) * x - 4) * a
+        return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+    return weight
 
 
 def _sinc(x: _Floats) -> _Floats:
@@ -51,16 +55,17 @@ def _lanczos(x: _Floats) -> _Floats:
 # filter -> its function and its radius
 FILTERS: dict[str, tuple[Callable[[_Floats], _Floats], float]] = {
     "bilinear": (_bilinear, 1.0),
-    "bicubic": (_bicubic, 2.0),
+    "bicubic": (_cubic(-0.5), 2.0),
+    "sharper bicubic": (_cubic(-0.75), 2.0),
     "lanczos": (_lanczos, 3.0),
 }
 
 
 @lru_cache(maxsize=64)
-def taps(n_in: int, n_out: int, name: str) -> tuple[NDArray[np.intp], _Floats]:
+def taps(n_in: int, n_out: int, name: str, antialias: bool = True) -> tuple[NDArray[np.intp], _Floats]:
     """For each output: its taps [n_out, k], cut to the input, and their weights; 0 for taps that it has not."""
     function, radius = FILTERS[name]
-    stretch = max(1.0, n_in / n_out)
+    stretch = max(1.0, n_in / n_out) if antialias else 1.0
     support, step = radius * stretch, 1.0 / stretch
     centre = (np.arange(n_out) + 0.5) * (n_in / n_out)
     first = np.maximum(np.trunc(centre - support + 0.5).astype(np.intp), 0)
@@ -74,9 +79,9 @@ def taps(n_in: int, n_out: int, name: str) -> tuple[NDArray[np.intp], _Floats]:
     return np.minimum(at, n_in - 1), weights
 
 
-def _pass(picture: Bytes, n_out: int, name: str) -> Bytes:
+def _pass(picture: Bytes, n_out: int, name: str, antialias: bool) -> Bytes:
     """Axis 0 of a picture resized to `n_out`."""
-    at, weights = taps(len(picture), n_out, name)
+    at, weights = taps(len(picture), n_out, name, antialias)
     scaled = weights * (1 << _BITS)
     whole = np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)).astype(np.int32)
     total: NDArray[Any] = np.full((n_out, *picture.shape[1:]), 1 << (_BITS - 1), np.int32)
@@ -85,10 +90,10 @@ def _pass(picture: Bytes, n_out: int, name: str) -> Bytes:
     return np.asarray(np.clip(total >> _BITS, 0, 255), np.uint8)
 
 
-def resize(picture: Bytes, width: int, height: int, name: str) -> Bytes:
-    """A picture [row, column, channel] of another size."""
+def resize(picture: Bytes, width: int, height: int, name: str, *, antialias: bool = True) -> Bytes:
+    """A picture [row, column, channel] of another size. Towers want `antialias`; faulty engines lack it."""
     if picture.shape[1] != width:
-        picture = _pass(picture.transpose(1, 0, 2), width, name).transpose(1, 0, 2)
+        picture = _pass(picture.transpose(1, 0, 2), width, name, antialias).transpose(1, 0, 2)
     if picture.shape[0] != height:
-        picture = _pass(picture, height, name)
+        picture = _pass(picture, height, name, antialias)
     return picture

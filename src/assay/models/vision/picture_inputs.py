@@ -59,7 +59,7 @@ def picture_inputs(keys: ProjectorKeys, size: tuple[int, int], table: int) -> Pi
     return _INPUTS[keys.projector](grid)
 
 
-def _blocks(g: Grid) -> Array:
+def blocks_of(g: Grid) -> Array:
     """The m×m patches of each token, row by row: [tokens, m·m] indices into the raster."""
     m = g.keys.merge
     columns, rows = g.gx // m, g.gy // m
@@ -67,7 +67,7 @@ def _blocks(g: Grid) -> Array:
     return raster.reshape(rows, m, columns, m).transpose(0, 2, 1, 3).reshape(-1, m * m)
 
 
-def _raster(g: Grid) -> tuple[Array, Array]:
+def raster_of(g: Grid) -> tuple[Array, Array]:
     """Row and column of every patch."""
     at = np.arange(g.n)
     return at // g.gx, at % g.gx
@@ -80,18 +80,18 @@ def _plain_table(g: Grid, rows: int) -> dict[str, Array]:
     return {"inp_table_rows": np.arange(rows)[:, None], "inp_table_weights": np.ones((rows, 1))}
 
 
-def _side(g: Grid) -> int:
+def table_side(g: Grid) -> int:
     side = isqrt(g.table)
     if side * side != g.table or not side:
         raise AssayError(f"v.position_embd.weight: not a square of rows (found {g.table})")
     return side
 
 
-def _resized(g: Grid, weights: Callable[[int, int], tuple[Array, Array]]) -> dict[str, Array]:
+def resized_table(g: Grid, weights: Callable[[int, int], tuple[Array, Array]]) -> dict[str, Array]:
     """A square table resized to the grid: rows and columns apart. `weights(n, g)` gives the taps of an axis."""
-    side = _side(g)
+    side = table_side(g)
     (y, cy), (x, cx) = weights(side, g.gy), weights(side, g.gx)
-    row, column = _raster(g)
+    row, column = raster_of(g)
     rows = (y[row][:, :, None] * side + x[column][:, None, :]).reshape(g.n, -1)
     return {
         "inp_table_rows": rows,
@@ -99,7 +99,7 @@ def _resized(g: Grid, weights: Callable[[int, int], tuple[Array, Array]]) -> dic
     }
 
 
-def _aligned(n: int, g: int) -> tuple[Array, Array]:
+def aligned_corners(n: int, g: int) -> tuple[Array, Array]:
     """Bilinear with aligned corners: source = k (n − 1) / (g − 1)."""
     source = np.arange(g) * ((n - 1) / (g - 1) if g > 1 else 0.0)
     first = np.minimum(source.astype(int), n - 1)
@@ -107,7 +107,7 @@ def _aligned(n: int, g: int) -> tuple[Array, Array]:
     return np.stack([first, np.minimum(first + 1, n - 1)], 1), np.stack([1 - share, share], 1)
 
 
-def _triangle(n: int, g: int) -> tuple[Array, Array]:
+def triangle_filter(n: int, g: int) -> tuple[Array, Array]:
     """A triangle around (k + ½) n / g, stretched where the axis shrinks, its weights summing to 1."""
     stretch = max(1.0, n / g)
     centre = (np.arange(g) + 0.5) * n / g
@@ -119,45 +119,49 @@ def _triangle(n: int, g: int) -> tuple[Array, Array]:
     return at, np.take_along_axis(weights, at, 1)
 
 
-def _angles(*parts: Array) -> Array:
+def cosines_and_sines(*parts: Array) -> Array:
     """A table of cosines and then sines, of angles [rows, pairs]."""
     angles = np.concatenate(parts, 1)
     return np.concatenate([np.cos(angles), np.sin(angles)], 1)
 
 
-def _frequencies(base: float, n: int) -> Array:
+def frequencies(base: float, n: int) -> Array:
     """base^(−2i/n) for i < n/2."""
     return base ** (-2.0 * np.arange(n // 2) / n)
 
 
 def _fixed(g: Grid) -> PictureInputs:
-    return PictureInputs(np.arange(g.n), {"inp_blocks": _blocks(g), **_plain_table(g, g.n)})
+    return PictureInputs(np.arange(g.n), {"inp_blocks": blocks_of(g), **_plain_table(g, g.n)})
 
 
 def _lfm2(g: Grid) -> PictureInputs:
-    table = _plain_table(g, g.n) if g.gx == g.gy == _side(g) else _resized(g, _triangle)
-    return PictureInputs(np.arange(g.n), {"inp_blocks": _blocks(g), **table})
+    table = _plain_table(g, g.n) if g.gx == g.gy == table_side(g) else resized_table(g, triangle_filter)
+    return PictureInputs(np.arange(g.n), {"inp_blocks": blocks_of(g), **table})
 
 
 def _qwen(g: Grid) -> PictureInputs:
     """Patches block by block; RoPE by row in the first half of the pairs, by column in the second."""
-    order = _blocks(g).reshape(-1)
-    row, column = _raster(g)
-    theta = _frequencies(10000.0, g.keys.head_dim // 2)
-    rope = _angles(row[order, None] * theta, column[order, None] * theta)
+    order = blocks_of(g).reshape(-1)
+    row, column = raster_of(g)
+    theta = frequencies(10000.0, g.keys.head_dim // 2)
+    rope = cosines_and_sines(row[order, None] * theta, column[order, None] * theta)
     return PictureInputs(order, {"inp_rope": rope, "inp_blocks": np.arange(len(order)).reshape(-1, 4)})
 
 
 def _qwen3(g: Grid) -> PictureInputs:
     plain = _qwen(g)
-    table = _plain_table(g, g.n) if g.gx == g.gy == _side(g) else _resized(g, _aligned)
+    table = _plain_table(g, g.n) if g.gx == g.gy == table_side(g) else resized_table(g, aligned_corners)
     return PictureInputs(plain.order, {**plain.values, **{name: value[plain.order] for name, value in table.items()}})
 
 
 def _qwen25(g: Grid) -> PictureInputs:
-    """Tokens window by window; windows in raster order from the top left, cut at the right and at the bottom."""
-    plain, side = _qwen(g), max(1, WINDOW // g.keys.patch // 2)
-    columns = g.gx // 2
+    return in_windows(g, max(1, WINDOW // g.keys.patch // 2))
+
+
+def in_windows(g: Grid, side: int) -> PictureInputs:
+    """Tokens window by window; windows of `side` tokens in raster order from the top left, cut at the right and at the
+    bottom."""
+    plain, columns = _qwen(g), g.gx // 2
     token = np.arange(g.n // 4)
     window = token // columns // side * -(-columns // side) + token % columns // side
     sort = np.argsort(window, kind="stable")
@@ -171,33 +175,33 @@ def _qwen25(g: Grid) -> PictureInputs:
 def _gemma4(g: Grid) -> PictureInputs:
     """Table 0 by column and table 1 by row; the first half of a head turns by column, the second by row."""
     n = g.table // 2
-    row, column = _raster(g)
+    row, column = raster_of(g)
     if max(g.gx, g.gy) > n:
         raise AssayError(
             f"picture: more patches a side than the table of positions has (found {max(g.gx, g.gy)}, expected at most "
             f"{n}); make the picture smaller, or limit its tokens"
         )
-    theta = _frequencies(100.0, g.keys.head_dim // 2)
+    theta = frequencies(100.0, g.keys.head_dim // 2)
     values = {
         "inp_table_rows": np.stack([column, n + row], 1),
         "inp_table_weights": np.ones((g.n, 2)),
-        "inp_rope_x": _angles(column[:, None] * theta),
-        "inp_rope_y": _angles(row[:, None] * theta),
-        "inp_blocks": _blocks(g),
+        "inp_rope_x": cosines_and_sines(column[:, None] * theta),
+        "inp_rope_y": cosines_and_sines(row[:, None] * theta),
+        "inp_blocks": blocks_of(g),
     }
     return PictureInputs(np.arange(g.n), values)
 
 
 def _pixtral(g: Grid) -> PictureInputs:
     """RoPE by row with frequencies 0, 2, 4, …, by column with 1, 3, 5, …; a break behind each row but the last."""
-    row, column = _raster(g)
-    theta = _frequencies(10000.0, g.keys.head_dim)
+    row, column = raster_of(g)
+    theta = frequencies(10000.0, g.keys.head_dim)
     columns, rows = g.gx // g.keys.merge, g.gy // g.keys.merge
     tokens = np.arange(columns * rows).reshape(rows, columns)
     breaks = np.concatenate([tokens, np.full((rows, 1), columns * rows)], 1).reshape(-1)[:-1]
     values = {
-        "inp_rope": _angles(row[:, None] * theta[0::2], column[:, None] * theta[1::2]),
-        "inp_blocks": _blocks(g),
+        "inp_rope": cosines_and_sines(row[:, None] * theta[0::2], column[:, None] * theta[1::2]),
+        "inp_blocks": blocks_of(g),
         "inp_breaks": breaks[:, None],
     }
     return PictureInputs(np.arange(g.n), values)
@@ -209,7 +213,7 @@ def _with_class(g: Grid, blocks: Array) -> PictureInputs:
 
 
 def _internvl(g: Grid) -> PictureInputs:
-    return _with_class(g, _blocks(g))
+    return _with_class(g, blocks_of(g))
 
 
 def _mlp(g: Grid) -> PictureInputs:

@@ -390,7 +390,7 @@ class FaultTrials:
         kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
         level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
         if own is not None and own.shape == value.shape:
-            level = _noise_of(value, own, axis, level, _UNITS[list(kinds)])
+            level = grown_noise(value, own, axis, level, _UNITS[list(kinds)])
         hide = self.hidden_at(name)
         every, residual, count = np.zeros(len(kinds)), 0.0, 0
         for obs in self.dump.by_name[name]:
@@ -489,7 +489,7 @@ def _known(made: Planted, env: Mapping[str, Array]) -> bool:
     return True
 
 
-def _noise_of(value: Array, own: Array, axis: int, level: Level, units: Array) -> Level:
+def grown_noise(value: Array, own: Array, axis: int, level: Level, units: Array) -> Level:
     """The noise of a faulty value: it grows with the value, and is never less than rounding it once, by `units`.
 
     The definition's noise can be zero where the fault's is not, as for a rotation by zero.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from assay.graph import split
@@ -27,6 +28,7 @@ class Cause:
     after: float  # and with the fault planted
     fitted: bool = False  # a parameter was solved for
     exact: bool = True  # only float32's noise is left
+    facts: Mapping[str, Any] = field(default_factory=dict)  # values for the sentences about it, beside the model's
 
     @property
     def fix(self) -> str:

@@ -64,7 +64,7 @@ def words(cause: Cause, model: Model | None = None, diff: Diff | None = None) ->
 
 def facts(cause: Cause, model: Model | None) -> dict[str, Any]:
     """The values that sentences may use: numbers of the file and of the layer at fault, and the fitted parameter."""
-    found: dict[str, Any] = {"how": cause.how}
+    found: dict[str, Any] = {"how": cause.how, **cause.facts}
     if number := _parameter(cause):
         found["p"] = number
     if model is None:
@@ -90,7 +90,7 @@ def facts(cause: Cause, model: Model | None) -> dict[str, Any]:
     if weights and weights[0] in model.file.tensors:
         tensor = model.file.tensors[weights[0]]
         found |= {"weight": weights[0], "type": tensor.type.name, "shape": list(tensor.shape)}
-    return found
+    return found | dict(cause.facts)
 
 
 def _parameter(cause: Cause) -> str:

@@ -32,6 +32,7 @@ from assay.verify.faults import (
     recurrent,
     rotary,
     small,
+    vision,
     wgsl_edits,
 )
 from assay.verify.faults.fault import (
@@ -87,6 +88,7 @@ _PLANTING = (
     small,
     recurrent,
     wgsl_edits,
+    vision,
 )  # importing them registers their edits
 
 
@@ -116,7 +118,9 @@ def _read_code(name: str) -> dict[str, dict[str, str]]:
 
 
 # By stage and by fault: the line of code to look for in each language, and sentences with blanks for a file's values.
-CODE: dict[str, dict[str, str]] = _read_code("code.toml") | _read_code("code_recurrent.toml")
+CODE: dict[str, dict[str, str]] = (
+    _read_code("code.toml") | _read_code("code_recurrent.toml") | _read_code("code_vision.toml")
+)
 FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}
 
 

@@ -8,7 +8,8 @@ Each arithmetic is a set of roundings that are applied while the definition runs
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
-  GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16
+  GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16; the pixels and
+          the kernel of a vision tower's patches rounded to float16
   f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they are multiplied, and
           products of halves added up in 32 lanes of halves, as ggml does where the processor can
   q8 KV   keys and values kept in Q8_0 blocks, queries quantised to Q8_0 as well
@@ -34,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.gguf import GGUFFile
-from assay.graph import Graph, Node, Trait
+from assay.graph import Graph, Node, Trait, split
 
 Array = NDArray[Any]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # Half a unit in the last place, relative.
@@ -150,6 +151,10 @@ def operand(a: SimulatedArithmetic, file: GGUFFile, node: Node, i: int, x: Array
     """Input `i` of a node as this arithmetic reads it; the very same array where the arithmetic does not round it."""
     if x.dtype.kind != "f":
         return _INDEX_OPERANDS.get(node.op, _unchanged)(x)
+    if i and (inexact := _TABLE_OPERANDS.get(node.op)) is not None:
+        return inexact(node, x)
+    if a.gelu_table and i == 0 and reads_halves(node) and not is_gelu(node):
+        return round_to(x, "f16")
     if a.q8 and i == 0 and node.has(Trait.PRODUCT):
         quantise = quantise_for(file, node.weights[0])
         return x if quantise is None else quantise(product_rows(node, x))
@@ -175,6 +180,24 @@ def _inexact_positions(positions: Array) -> Array:
     return positions * (1.0 + UNIT["f32"] * (_ANGLE + np.sin(7919.0 * positions)))
 
 
+def _inexact_angles(node: Node, table: Array) -> Array:
+    """Cosines, then sines, of angles that are off as those of positions are. The largest is about a side."""
+    cos, sin = np.split(table, 2, axis=-1)
+    error = UNIT["f32"] * math.sqrt(len(table)) * _noise(node, 8, cos.shape)
+    return np.concatenate([cos - sin * error, sin + cos * error], axis=-1).astype(table.dtype)
+
+
+def _inexact_shares(node: Node, shares: Array) -> Array:
+    """The weights of a resized table: the place between two rows was computed in float32."""
+    between = (shares != 0) & (shares != 1)
+    return np.asarray(shares + between * (UNIT["f32"] * _ANGLE * 2 * _noise(node, 8, shares.shape)), shares.dtype)
+
+
+def _whole_numbers(node: Node, last: Array) -> Array:
+    """The last key that each query sees: a number of a row, exact in every arithmetic."""
+    return last
+
+
 def _query(a: SimulatedArithmetic, q: Array) -> Array:
     return _cached(q) if a.q8_cache else round_to(q, "f16")
 
@@ -185,6 +208,12 @@ def _probabilities(a: SimulatedArithmetic, p: Array) -> Array:
 
 # Operations that read tokens or positions, and what rounding does to these.
 _INDEX_OPERANDS: dict[str, Callable[[Array], Array]] = {"rope": _inexact_positions}
+# Operations that read a table which the caller computed for the picture, and what float32 does to its numbers.
+_TABLE_OPERANDS: dict[str, Callable[[Node, Array], Array]] = {
+    "rope_given": _inexact_angles,
+    "mix_rows": _inexact_shares,
+    "attn_softmax": _whole_numbers,
+}
 # Operations that multiply by cached rows, and how their first operand is rounded to meet the cache.
 _CACHE_OPERANDS: dict[str, Callable[[SimulatedArithmetic, Array], Array]] = {"kq": _query, "kqv": _probabilities}
 
@@ -208,8 +237,23 @@ def gate_width(node: Node, x: Array) -> int:
 
 
 def is_gelu(node: Node) -> bool:
-    """Is it a GELU, alone or as a gate?"""
-    return node.has(Trait.ACTIVATION) and node.all_attrs().get("act") == "gelu_tanh"
+    """Is it a GELU, alone or as a gate? A quick GELU is three nodes, of which the last has the value."""
+    if node.has(Trait.ACTIVATION):
+        return bool(node.all_attrs().get("act") == "gelu_tanh")
+    return split(node.name)[0] == "ffn_gelu_quick"
+
+
+def is_patch_product(node: Node) -> bool:
+    """Is it the convolution of a vision tower, a product over the pixels of each patch?"""
+    return is_matrix_product(node) and node.inputs[0] in _PATCHES
+
+
+_PATCHES = ("inp_patches", "inp_raw_scaled")
+
+
+def reads_halves(node: Node) -> bool:
+    """Does llama.cpp round its operand to halves on a CPU, whatever the type of its weights?"""
+    return is_gelu(node) or is_patch_product(node) or split(node.name)[0] == "ffn_gelu_quick_scaled"
 
 
 def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
@@ -218,6 +262,8 @@ def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, 
     size = math.sqrt(n) * UNIT["f32"]
     if (a.storage != "f32" and product) or halved(a, file, node):
         size += a.unit if a.storage != "f32" else UNIT[a.weights]
+    elif a.gelu_table and is_patch_product(node):
+        size += UNIT["f16"]
     half = product and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
     if half or (a.f16_cache and node.has(Trait.ATTENDS)):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from assay.gguf import GGUFFile
 from assay.graph import Graph, Node, Trait
-from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic, halved, is_gelu, summation
+from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic, halved, is_gelu, reads_halves, summation
 
 Array = NDArray[Any]
 Alike = tuple[int, ...]  # a number for each arithmetic; arithmetics with one number do the same
@@ -91,7 +91,7 @@ STORED = {
 
 def reading(node: Node, index: int) -> Alike:
     """The arithmetics that round this input of the node alike."""
-    return _BY_STORAGE if index else _FIRST[node.has(Trait.PRODUCT), is_gelu(node)]
+    return _BY_STORAGE if index else _FIRST[node.has(Trait.PRODUCT), reads_halves(node)]
 
 
 def sizes_of_sums(file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> list[float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.graph import Trait
 from assay.models import Model
-from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic, is_gelu, quantise_for
+from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic, quantise_for, reads_halves
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import DISTURBS, FEW_DISTURBED, RUN, TOO_GOOD
 
@@ -97,5 +97,5 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
     if scores and not most(scores, kv) and most(scores, coarse):  # also with finer operands than the arithmetics have
         return coarse
     cached = kv in (explained(scores, [table, kv]), explained(of(Trait.CACHES), [table, kv]))
-    gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
+    gelu = explained([e for e in whole if any(reads_halves(model.graph[part]) for part in e.segment)], [plain, table])
     return {table: (gelu, kv), half: (half, half_kv), q8: (q8, both), brain: (brain, brain)}[operands][cached]

@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.engines.contract import Array
 from assay.engines.reference.recurrent_functions import delta_rule, ssm_scan, wkv6, wkv7
+from assay.engines.reference.vision_functions import mean_rows, mix_rows
 from assay.graph import Node
 
 
@@ -45,6 +46,20 @@ def _wkv6(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Arra
     r, w, k, v = (x * x for x in inputs)
     u, state = np.square(np.asarray(weights[0])), np.zeros(node.attr("state"))
     return wkv6(r, w, k, v, u, state, n_head=node.attr("n_head"))[0]
+
+
+def _add_scalar(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
+    return np.asarray(inputs[0] ** 2 + node.attr("value") ** 2)
+
+
+def _mean_rows(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
+    x, idx = inputs
+    return np.asarray(mean_rows(x * x, idx) / idx.shape[1])
+
+
+def _mix_rows(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
+    idx, shares = inputs
+    return mix_rows(idx, shares * shares, np.square(weights[0]))
 
 
 class _History:
@@ -153,6 +168,9 @@ OWN_TERMS: dict[str, Callable[[Node, Sequence[Array], Sequence[Array]], Array]] 
     "add_gain": _add_gain,
     "head_bonus": _head_bonus,
     "sparse_gate": _sparse_gate,
+    "add_scalar": _add_scalar,
+    "mean_rows": _mean_rows,
+    "mix_rows": _mix_rows,
     "wkv6": _wkv6,
     "wkv7": _wkv7,
     "delta_rule": _delta_rule,
