@@ -10,7 +10,7 @@ are captured as a CUDA graph.
 
 Where every sequence has one token, consecutive kernel steps become a walk: one megakernel executes them (walk.py). If
 that gives no walk or several, the graph is scheduled again with experts, recurrences and single operations as steps
-of the walk too. If no megakernel fits the graph, it is scheduled as separate launches.
+of the walk too; of several tokens, without recurrences. If no megakernel fits the graph, it is scheduled as separate launches.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _Scheduled = tuple[CompileContext, Schedule, list[WalkRun]]
 def _with_walks(c: CompileContext) -> list[_Scheduled]:
     """The schedules with walks, the fewest walks first. One without small steps has the faster kernels."""
     found: list[_Scheduled] = []
-    for small_steps in (False, True)[: 1 + (c.shape.tokens == 1)]:
+    for small_steps in (False, True):
         with suppress(NoWalk):
             found.append(_schedule(replace(c, small_steps=small_steps)))
         if found and len(found[-1][2]) == 1:

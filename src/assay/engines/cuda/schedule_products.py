@@ -14,11 +14,13 @@ from assay.engines.cuda import structs, walk
 from assay.engines.cuda.abi.enumerations import HALVED
 from assay.engines.cuda.abi.shared_memory import (
     normed_row_bytes,
+    walk_few_float_rows_bytes,
     walk_float_rows_bytes,
     walk_floats_bytes,
     walk_product_bytes,
 )
 from assay.engines.cuda.arrange import by_kernel, by_layouts
+from assay.engines.cuda.context import FEW_FLOAT_ROWS
 from assay.engines.cuda.device_values import (
     Layout,
     Quantised,
@@ -30,6 +32,7 @@ from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_rows import activation, map_rows, norm_rows
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
+    BatchFloatRows,
     BatchProduct,
     BatchQuantise,
     FloatTiles,
@@ -51,7 +54,6 @@ from assay.engines.cuda.tiles import count_tiles, float_tile, half_tile, quantis
 from assay.engines.plan.fuse import Gated, Products
 from assay.graph import Node
 
-FEW_FLOAT_ROWS = 512  # rows of float weights up to which a walk of quantised weights multiplies them
 MOST_SUMS = 48 << 10  # bytes of shared memory of a product beside experts or recurrences, above which it is cut
 ROW_COPIES = 4  # of one quantised row that all blocks of threads of a product read
 
@@ -266,9 +268,21 @@ def _few_float_rows(parts: Sequence[Part]) -> bool:
 
 
 def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -> None:
-    """One token and a few rows of float weights, such as a router's, beside quantised ones."""
-    matrix = part.matrix
+    """A few rows of float weights, such as a router's, beside quantised ones."""
+    matrix, tokens = part.matrix, steps.context.shape.tokens
     rows = -(-matrix.rows // steps.context.limits.processors)
+    if tokens > 1:
+        if norm:
+            raise walk.NoWalk
+
+        def shared(some: int) -> int:
+            return walk_few_float_rows_bytes(tokens, some, matrix.units, rows, matrix.format.chunks)
+
+        most = min(MOST_SUMS, walk.free_shared(steps.context, steps.context.product_formats))
+        units = next((n for n in range(matrix.units, 1, -1) if shared(n) <= most), 1)
+        needs = WalkNeeds(shared=shared(units), tier=Tier.ALL)
+        steps.add(part.name, BatchFloatRows(part, x, units), [x], [part.out], needs)
+        return
     needs = WalkNeeds(shared=walk_float_rows_bytes(matrix.units, rows, matrix.format.chunks), tier=Tier.ALL)
     steps.add(part.name, WalkFloatRows(part, x, norm), [x], [part.out], needs)
 

@@ -23,7 +23,7 @@ class Tier(IntEnum):
 
     PLAIN = 0  # walk.cu, walk_few.cu, walk_two.cu
     MORE = 1  # walk_more.cu, walk_few_more.cu
-    ALL = 2  # walk_all.cu
+    ALL = 2  # walk_all.cu, walk_few_all.cu
 
 
 @dataclass(frozen=True)
@@ -522,6 +522,40 @@ class WalkExperts:
 
 
 @dataclass(frozen=True)
+class BatchFloatRows:
+    """A product of two to eight tokens with a few rows of float weights."""
+
+    part: Part
+    x: Value
+    units: int  # Units of x in shared memory at a time.
+
+
+@dataclass(frozen=True)
+class BatchExperts:
+    """Products of two to eight tokens with the matrices of the experts that each chose: gate and up with their
+    activation, or down. The result has a row for each choice."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    logits: Value
+    choice: ExpertChoice
+    gating: Node
+    down: bool
+    sums: int  # partial sums that shared memory has room for
+
+
+@dataclass(frozen=True)
+class WeighExperts:
+    """The weighted sum of the rows that each token's experts gave, and the residual."""
+
+    x: Value
+    choice: ExpertChoice
+    residual: Value | None
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True)
 class BatchProduct:
     """A product of two to eight tokens."""
 
@@ -595,8 +629,9 @@ RowWork = (
 ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
-    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
-)
+    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows | BatchExperts
+    | WeighExperts | WalkNorms | WalkAttend
+)  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
 
