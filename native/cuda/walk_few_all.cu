@@ -7,9 +7,10 @@
 // read once and multiplied by the row of each token that chose its expert. Down publishes a row for each (token, choice),
 // and one more step weighs and adds them in order.
 #define WALK_MORE
+#include "walk_few.cu"
+
 #include "map.h"
 #include "walk_experts.h"
-#include "walk_few.cu"
 
 namespace assay {
 
