@@ -50,6 +50,7 @@ def load(
     cache_dir_size: int = DEFAULT_BYTES,
     lora: Sequence[str] = (),
     mmproj: str | Path | None = None,
+    cpu_experts: int = 0,
 ) -> LanguageModel:
     """Open a model and an engine; a context manager closes them.
 
@@ -73,6 +74,7 @@ def load(
     cache_dir_size  bytes that the folder may hold; the least recently used prefixes go first
     lora        LoRA adapters as GGUF files, each "FILE" or "FILE=SCALE"
     mmproj      file with the tower for pictures; default: the one beside the model
+    cpu_experts  layers whose experts the cpu computes, beside the cuda engine; the output is the same
     """
     checks.check_load_options(
         {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
@@ -83,6 +85,7 @@ def load(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft,
         cache_dir=None if cache_dir is None else str(cache_dir), cache_dir_size=cache_dir_size,
         lora=checks.texts("lora", lora), mmproj=None if mmproj is None else str(mmproj),
+        cpu_experts=cpu_experts,
     )  # fmt: skip
     with watched(progress):
         return LanguageModel(open_model(model, options), parallel=parallel)

@@ -109,6 +109,7 @@ class CompileContext:
     walk: bool = False  # whether products and attention become steps of a walk
     small_steps: bool = False  # and experts and single operations; of one token also recurrences
     folds: Folds = field(default_factory=Folds)
+    host: Mapping[str, Graph] = field(default_factory=dict)  # parts that the host computes, by their last node
 
     def domain(self, name: str) -> str:
         """The rows of a value. Where every token is an output, output rows are token rows."""
@@ -124,6 +125,10 @@ class CompileContext:
     def wanted(self, node: Node) -> bool:
         """False if only outputs need the node and the step has none."""
         return self.domain(node.name) != "outputs" or self.shape.outputs > 0
+
+    @cached_property
+    def on_host(self) -> frozenset[str]:
+        return frozenset(node.name for part in self.host.values() for node in part)
 
     @cached_property
     def state_floats(self) -> int:

@@ -26,6 +26,7 @@ from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
     BatchExperts,
     ExpertProduct,
+    HostWork,
     Part,
     QuantisePairs,
     SortedProduct,
@@ -38,7 +39,7 @@ from assay.engines.cuda.steps import (
     part_reads,
 )
 from assay.engines.cuda.tiles import expert_tile
-from assay.graph import Node
+from assay.graph import Graph, Node
 
 MOST_FEW_EXPERTS = 56 << 10  # bytes of shared memory of a step with experts of several tokens
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
@@ -62,6 +63,16 @@ def expert_product(steps: StepList, node: Node) -> None:
     acts = None if matrix.format.floats else quantise(steps, x, pairs // pairs_per_row, None, matrix)
     reads = [*(acts.values if acts else (x,)), choices]
     steps.add(node.name, ExpertProduct(part, x, acts, choices, pairs, pairs_per_row), reads, [part.out])
+
+
+def host_experts(steps: StepList, part: Graph) -> None:
+    """A part of the graph with experts, which the cpu engine computes."""
+    c, domain = steps.context, steps.context.domain(part.output)
+    reads = tuple((name, steps.value_of(name, domain), c.width(name)) for name in part.given)
+    kept = [node.name for node in part if node.name in c.keep or node.name == part.output]
+    writes = tuple((name, steps.new(name), c.width(name)) for name in kept)
+    work = HostWork(part.output, domain, reads, writes)
+    steps.add(part.output, work, [v for _, v, _ in reads], [v for _, v, _ in writes])
 
 
 def walk_experts(steps: StepList, folded: FoldedExperts) -> None:

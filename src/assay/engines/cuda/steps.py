@@ -339,6 +339,16 @@ class ExpertProduct:
 
 
 @dataclass(frozen=True)
+class HostWork:
+    """Experts that the cpu engine computes (host_experts.py): a call on the host between two launches."""
+
+    part: str
+    domain: str
+    reads: tuple[tuple[str, Value, int], ...]  # nodes with their width
+    writes: tuple[tuple[str, Value, int], ...]
+
+
+@dataclass(frozen=True)
 class SortPairs:
     """The pair of each slot and the matrix of each tile, grouped by matrix."""
 
@@ -626,7 +636,9 @@ RowWork = (
     Embed | TakeOutputRows | FillRopeTable | RotateRows | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map
     | NormRows | SortRow | QuantiseRows | HalveRows | BestLogits
 )  # fmt: skip
-ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
+ProductWork = (
+    RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct | HostWork
+)
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
     WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows | BatchExperts
