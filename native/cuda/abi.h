@@ -684,9 +684,9 @@ constexpr int walk_experts_bytes(int x_units, int units, int rows, int codes) {
     return 16 + 352 * x_units + max_of(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes));
 }
 
-// walk_few_all.cu: `some` units of x of each token, partial sums, and `rows` rows of weights
-constexpr int walk_few_float_rows_bytes(int tokens, int some, int units, int rows, int chunks) {
-    return tokens * (1040 * some + 4 * rows * units) + rows * units * 16 * (chunks + 1);
+// walk_few_all.cu: x of some tokens, `rows` rows of weights, and partial sums
+constexpr int walk_few_float_rows_bytes(int tokens, int units, int rows, int chunks) {
+    return units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1));
 }
 
 // walk_few_all.cu: quantised rows of an expert's tokens, and `sums` partial sums

@@ -3,9 +3,9 @@
 // A step publishes the router's logits of all tokens. Every block chooses the experts of each token itself, a warp a token,
 // by the arithmetic of the separate kernels. One warp lists the experts that some token chose, each with its tokens, in
 // shared memory, and the producer warp waits for this list. An item of gate and up, or of down, is a group of rows of a
-// listed expert: blocks share the items out evenly, so that a block has items of one expert or two. A tile of weights is
-// read once and multiplied by the row of each token that chose its expert. Down publishes a row for each (token, choice),
-// and one more step weighs and adds them in order.
+// listed expert: blocks share the items out by their cost, so that a block has items of one expert or two. A tile of
+// weights is read once and multiplied by the row of each token that chose its expert, one by one or, of four and more, by
+// `mma`. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
 #define WALK_MORE
 #include "walk_few.cu"
 
@@ -15,36 +15,32 @@
 namespace assay {
 
 // ---- rows of float weights -----------------------------------------------------------------------------------------
-// A matrix of floats beside quantised ones, such as a router: a block has a row or a few, which it requests before x
-// arrives. It takes `stages` units of x of all tokens at a time. A thread has 256 columns of a token, and then the sum of a
-// row.
+// A matrix of floats beside quantised ones, such as a router. A block has `stages` rows of weights and `slots` tokens: it
+// requests the rows before x arrives. A thread has 256 columns of a row and a token, and then the sum of a row.
 OUTLINED void few_float_rows_step(const WalkStep& step, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Matrix& w = p.parts[0].w;
-    const int first = block_of(step), blocks = grid_x(), units = w.units, columns = p.columns, some = p.stages, tokens = p.tokens;
-    if (first >= w.rows) return;
-    const int chunks = w.format == F32 ? 64 : 32, chunk_shift = w.format == F32 ? 6 : 5, mine = (w.rows - first + blocks - 1) / blocks;
-    float* const x = reinterpret_cast<float*>(work);                                         // [token][some units]
-    uint4* const weights = reinterpret_cast<uint4*>(x + tokens * some * kPadded);            // [row][unit][chunks and one]
-    float* const parts = reinterpret_cast<float*>(weights + mine * units * (chunks + 1));    // [row][token][unit]
-    NEEDS_SHARED(walk_few_float_rows_bytes(tokens, some, units, mine, chunks));
-#pragma unroll 1
-    for (int local = 0; local < mine; local++) {
-        const int r = first + local * blocks, group = w.group;
-        const uint8_t* const of = w.tile(r / group, 0);
-        uint4* const to = weights + local * units * (chunks + 1);
-#pragma unroll 1
-        for (int i = thread(); i < units << chunk_shift; i += team()) {
-            const int c = i & (chunks - 1), unit = i >> chunk_shift, at = unit * group + (r & (group - 1));
-            copy_async(to + unit * (chunks + 1) + c, of + int64_t(at / 32) * w.tile_bytes + c * 512 + at % 32 * 16);
-        }
-    }
-    copy_group();
+    const int units = w.units, columns = p.columns, most_rows = p.stages, most_tokens = p.slots, of_rows = (w.rows + most_rows - 1) / most_rows;
+    const int chunks = w.format == F32 ? 64 : 32, chunk_shift = w.format == F32 ? 6 : 5, items = of_rows * ((p.tokens + most_tokens - 1) / most_tokens);
     const bool fresh = step.fresh & AWAIT_X;
+    float* const x = reinterpret_cast<float*>(work);                                           // [token][unit]
+    uint4* const weights = reinterpret_cast<uint4*>(x + most_tokens * units * kPadded);        // [row][unit][chunks and one]
+    float* const parts = reinterpret_cast<float*>(weights + most_rows * units * (chunks + 1));  // [row][token][unit]
+    NEEDS_SHARED(walk_few_float_rows_bytes(most_tokens, units, most_rows, chunks));
 #pragma unroll 1
-    for (int u0 = 0; u0 < units; u0 += some) {
-        const int here = units - u0 < some ? units - u0 : some, wide = here * 64;  // vectors of a token
-        if (u0) sync_team();  // other warps still read the units before
+    for (int item = block_of(step); item < items; item += grid_x()) {
+        const int first_token = item / of_rows * most_tokens, first_row = (item - item / of_rows * of_rows) * most_rows;
+        const int rows = w.rows - first_row < most_rows ? w.rows - first_row : most_rows;
+        const int tokens = p.tokens - first_token < most_tokens ? p.tokens - first_token : most_tokens;
+        sync_team();  // other warps still read the item before
+#pragma unroll 1
+        for (int i = thread(); i < rows * units << chunk_shift; i += team()) {
+            const int c = i & (chunks - 1), at = i >> chunk_shift, local = at / units, unit = at - local * units, r = first_row + local;
+            const int place = unit * w.group + (r & (w.group - 1));
+            copy_async(weights + at * (chunks + 1) + c, w.tile(r / w.group, 0) + int64_t(place / 32) * w.tile_bytes + c * 512 + place % 32 * 16);
+        }
+        copy_group();
+        const int wide = units * 64;  // vectors of a token
 #pragma unroll 1
         for (int i = thread(); i < tokens * wide; i += 4 * team()) {
             const float* from[4];
@@ -53,11 +49,11 @@ OUTLINED void few_float_rows_step(const WalkStep& step, uint8_t* work) {
             bool wanted[4];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const int at = i + k * team(), token = at / wide, c = at - token * wide, column = u0 * 256 + 4 * c;
+                const int at = i + k * team(), token = at / wide, c = at - token * wide;
                 const bool is = at < tokens * wide;
-                v[k] = {}, wanted[k] = is && column < columns;
-                from[k] = p.x + int64_t(token) * columns + column;
-                to[k] = is ? reinterpret_cast<float4*>(x + (token * here + c / 64) * kPadded) + c % 64 : nullptr;
+                v[k] = {}, wanted[k] = is && 4 * c < columns;
+                from[k] = p.x + int64_t(first_token + token) * columns + 4 * c;
+                to[k] = is ? reinterpret_cast<float4*>(x + (at >> 6) * kPadded) + (c & 63) : nullptr;
             }
             Patience patience;
             for (bool more = true; more; patience.lose()) {
@@ -75,34 +71,45 @@ OUTLINED void few_float_rows_step(const WalkStep& step, uint8_t* work) {
         copies_done<0>();
         sync_team();
 #pragma unroll 1
-        for (int i = thread(); i < mine * tokens * here; i += team()) {
-            const int of_row = i / here, unit = i - of_row * here, local = of_row / tokens, token = of_row - local * tokens;
-            const uint4* const of = weights + (local * units + u0 + unit) * (chunks + 1);
-            const float* const y = x + (token * here + unit) * kPadded;
-            parts[of_row * units + u0 + unit] = w.format == F32 ? row_part<F32>(of, y) : w.format == F16 ? row_part<F16>(of, y) : row_part<BF16>(of, y);
+        for (int i = thread(); i < rows * tokens * units; i += team()) {  // unit by unit of a token, of a row
+            const int local = i / (tokens * units), of_token = i - local * tokens * units, token = of_token / units, unit = of_token - token * units;
+            const uint4* const of = weights + (local * units + unit) * (chunks + 1);
+            const float* const y = x + of_token * kPadded;
+            parts[i] = w.format == F32 ? row_part<F32>(of, y) : w.format == F16 ? row_part<F16>(of, y) : row_part<BF16>(of, y);
         }
-    }
-    sync_team();
+        sync_team();
 #pragma unroll 1
-    for (int i = thread(); i < mine * tokens; i += team()) {
-        const int local = i / tokens, token = i - local * tokens, r = first + local * blocks;
-        float total = -0.0f;
+        for (int i = thread(); i < rows * tokens; i += team()) {
+            const int local = i / tokens, token = first_token + i - local * tokens, r = first_row + local;
+            float total = -0.0f;
 #pragma unroll 4
-        for (int u = 0; u < units; u++) total = total + parts[i * units + u];
-        store_fresh(p.parts[0].out + int64_t(token) * w.rows + r, p.parts[0].bias ? total + p.parts[0].bias[r] : total);
+            for (int u = 0; u < units; u++) total = total + parts[i * units + u];
+            store_fresh(p.parts[0].out + int64_t(token) * w.rows + r, p.parts[0].bias ? total + p.parts[0].bias[r] : total);
+        }
     }
 }
 
 // ---- experts -------------------------------------------------------------------------------------------------------
 constexpr int kMostListed = kWalkRows * kChosen;
+// Tokens of an expert from which a tile is multiplied by `mma` for all of them at once.
+constexpr int kByMatrix = 4;
+// Time of a tile by the number of an expert's tokens. Up to two tokens it is the time in which the tile arrives.
+DEVICE int cost_of(uint32_t tokens) {
+    const int n = count_bits(tokens);
+    return n < 3 ? 2 : n < kByMatrix ? 3 : 4;
+}
 
 struct FewChosen {
     Arrival listed, taken;  // the list is there; the producer warp has used it
-    int32_t count, padding[3];
+    int32_t count, cost, padding[2];  // cost: of a row of all listed experts
     int32_t pair[kWalkRows];  // of the expert at hand: its choices (token * used + j)
     Chosen of[kWalkRows];
     uint16_t expert[kMostListed];  // by index; rows: bits of the tokens that chose it
-    uint8_t rows[kMostListed], tokens_of[kMostExperts];
+    uint8_t rows[kMostListed];
+    union {
+        uint8_t tokens_of[kMostExperts];  // while the list is made
+        uint16_t before[kMostListed];     // then: the cost of the experts before
+    };
 };
 static_assert(kFewChoiceBytes == sizeof(FewChosen));
 
@@ -126,7 +133,21 @@ DEVICE void list_experts(const WalkExperts& e, FewChosen& to) {
         if (rows) to.expert[at] = uint16_t(base + lane()), to.rows[at] = uint8_t(rows);
         count += count_bits(present);
     }
-    if (lane() == 0) to.count = count;
+    sync_warp();
+    int cost = 0;
+#pragma unroll 1
+    for (int base = 0; base < count; base += 32) {
+        const int own = base + lane() < count ? cost_of(to.rows[base + lane()]) : 0;
+        int sum = own;
+#pragma unroll
+        for (int h = 1; h < 32; h *= 2) {
+            const int other = shuffle(sum, lane() >= h ? lane() - h : lane());
+            sum += lane() >= h ? other : 0;
+        }
+        if (base + lane() < count) to.before[base + lane()] = uint16_t(cost + sum - own);
+        cost += shuffle(sum, 31);
+    }
+    if (lane() == 0) to.count = count, to.cost = cost;
     sync_warp();
 }
 
@@ -143,14 +164,24 @@ DEVICE void choose_all(const WalkExperts& e, FewChosen& to) {
     sync_team();
 }
 
-// This block's items: groups of rows of the listed experts, one expert after the other.
+// This block's items: groups of rows of the listed experts, one expert after the other, of about the same cost for each
+// block. All lanes of a warp construct it.
 struct Items {
     int per_expert, begin, end;
-    DEVICE Items(const WalkStep& step, int experts) {
+    DEVICE Items(const WalkStep& step, const FewChosen& chosen) {
         const WalkExperts& e = step.experts;
         per_expert = e.parts[0].w.all_rows >> e.shift;
-        const int all = experts * per_expert, each = all / grid_x(), extra = all - each * grid_x(), at = block_of(step);
-        begin = at * each + (at < extra ? at : extra), end = begin + each + (at < extra);
+        const int all = chosen.cost * per_expert, at = block_of(step);
+        begin = first_from(chosen, all * at / int(grid_x())), end = first_from(chosen, all * (at + 1) / int(grid_x()));
+    }
+    DEVICE int first_from(const FewChosen& chosen, int cost) const {  // the first item with this cost before it
+        const int count = chosen.count;
+        int at = -1;
+#pragma unroll 1
+        for (int base = 0; base < count; base += 32)
+            at += count_bits(lanes_where(base + lane() < count && chosen.before[base + lane()] * per_expert <= cost));
+        const int each = cost_of(chosen.rows[at]), group = (cost - chosen.before[at] * per_expert + each - 1) / each;
+        return at * per_expert + (group < per_expert ? group : per_expert);
     }
 };
 
@@ -165,7 +196,7 @@ DEVICE void fetch_few_experts(const WalkStep& step, Fetch<false>& fetch, FewChos
     const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile;
     if (!down) piece_here(&chosen.listed, e.which & 1);
     const int count = chosen.count;
-    const Items my(step, count);
+    const Items my(step, chosen);
     const int all = ((my.end - my.begin) * n_parts * tiles) << cut;
     int piece = (lane() & (kAtOnce - 1)) >> cut, part = 0, at = my.begin / my.per_expert, group = my.begin - at * my.per_expert;
 #pragma unroll 1
@@ -183,9 +214,10 @@ DEVICE void fetch_few_experts(const WalkStep& step, Fetch<false>& fetch, FewChos
     if (down) leave_place(&chosen.taken);
 }
 
-// Rows of x of the expert at hand, quantised: of gate and up a token's row, of down the row of a choice.
+// Rows of x of the expert at hand, quantised: of gate and up a token's row, of down the row of a choice. `eight`: in the
+// layout of eight rows (walk.h).
 template <bool DOWN>
-DEVICE void take_rows_of(const WalkStep& step, const FewChosen& chosen, int n_rows, int8_t* q, float2* ds, uint32_t* n) {
+DEVICE void take_rows_of(const WalkStep& step, const FewChosen& chosen, int n_rows, bool eight, int8_t* q, float2* ds, uint32_t* n) {
     const WalkExperts& e = step.experts;
     const bool fresh = step.fresh & AWAIT_X;
     const int units = e.parts[0].w.units, all = n_rows * units, warps = team() / 32, columns = e.columns, used = e.used;
@@ -208,7 +240,16 @@ DEVICE void take_rows_of(const WalkStep& step, const FewChosen& chosen, int n_ro
             const float y[8] = {as_float(v[k].a.x), as_float(v[k].a.y), as_float(v[k].a.z), as_float(v[k].a.w),
                                 as_float(v[k].b.x), as_float(v[k].b.y), as_float(v[k].b.z), as_float(v[k].b.w)};
             sync_warp();
-            if (unit < all) quantise_eight(y, unit * 32 + lane(), q, ds, n);
+            if (unit >= all) continue;
+            if (!eight) {
+                quantise_eight(y, unit * 32 + lane(), q, ds, n);
+                continue;
+            }
+            const EightCodes of = codes_of(y);
+            uint8_t* const to = reinterpret_cast<uint8_t*>(q);
+            const int slot = unit / units, column = 256 * (unit - slot * units) + 8 * lane();
+            *code_at(to, slot, column) = of.low, *code_at(to, slot, column + 4) = of.high;
+            if (lane() % 4 == 0) *reinterpret_cast<float2*>(scale_at(to, slot, column)) = of.ds;
         }
     }
 }
@@ -217,7 +258,7 @@ template <class A, class B, bool DOWN>
 OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen, uint8_t* work) {
     const WalkExperts& e = step.experts;
     if (!DOWN) choose_all(e, chosen);
-    const Items my(step, chosen.count);
+    const Items my(step, chosen);
     const Matrix& w = e.parts[0].w;
     const int units = w.units, shift = e.shift, rows = 1 << shift, x_units = e.tokens * units, n_parts = DOWN ? 1 : e.n_parts;
     const int warp = thread() / 32, warps = team() / 32, wide = units | 1, cut = step.fresh & SPLIT_TILE ? 1 : 0;
@@ -241,7 +282,8 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
             if (is >> lane() & 1) chosen.pair[count_bits(uint32_t(of_tokens & ((1 << warp) - 1)))] = warp * e.used + lane();
         }
         sync_team();
-        take_rows_of<DOWN>(step, chosen, n_rows, q, ds, n);
+        const bool by_matrix = n_rows >= kByMatrix && shift >= 4;
+        take_rows_of<DOWN>(step, chosen, n_rows, by_matrix, q, ds, n);
         const int each = n_parts * n_rows * wide << shift, fit = e.stages / each, batch = fit > 1 ? fit : 1;
 #pragma unroll 1
         for (int g0 = first; g0 < last; g0 += batch) {
@@ -261,7 +303,21 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
                 }
                 float* const to = sums + ((sub * n_rows << shift) + (of & (rows - 1))) * wide + whole;
 #pragma unroll 1
-                for (int slot = 0; slot < n_rows; slot++) {
+                for (int half = 0; by_matrix && half < 32; half += 16) {
+                    const int of = tile * 32 + half, unit = of >> shift, row = (of & (rows - 1)) + lane() / 4;
+                    if (unit >= units) break;
+                    const uint4* const x = reinterpret_cast<const uint4*>(q) + unit * (kWalkUnitBytes / 16);
+                    float part[4];
+                    if (is_first) multiply_rows<A>(piece, rest, half, x, part);
+                    else multiply_rows<B>(piece, rest, half, x, part);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        const int slot = lane() % 4 * 2 + k % 2;
+                        if (slot < n_rows) sums[(((sub * n_rows + slot) << shift) + row + k / 2 * 8) * wide + unit] = part[k];
+                    }
+                }
+#pragma unroll 1
+                for (int slot = 0; !by_matrix && slot < n_rows; slot++) {
                     const int x = slot * units + unit;
                     float part;
                     if (is_first) part = multiply<A>(piece, rest, q + x * 256, ds + x * 8, n + x * 8);

@@ -185,11 +185,12 @@ def _batch_float_rows(r: Resolver, w: BatchFloatRows) -> Any:
     matrix = w.part.matrix
     array, _ = r.parts([w.part], lambda m: m.groups)
     args = structs.ProductArgs(
-        parts=array, x=r.at(w.x), n_parts=1, columns=matrix.columns, tokens=r.context.shape.tokens, stages=w.units
-    )
+        parts=array, x=r.at(w.x), n_parts=1, columns=matrix.columns, tokens=r.context.shape.tokens, stages=w.rows,
+        slots=w.tokens,
+    )  # fmt: skip
     union = structs.StepUnion(product=args)
     step = _walk_step(r, StepKind.FLOAT_ROWS, _awaited(r, [w.x]), w.x, w.part.out, union)
-    step.first = matrix.rows % r.context.limits.processors
+    step.first = -(-args.tokens // w.tokens) * -(-matrix.rows // w.rows)
     return step
 
 

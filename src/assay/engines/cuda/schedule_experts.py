@@ -41,7 +41,6 @@ from assay.engines.cuda.steps import (
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Graph, Node
 
-MOST_FEW_EXPERTS = 56 << 10  # bytes of shared memory of a step with experts of several tokens
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
 
@@ -103,7 +102,7 @@ def _batch_experts(steps: StepList, folded: FoldedExperts) -> None:
     inner, rows = steps.new(folded.gating.name), steps.new(folded.down[0].name)
     parts = tuple(Part(c.tensors.matrix(n.weights[0]), n.name, bias, act=act, out=inner) for n, bias in folded.parts)
     down = (Part(c.tensors.matrix(folded.down[0].weights[0]), folded.down[0].name, folded.down[1], out=rows),)
-    most = min(MOST_FEW_EXPERTS, walk.free_shared(c, c.product_formats))
+    most = min(walk.MOST_FEW, walk.free_shared(c, c.product_formats))
     for some, of, is_down in ((parts, x, False), (down, inner, True)):
         matrix, tokens = some[0].matrix, c.shape.tokens
         group = tokens * len(some) * matrix.group * (matrix.units | 1)  # partial sums of a group that all tokens chose

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from assay.engines.cuda import structs, walk
 from assay.engines.cuda.abi.enumerations import HALVED
@@ -275,16 +276,33 @@ def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -
         if norm:
             raise walk.NoWalk
 
-        def shared(some: int) -> int:
-            return walk_few_float_rows_bytes(tokens, some, matrix.units, rows, matrix.format.chunks)
-
-        most = min(MOST_SUMS, walk.free_shared(steps.context, steps.context.product_formats))
-        units = next((n for n in range(matrix.units, 1, -1) if shared(n) <= most), 1)
-        needs = WalkNeeds(shared=shared(units), tier=Tier.ALL)
-        steps.add(part.name, BatchFloatRows(part, x, units), [x], [part.out], needs)
+        c = steps.context
+        most = min(walk.MOST_FEW, walk.free_shared(c, c.product_formats))
+        cut = _batch_float_cut(tokens, matrix.rows, matrix.units, matrix.format.chunks, most, c.limits.processors)
+        of_rows, of_tokens, shared = cut
+        work = BatchFloatRows(part, x, of_rows, of_tokens)
+        steps.add(part.name, work, [x], [part.out], WalkNeeds(shared=shared, tier=Tier.ALL))
         return
     needs = WalkNeeds(shared=walk_float_rows_bytes(matrix.units, rows, matrix.format.chunks), tier=Tier.ALL)
     steps.add(part.name, WalkFloatRows(part, x, norm), [x], [part.out], needs)
+
+
+@lru_cache
+def _batch_float_cut(
+    all_tokens: int, all_rows: int, units: int, chunks: int, most: int, processors: int
+) -> tuple[int, int, int]:
+    """Rows and tokens that a block of threads multiplies at a time, and their shared memory: as few rounds as possible,
+    then as few products. Raises NoWalk if nothing fits."""
+    fits = []
+    for tokens in range(1, all_tokens + 1):
+        for rows in range(1, all_rows + 1):
+            shared = walk_few_float_rows_bytes(tokens, units, rows, chunks)
+            items = -(-all_tokens // tokens) * -(-all_rows // rows)
+            if shared <= most:
+                fits.append((-(-items // processors), rows * tokens, rows, tokens, shared))
+    if not fits:
+        raise walk.NoWalk
+    return min(fits)[2:]
 
 
 def _formats(parts: Sequence[Part]) -> frozenset[str]:

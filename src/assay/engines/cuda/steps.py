@@ -537,7 +537,8 @@ class BatchFloatRows:
 
     part: Part
     x: Value
-    units: int  # Units of x in shared memory at a time.
+    rows: int  # rows and tokens of a block of threads
+    tokens: int
 
 
 @dataclass(frozen=True)

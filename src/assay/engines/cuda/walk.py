@@ -30,6 +30,7 @@ _MOST_SLOTS = 60
 # Most walks of a program. With more, separate launches are faster, because each begins before the previous one ends.
 MOST_WALKS = 4
 LONG = 8192  # Columns from which a row is quantised once instead of by every block of threads.
+MOST_FEW = 56 << 10  # bytes of shared memory of a router's or of experts' step of several tokens
 # Units of x of several tokens in shared memory: all of them up to ALL_UNITS, else parts of one of SOME_UNITS.
 ALL_UNITS, SOME_UNITS = 24, (12, 8, 6, 4)
 _KERNELS = {Tier.PLAIN: structs.WALKS, Tier.MORE: structs.MORE_WALKS, Tier.ALL: structs.ALL_WALKS}

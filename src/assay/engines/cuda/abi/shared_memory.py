@@ -168,9 +168,9 @@ walk_experts_bytes = _bytes(
     "walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats",
 )  # fmt: skip
 walk_few_float_rows_bytes = _bytes(
-    "walk_few_float_rows_bytes", "tokens some units rows chunks",
-    "tokens * (1040 * some + 4 * rows * units) + rows * units * 16 * (chunks + 1)",
-    "walk_few_all.cu: `some` units of x of each token, partial sums, and `rows` rows of weights",
+    "walk_few_float_rows_bytes", "tokens units rows chunks",
+    "units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1))",
+    "walk_few_all.cu: x of some tokens, `rows` rows of weights, and partial sums",
 )  # fmt: skip
 walk_few_experts_bytes = _bytes(
     "walk_few_experts_bytes", "tokens units sums", "352 * tokens * units + 4 * sums",
