@@ -109,26 +109,27 @@ def test_a_token_of_a_model_with_experts_is_one_kernel(tmp_path: Path, name: str
     assert is_one_kernel(same(make(tmp_path, name.split(",")[0], type_of, sizes), gpu=gpu), formats)
 
 
-# Streams, and multiprocessors of the shim: blocks with items of several experts, of one, and of none.
-TOGETHER = {
-    "qwen3moe": (8, 2),
-    "qwen3moe, Q4_K_M": (8, 5),
-    "gpt-oss": (5, 7),
-    "qwen3moe, many experts": (2, 6),
-    "qwen2moe": (2, 3),
-    "minimax-m2": (2, 24),
-    "ernie4_5-moe": (4, 2),
+# Streams, multiprocessors of the shim, and sizes: blocks with items of several experts, of one, and of none; experts
+# with one token and with more than four.
+TOGETHER: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "qwen3moe": (8, 2, {}),
+    "qwen3moe, Q4_K_M": (8, 5, {"n_expert": 3}),
+    "gpt-oss": (5, 7, {}),
+    "qwen3moe, many experts": (2, 6, {}),
+    "qwen2moe": (2, 3, {}),
+    "minimax-m2": (2, 24, {}),
+    "ernie4_5-moe": (4, 2, {}),
 }
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_step_of_several_sequences_with_experts_is_one_kernel(tmp_path: Path, name: str) -> None:
     formats, type_of, sizes = EXPERTS[name]
-    streams, processors = TOGETHER[name]
+    streams, processors, more = TOGETHER[name]
     gpu = device()
     if isinstance(gpu, Shim):
         gpu.multiprocessors = processors
-    model = make(tmp_path, name.split(",")[0], type_of, sizes)
+    model = make(tmp_path, name.split(",")[0], type_of, {**sizes, **more})
     assert is_one_kernel(same_together(model, streams, gpu), formats, "walk_few_all")
 
 

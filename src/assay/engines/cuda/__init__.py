@@ -575,7 +575,7 @@ class CudaEngine(PagedEngine):
         """Rows from the device, the experts on the host, and their results back."""
         assert self._host_experts
         shapes = self.graph.shapes
-        rows = {name: np.empty((n, *shapes[name][1:]), np.float32) for name in call.reads}
+        rows = {name: np.empty((n, *map(int, shapes[name][1:])), np.float32) for name in call.reads}
         for name, (at, _) in call.reads.items():
             self._device.download(rows[name], at)
         self._device.sync()

@@ -1,7 +1,7 @@
-"""Experts that the cpu engine computes between launches (`--cpu-experts N`): those of the first N layers that have some.
+"""Experts that the cpu engine computes between launches (`--cpu-experts N`), of the first N layers that have some.
 
-A part of the graph goes from the experts' input, the chosen experts and their weights to the weighted sum. The router and
-all other nodes stay on the device. Their rows come to the host, and the sum goes back. Both engines compute
+A part of the graph goes from the experts' input, the chosen experts and their weights to the weighted sum. The router
+and all other nodes stay on the device. Their rows come to the host, and the sum goes back. Both engines compute
 docs/reference/arithmetic.md, so the bits are the same wherever a layer's experts are.
 """
 

@@ -22,6 +22,7 @@ from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.steps import HostWork, KernelStep
 from assay.engines.cuda.walk import WalkRun
 
+
 def _host_call(r: Resolver, w: HostWork) -> HostCall:
     reads, writes = ({name: (r.at(v), width) for name, v, width in rows} for rows in (w.reads, w.writes))
     return HostCall(w.part, w.domain, reads, writes)

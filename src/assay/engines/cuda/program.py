@@ -10,7 +10,8 @@ are captured as a CUDA graph.
 
 Where every sequence has one token, consecutive kernel steps become a walk: one megakernel executes them (walk.py). If
 that gives no walk or several, the graph is scheduled again with experts, recurrences and single operations as steps
-of the walk too; of several tokens, without recurrences. If no megakernel fits the graph, it is scheduled as separate launches.
+of the walk too; of several tokens, without recurrences. If no megakernel fits the graph, it is scheduled as separate
+launches.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def compile_program(
     reserve: Callable[[int], Addresses],
     host: Mapping[str, Graph] | None = None,
 ) -> Program:
-    """The program for a shape; `reserve` returns the buffers' addresses once the arena's size is known. `host`: parts of
-    the graph that the host computes."""
+    """The program for a shape; `reserve` returns the buffers' addresses once the arena's size is known. `host` has the
+    parts of the graph that the host computes."""
     plan = fuse(graph, keep, tensors.format)
     context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan, host=host or {})
     if not host and shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together:

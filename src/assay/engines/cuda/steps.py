@@ -642,8 +642,8 @@ ProductWork = (
 )
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
-    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows | BatchExperts
-    | WeighExperts | WalkNorms | WalkAttend
+    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows
+    | BatchExperts | WeighExperts | WalkNorms | WalkAttend
 )  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
