@@ -689,9 +689,9 @@ constexpr int walk_few_float_rows_bytes(int tokens, int units, int rows, int chu
     return units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1));
 }
 
-// walk_few_all.cu: quantised rows of an expert's tokens, and `sums` partial sums
+// walk_few_all.cu: quantised rows of an expert's tokens, one by one or as eight, and `sums` partial sums
 constexpr int walk_few_experts_bytes(int tokens, int units, int sums) {
-    return 352 * tokens * units + 4 * sums;
+    return units * max_of(352 * tokens, kWalkUnitBytes) + 4 * sums;
 }
 
 // walk_attention.h

@@ -4,7 +4,7 @@
 // by the arithmetic of the separate kernels. One warp lists the experts that some token chose, each with its tokens, in
 // shared memory, and the producer warp waits for this list. An item of gate and up, or of down, is a group of rows of a
 // listed expert: blocks share the items out by their cost, so that a block has items of one expert or two. A tile of
-// weights is read once and multiplied by the row of each token that chose its expert, one by one or, of four and more, by
+// weights is read once and multiplied by the row of each token that chose its expert, one by one or, of more tokens, by
 // `mma`. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
 #define WALK_MORE
 #include "walk_few.cu"
@@ -91,17 +91,13 @@ OUTLINED void few_float_rows_step(const WalkStep& step, uint8_t* work) {
 
 // ---- experts -------------------------------------------------------------------------------------------------------
 constexpr int kMostListed = kWalkRows * kChosen;
-// Tokens of an expert from which a tile is multiplied by `mma` for all of them at once.
-constexpr int kByMatrix = 4;
-// Time of a tile by the number of an expert's tokens. Up to two tokens it is the time in which the tile arrives.
-DEVICE int cost_of(uint32_t tokens) {
-    const int n = count_bits(tokens);
-    return n < 3 ? 2 : n < kByMatrix ? 3 : 4;
-}
+// Tokens of an expert from which a tile is multiplied by `mma` for all of them at once: measured (docs/lab/gpu-measured.md).
+template <class L>
+constexpr int kByMatrix = L::number == MXFP4 ? 2 : 4;
 
 struct FewChosen {
     Arrival listed, taken;  // the list is there; the producer warp has used it
-    int32_t count, cost, padding[2];  // cost: of a row of all listed experts
+    int32_t count, cost, by_matrix, padding;  // cost: of a row of all listed experts; by_matrix: kByMatrix of gate and up
     int32_t pair[kWalkRows];  // of the expert at hand: its choices (token * used + j)
     Chosen of[kWalkRows];
     uint16_t expert[kMostListed];  // by index; rows: bits of the tokens that chose it
@@ -110,11 +106,16 @@ struct FewChosen {
         uint8_t tokens_of[kMostExperts];  // while the list is made
         uint16_t before[kMostListed];     // then: the cost of the experts before
     };
+    // Time of a tile of a listed expert. Up to two tokens it is the time in which the tile arrives.
+    DEVICE int cost_of(int at) const {
+        const int n = count_bits(rows[at]);
+        return n < 3 ? 2 : n < by_matrix ? 3 : 4;
+    }
 };
 static_assert(kFewChoiceBytes == sizeof(FewChosen));
 
 // A warp lists the chosen experts in the order of their numbers.
-DEVICE void list_experts(const WalkExperts& e, FewChosen& to) {
+DEVICE void list_experts(const WalkExperts& e, int by_matrix, FewChosen& to) {
     const int n = e.n_experts;
 #pragma unroll 1
     for (int i = lane(); i < kMostExperts / 4; i += 32) reinterpret_cast<uint32_t*>(to.tokens_of)[i] = 0;
@@ -133,11 +134,12 @@ DEVICE void list_experts(const WalkExperts& e, FewChosen& to) {
         if (rows) to.expert[at] = uint16_t(base + lane()), to.rows[at] = uint8_t(rows);
         count += count_bits(present);
     }
+    if (lane() == 0) to.by_matrix = by_matrix;
     sync_warp();
     int cost = 0;
 #pragma unroll 1
     for (int base = 0; base < count; base += 32) {
-        const int own = base + lane() < count ? cost_of(to.rows[base + lane()]) : 0;
+        const int own = base + lane() < count ? to.cost_of(base + lane()) : 0;
         int sum = own;
 #pragma unroll
         for (int h = 1; h < 32; h *= 2) {
@@ -152,13 +154,13 @@ DEVICE void list_experts(const WalkExperts& e, FewChosen& to) {
 }
 
 // `which` counts the choices of the walk. The list of the one before must have been used.
-DEVICE void choose_all(const WalkExperts& e, FewChosen& to) {
+DEVICE void choose_all(const WalkExperts& e, int by_matrix, FewChosen& to) {
     const int warp = thread() / 32, warps = team() / 32;
     if (e.which) piece_here(&to.taken, (e.which - 1) & 1);
 #pragma unroll 1
     for (int row = warp; row < e.tokens; row += warps) choose(e, e.logits + row * e.n_experts, to.of[row]);
     sync_team();
-    if (warp == warps - 1) list_experts(e, to), leave_place(&to.listed);
+    if (warp == warps - 1) list_experts(e, by_matrix, to), leave_place(&to.listed);
 #pragma unroll 1
     for (int row = warp; row < e.tokens && warp < warps - 1; row += warps - 1) weigh(e, to.of[row]);
     sync_team();
@@ -180,7 +182,7 @@ struct Items {
 #pragma unroll 1
         for (int base = 0; base < count; base += 32)
             at += count_bits(lanes_where(base + lane() < count && chosen.before[base + lane()] * per_expert <= cost));
-        const int each = cost_of(chosen.rows[at]), group = (cost - chosen.before[at] * per_expert + each - 1) / each;
+        const int each = chosen.cost_of(at), group = (cost - chosen.before[at] * per_expert + each - 1) / each;
         return at * per_expert + (group < per_expert ? group : per_expert);
     }
 };
@@ -257,16 +259,17 @@ DEVICE void take_rows_of(const WalkStep& step, const FewChosen& chosen, int n_ro
 template <class A, class B, bool DOWN>
 OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen, uint8_t* work) {
     const WalkExperts& e = step.experts;
-    if (!DOWN) choose_all(e, chosen);
-    const Items my(step, chosen);
     const Matrix& w = e.parts[0].w;
+    const bool is_first = A::number == B::number || w.format == A::number;
+    const int from_tokens = is_first ? kByMatrix<A> : kByMatrix<B>;
+    if (!DOWN) choose_all(e, from_tokens, chosen);
+    const Items my(step, chosen);
     const int units = w.units, shift = e.shift, rows = 1 << shift, x_units = e.tokens * units, n_parts = DOWN ? 1 : e.n_parts;
     const int warp = thread() / 32, warps = team() / 32, wide = units | 1, cut = step.fresh & SPLIT_TILE ? 1 : 0;
-    const bool is_first = A::number == B::number || w.format == A::number;
     int8_t* const q = reinterpret_cast<int8_t*>(work);
     float2* const ds = reinterpret_cast<float2*>(q + x_units * 256);
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + x_units * 8);
-    float* const sums = reinterpret_cast<float*>(n + x_units * 8);  // [group and part][token][row][wide]
+    float* const sums = reinterpret_cast<float*>(work + walk_few_experts_bytes(e.tokens, units, 0));  // [group and part][token][row][wide]
     NEEDS_SHARED(walk_few_experts_bytes(e.tokens, units, e.stages));
     int next = warp, before = 0;  // the warp's next tile; tiles of earlier rounds
     ring.skip(warp << cut);
@@ -282,7 +285,7 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
             if (is >> lane() & 1) chosen.pair[count_bits(uint32_t(of_tokens & ((1 << warp) - 1)))] = warp * e.used + lane();
         }
         sync_team();
-        const bool by_matrix = n_rows >= kByMatrix && shift >= 4;
+        const bool by_matrix = n_rows >= from_tokens && shift >= 4;
         take_rows_of<DOWN>(step, chosen, n_rows, by_matrix, q, ds, n);
         const int each = n_parts * n_rows * wide << shift, fit = e.stages / each, batch = fit > 1 ? fit : 1;
 #pragma unroll 1

@@ -114,7 +114,7 @@ def test_a_token_of_a_model_with_experts_is_one_kernel(tmp_path: Path, name: str
 TOGETHER: dict[str, tuple[int, int, dict[str, Any]]] = {
     "qwen3moe": (8, 2, {}),
     "qwen3moe, Q4_K_M": (8, 5, {"n_expert": 3}),
-    "gpt-oss": (5, 7, {}),
+    "gpt-oss": (5, 7, {"n_expert": 4}),
     "qwen3moe, many experts": (2, 6, {}),
     "qwen2moe": (2, 3, {}),
     "minimax-m2": (2, 24, {}),
