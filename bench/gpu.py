@@ -3,7 +3,7 @@
     python bench/gpu.py model.gguf                               decode, prefill 512 and 2048, 8 and 64 streams
     python bench/gpu.py model.gguf --depth 8000                  decode after 8,000 tokens
     python bench/gpu.py model.gguf --kernels                     time of each launch: a token, streams, a prompt
-    python bench/gpu.py model.gguf --steps                       time of the first steps of the walk of one token
+    python bench/gpu.py model.gguf --steps                       time of the first steps of walks: a token, 8 streams
     python bench/gpu.py model.gguf --llama-bench path/llama-bench
 
 Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
@@ -33,6 +33,7 @@ from assay.engines.contract import PAGE, Chunk, pages_for
 from assay.engines.cuda import CudaEngine, structs
 from assay.engines.cuda.abi.enumerations import FORMAT_ROWS, StepKind
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.walk import MOST_TOKENS
 from assay.gguf import open_file
 from assay.models import load
 
@@ -143,7 +144,7 @@ def walk_steps(engine: CudaEngine, batch: list[Chunk], most: int = 64) -> None:
     program, device = next(reversed(engine._programs.values())), engine._device
     at = next((i for i, launch in enumerate(program.launches) if launch.kernel.startswith("walk")), -1)
     if at < 0:
-        print("one token is no walk")
+        print(f"a step of {len(batch)} tokens is no walk")
         return
     before, walk = program.launches[:at], program.launches[at]
     data = np.empty(walk.args.n_steps * ctypes.sizeof(structs.WalkStep), np.uint8)
@@ -175,6 +176,8 @@ def walk_steps(engine: CudaEngine, batch: list[Chunk], most: int = 64) -> None:
             kind, product = StepKind(step.kind), step.args.product
             sized = kind in (StepKind.PRODUCT, StepKind.EXPERT_ROWS)
             name = kind.name
+            if kind == StepKind.EXPERT_ROWS and step.args.experts.down:
+                name += " down"
             if sized:
                 layout = layouts[product.parts[0].w.format]
                 name += f" {product.groups} groups of {product.columns} columns, {layout}"
@@ -218,6 +221,9 @@ def main() -> None:
     if args.steps:
         start = 0 if engine.state_slots else 16  # a state has no gaps
         walk_steps(engine, [Chunk(np.array([5], np.int32), start, table(0, 128))])
+        few = [n for n in args.streams if 1 < n <= MOST_TOKENS]
+        for n in few if not engine.state_slots else []:
+            walk_steps(engine, [Chunk(np.array([5 + i], np.int32), start, table(i, 128)) for i in range(n)])
     if args.kernels:
         kernels(engine, [Chunk(np.array([5], np.int32), 64, table(0, 128))])
         kernels(

@@ -26,6 +26,7 @@ constexpr int kWalkCodeBytes = 2048;  // bytes of them that are codes
 constexpr int kWalkHead = 256;  // widest attention head of a walk
 constexpr int kChosen = 32;  // most experts of a token in a walk
 constexpr int kChoiceBytes = 512;  // shared memory of the choices of two layers
+constexpr int kFewChoiceBytes = 3392;  // shared memory of the choice of WALK_ROWS tokens
 constexpr int kMostExperts = 512;  // most experts of a layer in a walk
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
@@ -96,7 +97,7 @@ enum HalvedAs {
 // Kind of a walk step (walk.h).
 enum StepKind {
     PRODUCT = 0, ATTEND = 1, FOLD = 2, QUANTISE = 3, NORM = 4, FLOAT_ROWS = 5, EXPERT_ROWS = 6, MAP_ROW = 7,
-    PART_NORMS = 8, PART_LENGTHS = 9, RECURRENCE = 10, WINDOW = 11
+    PART_NORMS = 8, PART_LENGTHS = 9, RECURRENCE = 10, WINDOW = 11, WEIGH_EXPERTS = 12
 };
 
 // `fresh` of a walk step. AWAIT_X, AWAIT_RESIDUAL: an earlier step of the same walk writes x or the residual, so
@@ -383,7 +384,8 @@ struct ScanArgs {
     int32_t padding;
 };
 
-// Products with the chosen experts' matrices as a walk step (walk_all.cu): gate and up, or down and the weighted sum.
+// Products with the chosen experts' matrices as a walk step: gate and up, or down and, of one token, the weighted sum
+// (walk_all.cu); of several tokens, that is a step of its own (walk_few_all.cu).
 struct WalkExperts : ProductArgs {
     const float* logits;  // of the router
     const float* choice_bias;  // added where experts are chosen and not to their weights, or null
@@ -391,7 +393,7 @@ struct WalkExperts : ProductArgs {
     int32_t by_logits, used;  // by_logits: choose by logits, not by probabilities; used: experts of a token
     int32_t softmax_chosen, normalise;  // what is done to the weights of the chosen experts
     float least, scale;  // lower bound of the sum of weights; factor of the weights
-    int32_t down, which;  // down: weighted sum of the experts; which: of two places of choices in shared memory
+    int32_t down, which;  // which: of two places of choices in shared memory; several tokens: choices before it
     int32_t gated;  // ExpertGate
     float alpha, limit;  // of OAI_GATE
     int32_t halved, padding;  // halved: down has two groups for each group of rows, each of half of the experts
@@ -683,6 +685,16 @@ constexpr int walk_float_rows_bytes(int units, int rows, int chunks) {
 // walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats
 constexpr int walk_experts_bytes(int x_units, int units, int rows, int codes) {
     return 16 + 352 * x_units + max_of(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes));
+}
+
+// walk_few_all.cu: x of some tokens, `rows` rows of weights, and partial sums
+constexpr int walk_few_float_rows_bytes(int tokens, int units, int rows, int chunks) {
+    return units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1));
+}
+
+// walk_few_all.cu: quantised rows of an expert's tokens, one by one or as eight, and `sums` partial sums
+constexpr int walk_few_experts_bytes(int tokens, int units, int sums) {
+    return units * max_of(352 * tokens, kWalkUnitBytes) + 4 * sums;
 }
 
 // walk_attention.h

@@ -8,39 +8,14 @@
 // Everything else here is a small step: its cost is the latency of its operands.
 #define WALK_MORE
 #include "recurrent.h"
-#include "softmax.h"
 #include "walk.cu"
+#include "walk_experts.h"
 
 namespace assay {
 
 // ---- rows of float weights -----------------------------------------------------------------------------------------
 // A matrix of floats beside quantised ones (a router, gates of a recurrence): a block has a row or a few. It requests
-// them before x arrives. Units of 256 columns have a lane each; memory of 260 floats a unit avoids bank conflicts.
-constexpr int kPadded = 260;
-
-template <int FORMAT>
-DEVICE float row_part(const uint4* w, const float* x) {
-    constexpr int per = FORMAT == F32 ? 4 : 8;
-    float even = 0.0f, odd = 0.0f;
-#pragma unroll 8
-    for (int c = 0; c < 256 / per; c++) {
-        const uint4 v = w[c];
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < per; j += 4) {
-            const float4 y = *reinterpret_cast<const float4*>(x + c * per + j);
-            float f[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const uint16_t h = uint16_t(words[(j + k) / 2 % 4] >> 16 * (k % 2));
-                f[k] = FORMAT == F32 ? as_float(words[k]) : FORMAT == F16 ? half_to_float(h) : brain_to_float(h);
-            }
-            even = fma(f[0], y.x, even), odd = fma(f[1], y.y, odd);
-            even = fma(f[2], y.z, even), odd = fma(f[3], y.w, odd);
-        }
-    }
-    return even + odd;
-}
+// them before x arrives. Units of 256 columns have a lane each.
 
 // dot(x, x) as `sum_of_squares`, of a row in units of kPadded floats.
 DEVICE float padded_squares(const float* x, int n) {
@@ -147,96 +122,9 @@ OUTLINED void float_rows_step(const WalkStep& step, uint8_t* work) {
 }
 
 // ---- experts -------------------------------------------------------------------------------------------------------
-struct Chosen {
-    int32_t id[kChosen];
-    float weight[kChosen];
-};
 static_assert(kChoiceBytes == 2 * sizeof(Chosen));
 
 DEVICE Chosen& chosen_of(const WalkExperts& e, uint8_t* own) { return reinterpret_cast<Chosen*>(own)[e.which]; }
-
-// y / sum, correctly rounded: without the compiler's range checks where they are not needed.
-DEVICE float share_of(float y, float sum) { return y > 0x1p-60f && sum > 0x1p-60f && sum < 0x1p+60f ? divide_near(y, sum) : y / sum; }
-
-// A warp chooses the experts: largest first, ties by index, NaN last, as argsort. A lane has N of them, in registers.
-// Their probabilities become weights in `weigh`, once gate and up are requested: only down needs them.
-template <int N>
-OUTLINED void choose(const WalkExperts& e, Chosen& to) {
-    // The step is in global memory: what it says is read before the logits arrive.
-    const int n = e.n_experts, used = e.used, routing = e.routing, by_logits = e.by_logits;
-    const float *const from = e.logits + lane(), *const choice_bias = e.choice_bias;
-    const auto is = [&](int k) { return lane() + 32 * k < n; };
-    float logits[N], probs[N], bias[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) bias[k] = choice_bias && is(k) ? choice_bias[lane() + 32 * k] : -0.0f;
-    Patience patience;
-    for (bool all = false; !all; patience.lose()) {  // all polls together: one after the other adds a latency each
-        all = true;
-#pragma unroll
-        for (int k = 0; k < N; k++) logits[k] = is(k) ? load_fresh(from + 32 * k) : 0.0f;
-#pragma unroll
-        for (int k = 0; k < N; k++) all = all && bits(logits[k]) != kNotYet;
-    }
-    sync_warp();
-    if (routing == BY_SOFTMAX) {  // softmax_row
-        float m = minus_infinity(), sum = 0.0f;
-#pragma unroll
-        for (int k = 0; k < N; k++) m = is(k) && m < logits[k] ? logits[k] : m;
-#pragma unroll
-        for (int h = 16; h; h /= 2) {
-            const float other = shuffle_xor(m, h);
-            m = m < other ? other : m;
-        }
-#pragma unroll
-        for (int k = 0; k < N; k++) probs[k] = exponential(logits[k] - m);
-#pragma unroll
-        for (int k = 0; k < N; k++) sum = is(k) ? sum + probs[k] : sum;
-#pragma unroll
-        for (int h = 16; h; h /= 2) sum = sum + shuffle_down(sum, h);
-        sum = shuffle(sum, 0);
-#pragma unroll
-        for (int k = 0; k < N; k++) probs[k] = share_of(probs[k], sum);
-    } else {
-#pragma unroll
-        for (int k = 0; k < N; k++) probs[k] = routing == BY_SIGMOID ? 1.0f / (1.0f + exponential(-logits[k])) : logits[k];
-    }
-    uint32_t keys[N];  // 0: none
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        const float chosen_by = by_logits ? logits[k] : probs[k], v = choice_bias ? chosen_by + bias[k] : chosen_by;
-        keys[k] = !is(k) ? 0u : v != v ? 1u : ordered(v == 0.0f ? 0.0f : v);
-    }
-#pragma unroll 1
-    for (int j = 0; j < used; j++) {
-        uint32_t best = 0;
-        int at = 0;
-        float weight = 0.0f;
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            if (keys[k] > best) best = keys[k], at = k, weight = probs[k];
-        const uint32_t top = reduce_max(best);
-        const int mine = lane() + 32 * at, id = int(reduce_min(best == top ? uint32_t(mine) : ~0u));
-        if (id == mine) to.id[j] = id, to.weight[j] = weight;
-#pragma unroll
-        for (int k = 0; k < N; k++) keys[k] = id == mine && k == at ? 0 : keys[k];
-    }
-    sync_warp();
-}
-
-OUTLINED void weigh(const WalkExperts& e, Chosen& to) {
-    const int used = e.used;
-    if (e.softmax_chosen) softmax_row(to.weight, to.weight, used), sync_warp();
-    float w = lane() < used ? to.weight[lane()] : 0.0f;
-    if (e.normalise) {
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int j = 0; j < used; j++) sum = sum + to.weight[j];
-        w = w / (sum < e.least ? e.least : sum);
-    }
-    sync_warp();
-    if (lane() < used) to.weight[lane()] = e.scale != 1.0f ? w * e.scale : w;
-    sync_warp();
-}
 
 // A group of a step is `count` groups of rows, one after the other in the ring: those of gate and up of one expert, or
 // those of all chosen experts. If `halved`, down has two groups for each: those of the first half of the experts, and
@@ -259,7 +147,7 @@ DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, Chosen& chose
     const Share my(step);
     const Subgroups of(e);
     const bool down = e.down;
-    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), used = e.used, n_experts = e.n_experts;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), used = e.used;
     const int64_t expert_bytes = e.expert_bytes, group_bytes = e.parts[0].w.group_bytes;
     const uint8_t *const first = e.parts[0].w.data + rest * kCutBytes, *const second = e.parts[e.n_parts - 1].w.data + rest * kCutBytes;
     const int tile = A::number == B::number || e.parts[0].w.format == A::number ? A::tile_bytes : B::tile_bytes;
@@ -267,11 +155,7 @@ DEVICE void fetch_experts(const WalkStep& step, Fetch<TWO>& fetch, Chosen& chose
     // The piece of this lane, one of kAtOnce that are requested together. Divisions would delay the requests.
     int piece = (lane() & (kAtOnce - 1)) >> cut, part = 0, expert = of.first_expert(my.begin), at = my.begin - expert * of.per_expert;
     // Of down, `at` counts groups of the step.
-    if (!down) {
-        if (n_experts <= 128) choose<4>(e, chosen);
-        else if (n_experts <= 256) choose<8>(e, chosen);
-        else choose<kMostExperts / 32>(e, chosen);
-    }
+    if (!down) choose(e, e.logits, chosen);
 #pragma unroll 1
     for (int n = 0; n < all; n += kAtOnce, piece += kAtOnce >> cut) {
 #pragma unroll 1

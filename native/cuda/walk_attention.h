@@ -268,6 +268,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             }
         }
         pieces += 2 * used * PIECES;
+        if (MORE && t.mask.sinks) sync_team();  // the next item overwrites the largest scores, which sinks read last
     }
     return pieces;
 }

@@ -7,25 +7,27 @@
 
 namespace assay {
 
-// Layout of shared memory: ring slots and their mbarriers, mbarriers of the parts of x, steps, cache slots, work space
-// of a step. It is recomputed for every step: registers held across steps would be missing in products.
+// Layout of shared memory: ring slots and their mbarriers, mbarriers of the parts of x, steps, cache slots, memory of
+// `Others` (walk.h), work space of a step. It is recomputed for every step: registers held across steps would be missing in products.
 struct Room {
     Ring ring;
     Parts parts;
     WalkStep* steps;  // two steps
     int* slots;       // [kWalkRows]
     uint8_t* work;
-    DEVICE Room(const WalkArgs& a, uint8_t* shared) {
+    uint8_t* own;  // of kinds of steps behind NORM
+    DEVICE Room(const WalkArgs& a, uint8_t* shared, int own_bytes) {
         ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
         ring.gone = ring.here + a.slots;
         parts.first = ring.gone + a.slots;
         steps = reinterpret_cast<WalkStep*>(parts.first + 4);
         slots = reinterpret_cast<int*>(steps + 2);
-        work = reinterpret_cast<uint8_t*>(slots + kWalkRows);
+        own = reinterpret_cast<uint8_t*>(slots + kWalkRows);
+        work = own + own_bytes;
     }
 };
 
-template <class A, class B, bool MORE>
+template <class A, class B, bool MORE, class Others = NoOthers>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
     constexpr int vectors = sizeof(WalkStep) / 16;
@@ -35,10 +37,12 @@ DEVICE void walk_few(const WalkArgs& a) {
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
         copy_group();
     };
-    Room at(a, shared);
+    Room at(a, shared, Others::bytes);
     const bool fetches = thread() >= team() && thread() < team() + 32;
     next_may_start();
     if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
+    if constexpr (Others::any)
+        if (fetches) Others::make(at.own);
     wait_for_previous();
     if (thread() < kWalkRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
@@ -50,6 +54,7 @@ DEVICE void walk_few(const WalkArgs& a) {
                 fetch.ahead = a.steps[s].ahead;
                 if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
                 else if (a.steps[s].kind == ATTEND) fetch_cache<true, MORE>(a.steps[s], at.slots, fetch);
+                else if constexpr (Others::any) Others::fetch(a.steps[s], fetch, at.own);
             }
         } else {
 #pragma unroll 1
@@ -62,7 +67,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     int slot = 0, fill = 0, parts = 0;
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
-        Room at(a, shared + opaque(0));
+        Room at(a, shared + opaque(0), Others::bytes);
         at.ring.slot = slot, at.ring.fill = fill, at.parts.count = parts;
         copies_done<0>();
         sync_team();
@@ -72,7 +77,8 @@ DEVICE void walk_few(const WalkArgs& a) {
         if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.parts, at.work);
         else if (step.kind == ATTEND) pieces = attend_step<true, MORE>(step, at.slots, at.ring, at.work);
         else if (step.kind == FOLD) fold_step<true, MORE>(step, at.slots);
-        else row_step_of<MORE>(step, at.work);
+        else if (!Others::any || step.kind <= NORM) row_step_of<MORE>(step, at.work);
+        else if constexpr (Others::any) pieces = Others::run(step, at.ring, at.own, at.work);
         at.ring.skip(pieces);
         slot = at.ring.slot, fill = at.ring.fill, parts = at.parts.count;
     }

@@ -1,4 +1,4 @@
-"""Walks with experts, recurrences and single operations (walk_all.cu): one token is one kernel, with the cpu's bits."""
+"""Walks with experts, recurrences and single operations (walk_all.cu, walk_few_all.cu): one kernel, the cpu's bits."""
 
 from __future__ import annotations
 
@@ -68,8 +68,23 @@ def same(model: Model, n: int = 5, gpu: Device | None = None) -> list[str]:
     return kernels
 
 
-def is_one_kernel(kernels: list[str], formats: str) -> bool:
-    return [k for k in kernels if k.startswith(("walk", "product", "attend", "map"))] == [f"walk_all_{formats}"]
+def same_together(model: Model, streams: int, gpu: Device | None = None, n: int = 2) -> list[str]:
+    """Tokens of several sequences at a time have the cpu engine's logits; the kernels of a step."""
+    ids = (np.arange(streams * n, dtype=np.int32).reshape(streams, n) * 37 + 5) % model.hparams.n_vocab
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu or device())
+    expected = [r.logits for r in cpu.forward([Chunk(row, 0, pages(i, n), "all") for i, row in enumerate(ids)])]
+    for i in range(n):
+        found = cuda.forward([Chunk(row[i : i + 1], i, pages(k, n)) for k, row in enumerate(ids)])
+        for k in range(streams):
+            assert np.array_equal(found[k].logits[0], expected[k][i]), (i, k)
+    program = [p for p in cuda._programs.values() if p.shape.tokens > 1][-1]  # the first step has no keys before it
+    kernels = [launch.kernel for launch in program.launches]
+    cuda.close()
+    return kernels
+
+
+def is_one_kernel(kernels: list[str], formats: str, kind: str = "walk_all") -> bool:
+    return [k for k in kernels if k.startswith(("walk", "product", "attend", "map"))] == [f"{kind}_{formats}"]
 
 
 EXPERTS = {
@@ -92,6 +107,30 @@ def test_a_token_of_a_model_with_experts_is_one_kernel(tmp_path: Path, name: str
     if isinstance(gpu, Shim) and "many" in name:
         gpu.multiprocessors = 6  # the router's rows of two would leave the ring too little memory
     assert is_one_kernel(same(make(tmp_path, name.split(",")[0], type_of, sizes), gpu=gpu), formats)
+
+
+# Streams, multiprocessors of the shim, and sizes: blocks with items of several experts, of one, and of none; experts
+# with one token and with more than four.
+TOGETHER: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "qwen3moe": (8, 2, {}),
+    "qwen3moe, Q4_K_M": (8, 5, {"n_expert": 3}),
+    "gpt-oss": (5, 7, {"n_expert": 4}),
+    "qwen3moe, many experts": (2, 6, {}),
+    "qwen2moe": (2, 3, {}),
+    "minimax-m2": (2, 24, {}),
+    "ernie4_5-moe": (4, 2, {}),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_step_of_several_sequences_with_experts_is_one_kernel(tmp_path: Path, name: str) -> None:
+    formats, type_of, sizes = EXPERTS[name]
+    streams, processors, more = TOGETHER[name]
+    gpu = device()
+    if isinstance(gpu, Shim):
+        gpu.multiprocessors = processors
+    model = make(tmp_path, name.split(",")[0], type_of, {**sizes, **more})
+    assert is_one_kernel(same_together(model, streams, gpu), formats, "walk_few_all")
 
 
 @pytest.mark.parametrize("processors", [3, 40])
@@ -178,3 +217,5 @@ def test_nothing_is_right_by_luck(tmp_path: Path, name: str, weather: int) -> No
     formats, type_of, sizes = {**EXPERTS, **RECURRENT}[name]
     model = make(tmp_path, name.split(",")[0], type_of, sizes)
     assert is_one_kernel(same(model, 3, Shim(weather)), formats)
+    if name in EXPERTS:
+        assert is_one_kernel(same_together(model, 3, Shim(weather)), formats, "walk_few_all")

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.number_types import LARGEST, MOST_SEED, MOST_THREADS, MOST_TOKENS, real, whole
+from assay.cli.number_types import LARGEST, MOST_LAYERS, MOST_SEED, MOST_THREADS, MOST_TOKENS, real, whole
 from assay.cli.number_types import number as number  # verbs import it from here
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, LIMITS, Breakers, SamplerParams
@@ -94,7 +94,7 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """Open the model of MODEL with the engine options. `cache_size` 0 means a cache for one context."""
     from assay.runtime.opening import OpenOptions, open_model
 
-    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft", "tier")
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft", "tier", "cpu_experts")
     given: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     options = OpenOptions(
         **given,
@@ -134,6 +134,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of threads; default: chosen by the engine",
     )
+    group.add_argument(
+        "--cpu-experts", type=whole(0, MOST_LAYERS), metavar="N",
+        help="compute the experts of the first N layers on the cpu, beside --engine cuda: for a model larger than the "
+        "GPU's memory; the output is the same",
+    )  # fmt: skip
     group.add_argument(
         "-c", "--ctx-size", type=whole(0, MOST_TOKENS), metavar="N",
         help=f"context size in tokens; 0: the training context; default: the training context, at most {DEFAULT_CTX}",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 LARGEST = 2**63 - 1
 MOST_TOKENS = 1 << 26  # tokens of a context or a window, as in `--ctx-size`
+MOST_LAYERS = 10_000  # of a model
 MOST_THREADS = 1024  # as in the thread pool of the cpu engine
 MOST_SEED = 2**64 - 1
 

@@ -216,6 +216,7 @@ def run(args: argparse.Namespace) -> int:
             template_arguments=common.template_arguments(args),
             lookahead=args.lookahead,
             draft=args.draft,
+            cpu_experts=args.cpu_experts,
             state_slots=args.state_slots,
             lora=tuple(args.lora),
             context_shift=args.context_shift,

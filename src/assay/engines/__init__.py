@@ -62,6 +62,7 @@ def _auto(model: Model, *, window_pages: Callable[[int], int] | None = None, **o
             return ENGINES["cuda"](model, **options)
         except AssayError:
             pass  # the model does not fit, or has an operation that the cuda engine lacks
+    options.pop("cpu_experts", None)  # all of them are on the cpu then
     if "cpu" in ENGINES:
         return ENGINES["cpu"](model, window_pages=window_pages, **options)
     return _reference(model, **options)

@@ -51,6 +51,7 @@ def load(
     lora: Sequence[str] = (),
     mmproj: str | Path | None = None,
     tier: int | None = None,
+    cpu_experts: int = 0,
 ) -> LanguageModel:
     """Open a model and an engine; a context manager closes them.
 
@@ -75,6 +76,7 @@ def load(
     lora        LoRA adapters as GGUF files, each "FILE" or "FILE=SCALE"
     mmproj      file with the tower for pictures; default: the one beside the model
     tier        of the wgpu engine's arithmetic: 0, 1 or 2; default: the first that gives the cpu's bits
+    cpu_experts  layers whose experts the cpu computes, beside the cuda engine; the output is the same
     """
     checks.check_load_options(
         {"engine": engine, "precision": precision, "threads": threads, "kv_type": kv_type, "ctx_size": ctx_size,
@@ -86,6 +88,7 @@ def load(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft,
         cache_dir=None if cache_dir is None else str(cache_dir), cache_dir_size=cache_dir_size,
         lora=checks.texts("lora", lora), mmproj=None if mmproj is None else str(mmproj), tier=tier,
+        cpu_experts=cpu_experts,
     )  # fmt: skip
     with watched(progress):
         return LanguageModel(open_model(model, options), parallel=parallel)

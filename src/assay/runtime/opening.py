@@ -70,6 +70,7 @@ class OpenOptions:
     lora: tuple[str, ...] = ()  # adapters: FILE or FILE=SCALE
     context_shift: bool = False  # a full context drops its oldest tokens (`context_shift.py`)
     keep: int = 0  # first tokens that a context shift keeps; -1: the whole prompt
+    cpu_experts: int | None = None  # layers whose experts the cpu engine computes beside the cuda engine
     mmproj: str | None = None  # the tower for pictures; None: found beside the model, if a picture is given
     tier: int | None = None  # how the wgpu engine computes floats; None: the first tier that gives the cpu's bits
 
@@ -226,7 +227,7 @@ class Opened:
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
                 window_pages=self.window_pages if scheduled and apart else None,
                 state_slots=o.state_slots if self.model.graph.state.per_sequence else None,
-                adapters=self.adapters or None, tier=o.tier,
+                adapters=self.adapters or None, tier=o.tier, cpu_experts=o.cpu_experts or None,
             )  # fmt: skip
 
     @contextmanager

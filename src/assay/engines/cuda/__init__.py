@@ -30,9 +30,10 @@ whatever the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ from assay.engines.contract import (
     pages_for,
 )
 from assay.engines.cuda.context import DeviceLimits
-from assay.engines.cuda.device import Device, DeviceError, Driver
+from assay.engines.cuda.device import Device, DeviceError, Driver, HostCall
+from assay.engines.cuda.host_experts import made_for
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.program import Program, compile_program
 from assay.engines.cuda.resolver import Addresses
@@ -100,6 +102,7 @@ class CudaEngine(PagedEngine):
         threads: int | None = None,
         state_slots: int | None = None,
         lender: CudaEngine | None = None,
+        cpu_experts: int = 0,
     ) -> None:
         if precision not in PRECISIONS:
             raise AssayError(f"engine cuda: no such precision (found {precision}, expected {', '.join(PRECISIONS)})")
@@ -114,7 +117,9 @@ class CudaEngine(PagedEngine):
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
         self._layout = cache_layout(self.graph, kv_type)
         self._loose = _loose(self.graph)
-        self._decodes = not (self.graph.whole or self._loose or self.graph.given)  # a decode step is one CUDA graph
+        self._host_experts = made_for(model, self.graph, cpu_experts, precision, threads)
+        # A decode step is one CUDA graph.
+        self._decodes = not (self.graph.whole or self._loose or self.graph.given or self._host_experts)
         if self._decodes:
             self.top_values = DeviceTopValues(self._forward_top)
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
@@ -155,7 +160,9 @@ class CudaEngine(PagedEngine):
         self._prompts = self._tensors.for_prompts() if self.arithmetic.mixed and not self.graph.whole else None
         weights = self._prompts or self._tensors
         self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, weights.halves)
-        self._check_room(0 if self._borrows else weights.planned(self.graph))
+        away = self._host_experts.names if self._host_experts else frozenset[str]()
+        here = [node for node in self.graph if node.name not in away]
+        self._check_room(0 if self._borrows else weights.planned(here))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
@@ -474,7 +481,8 @@ class CudaEngine(PagedEngine):
         assert weights is not None
         limits = DeviceLimits(self._device.multiprocessors, self._device.shared_bytes)
         graph = self._pictures[form].graph if form else self.graph
-        return compile_program(graph, weights, self._layout, shape, keep, limits, self._cuts, reserve)
+        host = self._host_experts.parts if self._host_experts else None
+        return compile_program(graph, weights, self._layout, shape, keep, limits, self._cuts, reserve, host)
 
     def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
         def reserve(arena: int) -> Addresses:
@@ -521,7 +529,7 @@ class CudaEngine(PagedEngine):
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
         given = any(external.given for external, _ in program.results)
-        if shape.one and not given and shape.tokens <= _GRAPHED:
+        if shape.one and not given and shape.tokens <= _GRAPHED and not program.calls:
             found = self._play(program, step, places).results(0)
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
@@ -533,7 +541,7 @@ class CudaEngine(PagedEngine):
         else:
             fill_step(program.tables, self._positions, step, shape, self._cuts)
         self._fill_states(program, step, places)
-        self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
+        self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)], rows)
         self._launched()
         self._device.sync()
 
@@ -544,17 +552,39 @@ class CudaEngine(PagedEngine):
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
 
-    def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
+    def _queue(
+        self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]],
+        rows: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self._device.upload(self._at.step, words)
         for (external, offset), array in zip(program.results, results, strict=False):
             if external.given:
                 self._device.upload(self._at.arena + offset, array)
-        self._launch(program)
+        self._launch(program, rows or {})
         self._fetch(program, results)
 
-    def _launch(self, program: Program) -> None:
+    def _launch(self, program: Program, rows: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Queue the launches, with the host's calls between them. `rows`: how many each domain has, where there are
+        calls."""
         for i, launch in enumerate(program.launches):
-            self._device.launch(launch, early=i > 0)
+            for call in program.calls.get(i, ()):
+                self._call(call, rows[call.domain])
+            self._device.launch(launch, early=i > 0 and i not in program.calls)
+        for call in program.calls.get(len(program.launches), ()):
+            self._call(call, rows[call.domain])
+
+    def _call(self, call: HostCall, n: int) -> None:
+        """Rows from the device, the experts on the host, and their results back."""
+        assert self._host_experts
+        shapes = self.graph.shapes
+        rows = {name: np.empty((n, *map(int, shapes[name][1:])), np.float32) for name in call.reads}
+        for name, (at, _) in call.reads.items():
+            self._device.download(rows[name], at)
+        self._device.sync()
+        found = self._host_experts.compute(call.part, rows, call.writes.keys() - {call.part}) if n else {}
+        for name, value in found.items():
+            self._device.upload(call.writes[name][0], np.ascontiguousarray(value, np.float32))
+        self._device.sync()
 
     def _fetch(self, program: Program, results: list[NDArray[np.float32]]) -> None:
         for (external, offset), array in zip(program.results, results, strict=False):
@@ -590,6 +620,8 @@ class CudaEngine(PagedEngine):
             with suppress(DeviceError):  # a lost device has no memory to free
                 self._device.use()
             self._forget_programs()
+            if self._host_experts:
+                self._host_experts.close()
             if not self._borrows:
                 self._tensors.close()
             self._tensors = None

@@ -18,6 +18,8 @@ from assay.engines.plan.state_layout import slot_offsets
 from assay.engines.plan.values import row_width
 from assay.graph import Graph, Node, Trait
 
+FEW_FLOAT_ROWS = 512  # rows of float weights up to which a walk of quantised weights multiplies them
+
 
 @dataclass(frozen=True)
 class DeviceLimits:
@@ -105,8 +107,9 @@ class CompileContext:
     cuts: tuple[tuple[int, int], ...]  # ways to cut query rows into tiles (shapes.py, tile_cuts)
     plan: Plan
     walk: bool = False  # whether products and attention become steps of a walk
-    small_steps: bool = False  # and experts, recurrences and single operations, in a walk of one token
+    small_steps: bool = False  # and experts and single operations; of one token also recurrences
     folds: Folds = field(default_factory=Folds)
+    host: Mapping[str, Graph] = field(default_factory=dict)  # parts that the host computes, by their last node
 
     def domain(self, name: str) -> str:
         """The rows of a value. Where every token is an output, output rows are token rows."""
@@ -124,14 +127,24 @@ class CompileContext:
         return self.domain(node.name) != "outputs" or self.shape.outputs > 0
 
     @cached_property
+    def on_host(self) -> frozenset[str]:
+        return frozenset(node.name for part in self.host.values() for node in part)
+
+    @cached_property
     def state_floats(self) -> int:
         """Values of a state slot."""
         return slot_offsets(self.graph)[1]
 
     @cached_property
     def product_formats(self) -> frozenset[str]:
-        """The weight formats of all products of the graph."""
-        return frozenset(self.tensors.layout(n.weights[0]).name for n in self.graph if n.op == "linear")
+        """The weight formats of the products that a walk of several tokens would have."""
+        ops = ("linear", "expert_linear")[: 1 + self.small_steps]
+        weights = [n.weights[0] for n in self.graph if n.op in ops]
+        return frozenset(self.tensors.layout(w).name for w in weights if not (self.small_steps and self.few_floats(w)))
+
+    def few_floats(self, weights: str) -> bool:
+        """Whether these are few rows of floats, which a walk of quantised weights multiplies."""
+        return self.tensors.layout(weights).floats and int(self.graph.weights[weights][0]) <= FEW_FLOAT_ROWS
 
     def read_as(self, form: str, name: str, domain: str = "") -> bool:
         """Whether every reader multiplies the value in this form, in this domain, and nothing else reads it."""

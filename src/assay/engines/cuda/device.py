@@ -39,6 +39,16 @@ class Launch:
     prepared: Any = field(default=None, repr=False)  # the driver's form of it, built at the first launch
 
 
+@dataclass
+class HostCall:
+    """Work of the host between two launches: addresses and widths of the rows that it reads and writes, by node."""
+
+    part: str
+    domain: str
+    reads: dict[str, tuple[int, int]]
+    writes: dict[str, tuple[int, int]]
+
+
 class DeviceError(AssayError):
     """The device refused a call or is lost; the current request fails with this message."""
 

@@ -29,8 +29,10 @@ from assay.graph import Node, Trait
 def find_folds(c: CompileContext) -> Folds:
     """All folds of a graph for this shape."""
     experts = find_experts(c) if c.small_steps else {}
-    folds = Folds(_norms_before_products(c, experts), _attentions(c) if c.shape.one else {}, experts=experts)
-    if c.small_steps:
+    one = c.shape.tokens == 1  # of several tokens, the norm before experts is a step of its own
+    norms = _norms_before_products(c, experts if one else {})
+    folds = Folds(norms, _attentions(c) if c.shape.one else {}, experts=experts)
+    if c.small_steps and one:
         folds = replace(folds, windows=_windows(c))
     if c.walk:
         folds = replace(folds, slices=_slices(c), gatings=_gatings(c))

@@ -44,7 +44,8 @@ WALKS: tuple[tuple[str, ...], ...] = (
 # Layouts that also have a kernel with more step kinds (walk_more.cu), and one with two producer warps (walk_two.cu).
 MORE_WALKS = (("f16",), ("bf16",), ("q8_0",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"))
 TWO_WALKS = tuple(names for names in MORE_WALKS if names != ("q8_0",))
-# Layouts of the kernels with experts, recurrences and single operations of rows (walk_all.cu).
+# Layouts of the kernels with experts, recurrences and single operations of rows (walk_all.cu), and with
+# experts of several tokens (walk_few_all.cu).
 ALL_WALKS = (("q8_0",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("mxfp4", "q8_0"))
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts without a walk of several tokens
 # gemm_tensor.cu: most threads of a tile. Tiles of up to 64 tokens have a kernel for each layout or pair of layouts.
@@ -64,6 +65,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 448) for names in WALKS if names[0] not in NOT_FEW},
     "walk_more": {f"walk_more_{'_'.join(names)}": (WalkArgs, 416) for names in MORE_WALKS},
     "walk_all": {f"walk_all_{'_'.join(names)}": (WalkArgs, 416) for names in ALL_WALKS},
+    "walk_few_all": {f"walk_few_all_{'_'.join(names)}": (WalkArgs, 448) for names in ALL_WALKS},
     "walk_two": {f"walk_two_{'_'.join(names)}": (WalkArgs, 448) for names in TWO_WALKS},
     "walk_few_more": {
         f"walk_few_more_{'_'.join(names)}": (WalkArgs, 448) for names in MORE_WALKS if names[0] not in NOT_FEW

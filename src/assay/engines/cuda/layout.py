@@ -13,7 +13,7 @@ when a GGUF type gets a format of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import FORMAT_ROWS
 from assay.engines.cuda.device import Device, Launch
 from assay.gguf import GGUFFile
-from assay.graph import Graph, Trait
+from assay.graph import Node, Trait
 
 UNIT, LANES = 256, 32
 CHAIN = 16  # most units of a chain
@@ -155,9 +155,9 @@ class DeviceWeights:
         factors = sum(_factor_bytes(m) for m in self.matrices.values() if m.data in self.factors)
         return sum(m.bytes for m in self.matrices.values()) + factors
 
-    def planned(self, graph: Graph) -> int:
-        """Bytes that the weights of a graph will take, and the largest staging buffer."""
-        readers = {name: node for node in graph for name in node.weights}
+    def planned(self, nodes: Iterable[Node]) -> int:
+        """Bytes that the weights of these nodes will take, and the largest staging buffer."""
+        readers = {name: node for node in nodes for name in node.weights}
         infos = self.file.tensors
         empty = {name: self._empty((name,)) for name, node in readers.items() if node.has(Trait.MATRIX)}
         matrices = sum(m.bytes for m in empty.values())

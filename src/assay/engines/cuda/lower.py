@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device import HostCall, Launch
 from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower_attention import ATTENTION
 from assay.engines.cuda.lower_products import PRODUCTS
@@ -19,17 +19,24 @@ from assay.engines.cuda.lower_recurrent import RECURRENT
 from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.lower_walk import lower_walk
 from assay.engines.cuda.resolver import Resolver
-from assay.engines.cuda.steps import (
-    KernelStep,
-)
+from assay.engines.cuda.steps import HostWork, KernelStep
 from assay.engines.cuda.walk import WalkRun
 
-LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {**ROWS, **RECURRENT, **PRODUCTS, **ATTENTION}
+
+def _host_call(r: Resolver, w: HostWork) -> HostCall:
+    reads, writes = ({name: (r.at(v), width) for name, v, width in rows} for rows in (w.reads, w.writes))
+    return HostCall(w.part, w.domain, reads, writes)
 
 
-def lower(r: Resolver, steps: Sequence[KernelStep], walks: Sequence[WalkRun]) -> list[Launch]:
-    """The launches of a program."""
-    launches, done = [], 0
+LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
+    **ROWS, **RECURRENT, **PRODUCTS, **ATTENTION, HostWork: _host_call,
+}  # fmt: skip
+
+
+def lower(r: Resolver, steps: Sequence[KernelStep], walks: Sequence[WalkRun]) -> list[Launch | HostCall]:
+    """The launches of a program, and the calls on the host between them."""
+    launches: list[Launch | HostCall] = []
+    done = 0
     for i, run in enumerate(walks):
         launches += [_launch(r, step) for step in steps[done : run.begin]]
         inner = steps[run.begin : run.end]
@@ -38,11 +45,12 @@ def lower(r: Resolver, steps: Sequence[KernelStep], walks: Sequence[WalkRun]) ->
         done = run.end
     launches += [_launch(r, step) for step in steps[done:]]
     cleared = [memory for memory in r.placement.cleared if r.size(memory)]
-    return [_bounded(r, _clear(r, memory), [memory]) for memory in cleared] + launches
+    return [*(_bounded(r, _clear(r, memory), [memory]) for memory in cleared), *launches]
 
 
-def _launch(r: Resolver, step: KernelStep) -> Launch:
-    return _bounded(r, LOWERINGS[type(step.work)](r, step.work), step.values)
+def _launch(r: Resolver, step: KernelStep) -> Launch | HostCall:
+    found: Launch | HostCall = LOWERINGS[type(step.work)](r, step.work)
+    return _bounded(r, found, step.values) if isinstance(found, Launch) else found
 
 
 def _bounded(r: Resolver, launch: Launch, used: Iterable[Value]) -> Launch:

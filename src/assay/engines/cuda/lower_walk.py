@@ -29,6 +29,8 @@ from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.steps import (
+    BatchExperts,
+    BatchFloatRows,
     BatchProduct,
     BatchQuantise,
     KernelStep,
@@ -44,6 +46,7 @@ from assay.engines.cuda.steps import (
     WalkNorms,
     WalkProduct,
     WalkQuantise,
+    WeighExperts,
 )
 from assay.engines.cuda.walk import WARPS, WalkRun, kernel_formats, piece_bytes, ring, work_bytes
 from assay.graph import Node
@@ -62,10 +65,12 @@ def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch
     formats = kernel_formats(run.needs.formats, run.needs.tier)
     two = _two_producers(r, run, formats, table, slots)
     _link(r, table, formats, slots, slot_bytes, two)
+    if tokens > 1:
+        _count_choices(table)
     array = (structs.WalkStep * len(table))(*table)
     at = r.context.tensors.constant(np.frombuffer(bytes(array), np.uint8))
     args = structs.WalkArgs(at, r.table("slots"), len(table), slots, slot_bytes, tokens)
-    shared = walk_bytes(slots, slot_bytes, work_bytes(run.needs), int(tokens > 1))
+    shared = walk_bytes(slots, slot_bytes, work_bytes(run.needs, tokens), int(tokens > 1))
     kind = ("few",) * (tokens > 1) + _TIERS[run.needs.tier] + ("two",) * two
     name = "_".join(("walk", *kind, *(form.name for form in formats)))
     threads = 32 * (WARPS + 1 + (two or tokens > 1))
@@ -105,6 +110,13 @@ def _link(r: Resolver, table: Sequence[Any], formats: Sequence[Format], slots: i
         step.ahead = max(4, min(most, PREFETCHED // piece if piece else 0))
         if two:  # `ahead` is odd, so that each producer warp waits on the other's slots
             step.ahead = min((most - 1) // 2, PREFETCHED_BY_TWO // piece if piece else 5) - 1 | 1
+
+
+def _count_choices(table: Sequence[Any]) -> None:
+    """Number the choices of experts of a walk: blocks of threads and their producer warps wait for each other by it."""
+    firsts = [s for s in table if s.kind == StepKind.EXPERT_ROWS and not s.args.experts.down]
+    for i, step in enumerate(firsts):
+        step.args.experts.which = i
 
 
 def _walk_step(r: Resolver, kind: StepKind, flags: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
@@ -169,12 +181,36 @@ def _float_rows(r: Resolver, w: WalkFloatRows) -> Any:
     return step
 
 
+def _batch_float_rows(r: Resolver, w: BatchFloatRows) -> Any:
+    matrix = w.part.matrix
+    array, _ = r.parts([w.part], lambda m: m.groups)
+    args = structs.ProductArgs(
+        parts=array, x=r.at(w.x), n_parts=1, columns=matrix.columns, tokens=r.context.shape.tokens, stages=w.rows,
+        slots=w.tokens,
+    )  # fmt: skip
+    union = structs.StepUnion(product=args)
+    step = _walk_step(r, StepKind.FLOAT_ROWS, _awaited(r, [w.x]), w.x, w.part.out, union)
+    step.first = -(-args.tokens // w.tokens) * -(-matrix.rows // w.rows)
+    return step
+
+
 _GATES = {"glu": ExpertGate.ACT_GATE, "glu_oai": ExpertGate.OAI_GATE, "act": ExpertGate.NO_GATE}
 _ROUTINGS = {"softmax": Routing.BY_SOFTMAX, "sigmoid": Routing.BY_SIGMOID, "none": Routing.AS_LOGITS}
 
 
+def _expert_args(r: Resolver, w: WalkExperts | BatchExperts, product: Any) -> Any:
+    """How experts are chosen and weighed, and what becomes of gate and up."""
+    choice, attrs = w.choice, w.gating.all_attrs()
+    return structs.WalkExperts(
+        of=product, logits=r.at(w.logits), choice_bias=r.weights(choice.bias), routing=_ROUTINGS[choice.routing],
+        by_logits=int(choice.by_logits), used=choice.used, softmax_chosen=int(choice.softmax_chosen),
+        normalise=int(choice.least is not None), least=choice.least or 0.0, scale=choice.scale, down=int(w.down),
+        gated=_GATES[w.gating.op], alpha=float(attrs.get("alpha", 0.0)), limit=float(attrs.get("limit", 0.0)),
+    )  # fmt: skip
+
+
 def _experts(r: Resolver, w: WalkExperts) -> Any:
-    matrix, choice, processors = w.parts[0].matrix, w.choice, r.context.limits.processors
+    matrix, processors = w.parts[0].matrix, r.context.limits.processors
     array, _ = r.parts(w.parts, lambda m: m.groups)
     product = structs.ProductArgs(
         parts=array, x=r.at(w.x), expert_bytes=matrix.size, n_parts=len(w.parts), groups=w.groups, tokens=1,
@@ -183,24 +219,38 @@ def _experts(r: Resolver, w: WalkExperts) -> Any:
     product.share, product.extra = divmod(w.groups, processors)
     if w.norm:
         product.norm, product.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
-    attrs = w.gating.all_attrs()
-    args = structs.WalkExperts(
-        of=product, logits=r.at(w.logits), choice_bias=r.weights(choice.bias), routing=_ROUTINGS[choice.routing],
-        by_logits=int(choice.by_logits), used=choice.used, softmax_chosen=int(choice.softmax_chosen),
-        normalise=int(choice.least is not None), least=choice.least or 0.0, scale=choice.scale, down=int(w.down),
-        which=w.which, gated=_GATES[w.gating.op], alpha=float(attrs.get("alpha", 0.0)),
-        limit=float(attrs.get("limit", 0.0)), halved=w.halves - 1, partial=r.at(w.partial),
-    )  # fmt: skip
+    args = _expert_args(r, w, product)
+    args.which, args.halved, args.partial = w.which, w.halves - 1, r.at(w.partial)
     flags = _awaited(r, [w.x], [p.residual for p in w.parts])
     step = _walk_step(r, StepKind.EXPERT_ROWS, flags, w.x, w.parts[0].out, structs.StepUnion(experts=args))
     step.ahead, step.first = piece_bytes(matrix.format), w.groups % processors
     return step
 
 
+def _batch_experts(r: Resolver, w: BatchExperts) -> Any:
+    matrix = w.parts[0].matrix
+    array, _ = r.parts(w.parts, lambda m: m.groups)
+    product = structs.ProductArgs(
+        parts=array, x=r.at(w.x), expert_bytes=matrix.size, n_parts=len(w.parts), tokens=r.context.shape.tokens,
+        columns=matrix.columns, n_experts=matrix.count, shift=matrix.group.bit_length() - 1, stages=w.sums,
+    )  # fmt: skip
+    args = structs.StepUnion(experts=_expert_args(r, w, product))
+    step = _walk_step(r, StepKind.EXPERT_ROWS, _awaited(r, [w.x]), w.x, w.parts[0].out, args)
+    step.ahead = piece_bytes(matrix.format)
+    return step
+
+
+def _weigh(r: Resolver, w: WeighExperts) -> Any:
+    product = structs.ProductArgs(x=r.at(w.x), tokens=r.context.shape.tokens, columns=w.width)
+    product.parts[0].out, product.parts[0].residual = r.at(w.out), r.at(w.residual)
+    args = structs.StepUnion(experts=structs.WalkExperts(of=product, used=w.choice.used))
+    return _walk_step(r, StepKind.WEIGH_EXPERTS, _awaited(r, [w.x], [w.residual]), w.x, w.out, args)
+
+
 def _map(r: Resolver, w: Map) -> Any:
     args = structs.StepUnion(map=ROWS[Map](r, w).args)
     step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, [w.x, w.y]), w.x, w.out, args)
-    step.first = -(-w.width // (32 * WARPS))
+    step.first = -(-w.rows * w.width // (32 * WARPS))
     return step
 
 
@@ -304,6 +354,9 @@ WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     WalkAttend: _attend,
     WalkFloatRows: _float_rows,
     WalkExperts: _experts,
+    BatchFloatRows: _batch_float_rows,
+    BatchExperts: _batch_experts,
+    WeighExperts: _weigh,
     Map: _map,
     NormRows: _part_norms,
     RowSums: _part_norms,

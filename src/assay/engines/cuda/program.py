@@ -10,18 +10,19 @@ are captured as a CUDA graph.
 
 Where every sequence has one token, consecutive kernel steps become a walk: one megakernel executes them (walk.py). If
 that gives no walk or several, the graph is scheduled again with experts, recurrences and single operations as steps
-of the walk too. If no megakernel fits the graph, it is scheduled as separate launches.
+of the walk too; of several tokens, without recurrences. If no megakernel fits the graph, it is scheduled as separate
+launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.engines.cuda.context import CompileContext, DeviceLimits
-from assay.engines.cuda.device import Launch, Played
+from assay.engines.cuda.device import HostCall, Launch, Played
 from assay.engines.cuda.folding import find_folds
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.lower import lower
@@ -48,6 +49,7 @@ class Program:
     play: Played | None = None  # The CUDA graph of a step: tables from the host, then the launches.
     again: Played | None = None  # The launches alone, for tables that the device has updated itself.
     tables: dict[str, Any] = field(default_factory=dict)  # Views of the step's words on the host.
+    calls: dict[int, list[HostCall]] = field(default_factory=dict)  # By the launch that comes after them.
 
     def close(self) -> None:
         for graph in (self.play, self.again):
@@ -65,11 +67,13 @@ def compile_program(
     limits: DeviceLimits,
     cuts: tuple[tuple[int, int], ...],
     reserve: Callable[[int], Addresses],
+    host: Mapping[str, Graph] | None = None,
 ) -> Program:
-    """The program for a shape; `reserve` returns the buffers' addresses once the arena's size is known."""
+    """The program for a shape; `reserve` returns the buffers' addresses once the arena's size is known. `host` has the
+    parts of the graph that the host computes."""
     plan = fuse(graph, keep, tensors.format)
-    context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan)
-    if shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together:
+    context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan, host=host or {})
+    if not host and shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together:
         for planned in _with_walks(replace(context, walk=True)):
             try:
                 return _finish(*planned, reserve)
@@ -84,7 +88,7 @@ _Scheduled = tuple[CompileContext, Schedule, list[WalkRun]]
 def _with_walks(c: CompileContext) -> list[_Scheduled]:
     """The schedules with walks, the fewest walks first. One without small steps has the faster kernels."""
     found: list[_Scheduled] = []
-    for small_steps in (False, True)[: 1 + (c.shape.tokens == 1)]:
+    for small_steps in (False, True):
         with suppress(NoWalk):
             found.append(_schedule(replace(c, small_steps=small_steps)))
         if found and len(found[-1][2]) == 1:
@@ -106,8 +110,14 @@ def _finish(
 ) -> Program:
     """The other two passes; raises NoWalk if a result of the program is read inside a walk."""
     placement = place(scheduled, walks)
-    launches = lower(Resolver(c, placement, reserve(placement.size)), scheduled.steps, walks)
+    launches: list[Launch] = []
+    calls: dict[int, list[HostCall]] = {}
+    for work in lower(Resolver(c, placement, reserve(placement.size)), scheduled.steps, walks):
+        if isinstance(work, Launch):
+            launches.append(work)
+        else:
+            calls.setdefault(len(launches), []).append(work)
     results = [(e, placement.offsets[v]) for e, v in scheduled.results]
     if all(e.node != c.graph.output for e, _ in results):  # no token's output was asked for
         results.append((External(c.graph.output, "outputs", c.width(c.graph.output)), 0))
-    return Program(c.shape, launches, placement.size, results, scheduled.aliases)
+    return Program(c.shape, launches, placement.size, results, scheduled.aliases, calls=calls)

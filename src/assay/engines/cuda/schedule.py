@@ -13,7 +13,7 @@ from assay.engines.cuda import schedule_rows as rows
 from assay.engines.cuda.abi.enumerations import MAP_OPS
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.folding import rope_of
-from assay.engines.cuda.schedule_experts import expert_product, walk_experts
+from assay.engines.cuda.schedule_experts import expert_product, host_experts, walk_experts
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
 from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states
 from assay.engines.cuda.step_list import Schedule, StepList
@@ -76,7 +76,9 @@ def schedule(c: CompileContext) -> Schedule:
                     rows.walk_norms(steps, c.folds.walk_norms[node.name])
                 elif node.name in c.folds.experts:
                     walk_experts(steps, c.folds.experts[node.name])
-                elif node.name not in skipped and c.wanted(node):
+                elif node.name in c.host and c.wanted(node):
+                    host_experts(steps, c.host[node.name])
+                elif node.name not in skipped and node.name not in c.on_host and c.wanted(node):
                     _schedule_single(steps, node)
             case Products(products):
                 if c.wanted(products[0].linear):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from assay.engines.cuda import walk
 from assay.engines.cuda.abi.enumerations import ACTS
-from assay.engines.cuda.abi.shared_memory import walk_experts_bytes
+from assay.engines.cuda.abi.shared_memory import walk_experts_bytes, walk_few_experts_bytes
 from assay.engines.cuda.context import FoldedExperts
 from assay.engines.cuda.device_values import (
     Layout,
@@ -23,7 +24,9 @@ from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_products import quantise
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
+    BatchExperts,
     ExpertProduct,
+    HostWork,
     Part,
     QuantisePairs,
     SortedProduct,
@@ -32,10 +35,11 @@ from assay.engines.cuda.steps import (
     TileChoice,
     WalkExperts,
     WalkNeeds,
+    WeighExperts,
     part_reads,
 )
 from assay.engines.cuda.tiles import expert_tile
-from assay.graph import Node
+from assay.graph import Graph, Node
 
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
@@ -60,9 +64,22 @@ def expert_product(steps: StepList, node: Node) -> None:
     steps.add(node.name, ExpertProduct(part, x, acts, choices, pairs, pairs_per_row), reads, [part.out])
 
 
+def host_experts(steps: StepList, part: Graph) -> None:
+    """A part of the graph with experts, which the cpu engine computes."""
+    c, domain = steps.context, steps.context.domain(part.output)
+    reads = tuple((name, steps.value_of(name, domain), c.width(name)) for name in part.given)
+    kept = [node.name for node in part if node.name in c.keep or node.name == part.output]
+    writes = tuple((name, steps.new(name), c.width(name)) for name in kept)
+    work = HostWork(part.output, domain, reads, writes)
+    steps.add(part.output, work, [v for _, v, _ in reads], [v for _, v, _ in writes])
+
+
 def walk_experts(steps: StepList, folded: FoldedExperts) -> None:
-    """One token: gate and up of the chosen experts, then down with their weighted sum, as steps of a walk."""
+    """Gate and up of the chosen experts, then down with their weighted sum, as steps of a walk."""
     c, domain = steps.context, steps.context.domain(folded.last)
+    if c.rows(domain) > 1:
+        _batch_experts(steps, folded)
+        return
     norm = c.folds.norms.get(folded.last)
     x = steps.value_of(c.graph[norm].inputs[0] if norm else folded.x, domain)
     logits, which = steps.value_of(folded.logits, domain), len(steps.shared.setdefault(("expert layers",), [])) % 2
@@ -75,6 +92,29 @@ def walk_experts(steps: StepList, folded: FoldedExperts) -> None:
     down, bias = folded.down
     part = Part(c.tensors.matrix(down.weights[0]), down.name, bias, residual=residual, out=steps.new(folded.last))
     _add_experts(steps, (part,), inner, None, logits, folded, True, which)
+
+
+def _batch_experts(steps: StepList, folded: FoldedExperts) -> None:
+    """Two to eight tokens: gate and up, down, and the weighted sum as a step of its own."""
+    c, domain = steps.context, steps.context.domain(folded.last)
+    x, logits = steps.value_of(folded.x, domain), steps.value_of(folded.logits, domain)
+    act = ACTS.get(str(folded.gating.all_attrs().get("act")), 0)
+    inner, rows = steps.new(folded.gating.name), steps.new(folded.down[0].name)
+    parts = tuple(Part(c.tensors.matrix(n.weights[0]), n.name, bias, act=act, out=inner) for n, bias in folded.parts)
+    down = (Part(c.tensors.matrix(folded.down[0].weights[0]), folded.down[0].name, folded.down[1], out=rows),)
+    most = min(walk.MOST_FEW, walk.free_shared(c, c.product_formats))
+    for some, of, is_down in ((parts, x, False), (down, inner, True)):
+        matrix, tokens = some[0].matrix, c.shape.tokens
+        group = tokens * len(some) * matrix.group * (matrix.units | 1)  # partial sums of a group that all tokens chose
+        free = most - walk_few_experts_bytes(tokens, matrix.units, 0)
+        work = BatchExperts(some, of, logits, folded.choice, folded.gating, is_down, max(group, free // 4))
+        shared = walk_few_experts_bytes(tokens, matrix.units, work.sums)
+        needs = WalkNeeds(frozenset({matrix.format.name}), shared, tier=Tier.ALL)
+        steps.add(some[0].name, work, [of, logits], [some[0].out], needs)
+    residual = steps.value_of(folded.residual, domain) if folded.residual else None
+    out = steps.new(folded.last)
+    weigh = WeighExperts(rows, folded.choice, residual, out, c.width(folded.last))
+    steps.add(folded.last, weigh, [rows, residual], [out], WalkNeeds(tier=Tier.ALL))
 
 
 def _add_experts(

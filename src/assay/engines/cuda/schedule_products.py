@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from assay.engines.cuda import structs, walk
 from assay.engines.cuda.abi.enumerations import HALVED
 from assay.engines.cuda.abi.shared_memory import (
     normed_row_bytes,
+    walk_few_float_rows_bytes,
     walk_float_rows_bytes,
     walk_floats_bytes,
     walk_product_bytes,
 )
 from assay.engines.cuda.arrange import by_kernel, by_layouts
+from assay.engines.cuda.context import FEW_FLOAT_ROWS
 from assay.engines.cuda.device_values import (
     Layout,
     Quantised,
@@ -30,6 +33,7 @@ from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_rows import activation, map_rows, norm_rows
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
+    BatchFloatRows,
     BatchProduct,
     BatchQuantise,
     FloatTiles,
@@ -51,7 +55,6 @@ from assay.engines.cuda.tiles import count_tiles, float_tile, half_tile, quantis
 from assay.engines.plan.fuse import Gated, Products
 from assay.graph import Node
 
-FEW_FLOAT_ROWS = 512  # rows of float weights up to which a walk of quantised weights multiplies them
 MOST_SUMS = 48 << 10  # bytes of shared memory of a product beside experts or recurrences, above which it is cut
 ROW_COPIES = 4  # of one quantised row that all blocks of threads of a product read
 
@@ -266,11 +269,40 @@ def _few_float_rows(parts: Sequence[Part]) -> bool:
 
 
 def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -> None:
-    """One token and a few rows of float weights, such as a router's, beside quantised ones."""
-    matrix = part.matrix
+    """A few rows of float weights, such as a router's, beside quantised ones."""
+    matrix, tokens = part.matrix, steps.context.shape.tokens
     rows = -(-matrix.rows // steps.context.limits.processors)
+    if tokens > 1:
+        if norm:
+            raise walk.NoWalk
+
+        c = steps.context
+        most = min(walk.MOST_FEW, walk.free_shared(c, c.product_formats))
+        cut = _batch_float_cut(tokens, matrix.rows, matrix.units, matrix.format.chunks, most, c.limits.processors)
+        of_rows, of_tokens, shared = cut
+        work = BatchFloatRows(part, x, of_rows, of_tokens)
+        steps.add(part.name, work, [x], [part.out], WalkNeeds(shared=shared, tier=Tier.ALL))
+        return
     needs = WalkNeeds(shared=walk_float_rows_bytes(matrix.units, rows, matrix.format.chunks), tier=Tier.ALL)
     steps.add(part.name, WalkFloatRows(part, x, norm), [x], [part.out], needs)
+
+
+@lru_cache
+def _batch_float_cut(
+    all_tokens: int, all_rows: int, units: int, chunks: int, most: int, processors: int
+) -> tuple[int, int, int]:
+    """Rows and tokens that a block of threads multiplies at a time, and their shared memory: as few rounds as possible,
+    then as few products. Raises NoWalk if nothing fits."""
+    fits = []
+    for tokens in range(1, all_tokens + 1):
+        for rows in range(1, all_rows + 1):
+            shared = walk_few_float_rows_bytes(tokens, units, rows, chunks)
+            items = -(-all_tokens // tokens) * -(-all_rows // rows)
+            if shared <= most:
+                fits.append((-(-items // processors), rows * tokens, rows, tokens, shared))
+    if not fits:
+        raise walk.NoWalk
+    return min(fits)[2:]
 
 
 def _formats(parts: Sequence[Part]) -> frozenset[str]:

@@ -221,12 +221,14 @@ def map_rows(
         number=number,
         second=second,
     )
-    steps.add(node.name, work, sources, [out], small_step(steps, op in _IN_WALKS and work.z is None))
+    steps.add(node.name, work, sources, [out], small_step(steps, op in _IN_WALKS and work.z is None, several=True))
 
 
-def small_step(steps: StepList, possible: bool) -> WalkNeeds | None:
-    """What a single operation needs as a step of a walk; None if it is a launch."""
-    return WalkNeeds(tier=Tier.ALL) if possible and steps.context.small_steps else None
+def small_step(steps: StepList, possible: bool, several: bool = False) -> WalkNeeds | None:
+    """What a single operation needs as a step of a walk; None if it is a launch. `several`: walks of several tokens
+    have it too."""
+    c = steps.context
+    return WalkNeeds(tier=Tier.ALL) if possible and c.small_steps and (several or c.shape.tokens == 1) else None
 
 
 def map_node(steps: StepList, node: Node) -> None:

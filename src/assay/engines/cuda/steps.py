@@ -23,7 +23,7 @@ class Tier(IntEnum):
 
     PLAIN = 0  # walk.cu, walk_few.cu, walk_two.cu
     MORE = 1  # walk_more.cu, walk_few_more.cu
-    ALL = 2  # walk_all.cu
+    ALL = 2  # walk_all.cu, walk_few_all.cu
 
 
 @dataclass(frozen=True)
@@ -339,6 +339,16 @@ class ExpertProduct:
 
 
 @dataclass(frozen=True)
+class HostWork:
+    """Experts that the cpu engine computes (host_experts.py): a call on the host between two launches."""
+
+    part: str
+    domain: str
+    reads: tuple[tuple[str, Value, int], ...]  # nodes with their width
+    writes: tuple[tuple[str, Value, int], ...]
+
+
+@dataclass(frozen=True)
 class SortPairs:
     """The pair of each slot and the matrix of each tile, grouped by matrix."""
 
@@ -524,6 +534,41 @@ class WalkExperts:
 
 
 @dataclass(frozen=True)
+class BatchFloatRows:
+    """A product of two to eight tokens with a few rows of float weights."""
+
+    part: Part
+    x: Value
+    rows: int  # rows and tokens of a block of threads
+    tokens: int
+
+
+@dataclass(frozen=True)
+class BatchExperts:
+    """Products of two to eight tokens with the matrices of the experts that each chose: gate and up with their
+    activation, or down. The result has a row for each choice."""
+
+    parts: tuple[Part, ...]
+    x: Value
+    logits: Value
+    choice: ExpertChoice
+    gating: Node
+    down: bool
+    sums: int  # partial sums that shared memory has room for
+
+
+@dataclass(frozen=True)
+class WeighExperts:
+    """The weighted sum of the rows that each token's experts gave, and the residual."""
+
+    x: Value
+    choice: ExpertChoice
+    residual: Value | None
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True)
 class BatchProduct:
     """A product of two to eight tokens."""
 
@@ -594,11 +639,14 @@ RowWork = (
     Embed | TakeOutputRows | FillRopeTable | RotateRows | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map
     | NormRows | SortRow | QuantiseRows | HalveRows | BestLogits
 )  # fmt: skip
-ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
+ProductWork = (
+    RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct | HostWork
+)
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
-    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
-)
+    WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows
+    | BatchExperts | WeighExperts | WalkNorms | WalkAttend
+)  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
 

@@ -294,15 +294,15 @@ ScanArgs = _define(
 )
 WalkExperts = _define(
     "WalkExperts",
-    "Products with the chosen experts' matrices as a walk step (walk_all.cu): gate and up, or down and the weighted "
-    "sum.",
+    "Products with the chosen experts' matrices as a walk step: gate and up, or down and, of one token, the weighted "
+    "sum (walk_all.cu); of several tokens, that is a step of its own (walk_few_all.cu).",
     ("const float*", "logits", "of the router"),
     ("const float*", "choice_bias", "added where experts are chosen and not to their weights, or null"),
     ("int32_t", "routing", "Routing: the probabilities of experts"),
     ("int32_t", "by_logits used", "by_logits: choose by logits, not by probabilities; used: experts of a token"),
     ("int32_t", "softmax_chosen normalise", "what is done to the weights of the chosen experts"),
     ("float", "least scale", "lower bound of the sum of weights; factor of the weights"),
-    ("int32_t", "down which", "down: weighted sum of the experts; which: of two places of choices in shared memory"),
+    ("int32_t", "down which", "which: of two places of choices in shared memory; several tokens: choices before it"),
     ("int32_t", "gated", "ExpertGate"),
     ("float", "alpha limit", "of OAI_GATE"),
     ("int32_t", "halved padding", "halved: down has two groups for each group of rows, each of half of the experts"),

@@ -31,6 +31,7 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "WALK_HEAD": (256, "widest attention head of a walk"),
     "CHOSEN": (32, "most experts of a token in a walk"),
     "CHOICE_BYTES": (512, "shared memory of the choices of two layers"),
+    "FEW_CHOICE_BYTES": (3392, "shared memory of the choice of WALK_ROWS tokens"),
     "MOST_EXPERTS": (512, "most experts of a layer in a walk"),
     "CUT_BYTES": (4096, "first piece of a tile that is fetched as two pieces: its chunks of low bits"),
 }
@@ -52,7 +53,9 @@ WALK_WARPS, WALK_ROWS, WALK_UNIT_BYTES, WALK_CODE_BYTES, WALK_HEAD, CUT_BYTES = 
     for name in ("WALK_WARPS", "WALK_ROWS", "WALK_UNIT_BYTES", "WALK_CODE_BYTES", "WALK_HEAD", "CUT_BYTES")
 )
 
-CHOSEN, CHOICE_BYTES, MOST_EXPERTS = (CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES", "MOST_EXPERTS"))
+CHOSEN, CHOICE_BYTES, FEW_CHOICE_BYTES, MOST_EXPERTS = (
+    CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES", "FEW_CHOICE_BYTES", "MOST_EXPERTS")
+)
 
 
 class Act(IntEnum):
@@ -214,6 +217,7 @@ class StepKind(IntEnum):
     PART_LENGTHS = 9
     RECURRENCE = 10
     WINDOW = 11
+    WEIGH_EXPERTS = 12
 
 
 class Routing(IntEnum):

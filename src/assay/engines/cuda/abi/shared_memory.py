@@ -167,6 +167,15 @@ walk_experts_bytes = _bytes(
     "16 + 352 * x_units + max(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes))",
     "walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats",
 )  # fmt: skip
+walk_few_float_rows_bytes = _bytes(
+    "walk_few_float_rows_bytes", "tokens units rows chunks",
+    "units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1))",
+    "walk_few_all.cu: x of some tokens, `rows` rows of weights, and partial sums",
+)  # fmt: skip
+walk_few_experts_bytes = _bytes(
+    "walk_few_experts_bytes", "tokens units sums", "units * max(352 * tokens, WALK_UNIT_BYTES) + 4 * sums",
+    "walk_few_all.cu: quantised rows of an expert's tokens, one by one or as eight, and `sums` partial sums",
+)  # fmt: skip
 walk_attention_bytes = _bytes(
     "walk_attention_bytes", "heads dim", "4 * (heads * (9 * dim + 2 * BLOCK + 8) + dim + 4)", "walk_attention.h"
 )
