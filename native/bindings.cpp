@@ -56,6 +56,8 @@ const std::map<std::string, KvType> kv_types = {
     {"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}, {"q8_0", KvType::q8_0}};
 const std::map<std::string, kernels::Acts> formats = {{"q8", kernels::Acts::Q8}, {"f32", kernels::Acts::F32}};
 
+// A product and its adapters: base, out, and for each adapter scale, factor, rank and pair.
+using AdaptedRow = std::tuple<int, int, std::vector<std::tuple<int, float, int64_t, const Vector*>>>;
 Floats floats(const Vector* vector) { return vector ? vector->values : Floats(); }
 
 // Rejects a value number that the program does not have: Program does not check.
@@ -510,6 +512,18 @@ NB_MODULE(_native, m) {
                                known(p, out), choose(activations, act, "activation"));
             },
             "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a)
+        .def(
+            "adapters",
+            [](Program& p, int x, const std::vector<AdaptedRow>& rows) {
+                std::vector<AdaptedProduct> products;
+                for (const auto& [base, out, pairs] : rows) {
+                    products.push_back({known(p, base), known(p, out), {}});
+                    for (const auto& [scale, factor, rank, pair] : pairs)
+                        products.back().adapters.push_back({known(p, scale), factor, rank, floats(pair)});
+                }
+                p.adapters(known(p, x), std::move(products));
+            },
+            "x"_a, "products"_a)
         .def(
             "expert_product",
             [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {

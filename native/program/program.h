@@ -185,6 +185,18 @@ struct Product {
     int residual = -1;
 };
 
+// One product of a shared input and its LoRA adapters, in order: out = base + s * factor * B (A x) where s is not 0.
+struct Adapter {
+    int scale;  // a value [rows, 1]: s of each row
+    float factor;
+    int64_t rank;
+    Floats pair;  // A [rank][columns of x], then B's transpose [rank][columns of out]
+};
+struct AdaptedProduct {
+    int base, out;
+    std::vector<Adapter> adapters;
+};
+
 // Which keys are masked for a query, by their positions, and the biases of visible scores.
 struct Mask {
     float scale = 1;
@@ -307,6 +319,7 @@ public:
     void products(int acts, std::vector<Product> products);
     void glu_products(int acts, std::shared_ptr<const Weight> gate, std::shared_ptr<const Weight> up, int gate_out,
                       int up_out, int out, Act act);  // gate_out, up_out: values, or -1
+    void adapters(int x, std::vector<AdaptedProduct> products);  // adapters.cpp
     void attention(const Attention& a);
     // idx -1: each of the weight's matrices takes its own part of a row.
     void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);

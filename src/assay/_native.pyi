@@ -191,6 +191,9 @@ class Program:
     def glu_products(
         self, acts: int, gate: Weight, up: Weight, gate_out: int, up_out: int, out: int, act: str
     ) -> None: ...
+    def adapters(self, x: int, products: Sequence[tuple[int, int, Sequence[tuple[int, float, int, Vector]]]]) -> None:
+        """LoRA adapters of products of one input, each (base, out, adapters), an adapter (scale, factor, rank, pair)."""
+
     def expert_product(self, x: int, idx: int, weight: Weight, out: int) -> None: ...
     def attention(
         self,

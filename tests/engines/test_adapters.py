@@ -10,6 +10,7 @@ import pytest
 
 from assay.engines.contract import PAGE, Chunk, PagedEngine
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan.fuse import Adapted, fuse
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -172,6 +173,30 @@ def test_nodes_of_an_adapted_graph_keep_their_names(model: Model, adapters: list
     assert graph["Qcur_proj-0" if "Qcur_proj-0" in graph else "Qcur-0"]
     factors = {node.attr("factor") for node in graph if node.op == "add_adapter"}
     assert factors == {ALPHA / RANK}
+
+
+def test_adapters_of_one_input_are_one_group(model: Model, adapters: list[Adapter]) -> None:
+    graph = adapted(model.graph, adapters, (0, 1))
+
+    def groups(keep: tuple[str, ...] = ()) -> list[list[list[str]]]:
+        plan = fuse(graph, keep)
+        return [[[n.name for n in chain] for chain in g.chains] for g in plan.groups if isinstance(g, Adapted)]
+
+    names = [node.name for node in graph if node.op == "add_adapter"]
+    assert sorted(name for group in groups() for chain in group for name in chain) == sorted(names)
+    # Of each layer: q, k and v; the output; gate and up; down. The last q is computed for output rows alone.
+    assert len(groups()) == 2 * 4 + 1
+    (q,) = (chain for chain in groups()[0] if len(chain) == 2)
+    assert any(q[:1] in group for group in groups((q[0],)))  # a kept node ends a chain
+    assert any(q[1:] in group for group in groups((q[0],)))
+
+
+def test_values_between_adapters_can_be_kept(model: Model, adapters: list[Adapter]) -> None:
+    chosen = ((0, 1.0), (1, 0.5))
+    engine = CpuEngine(model, threads=1, adapters=adapters)
+    plain = engine.forward([chunk(IDS, chosen)])[0].logits
+    kept = engine.forward([chunk(IDS, chosen)], [node.name for node in model.graph])[0]
+    assert np.array_equal(kept.logits, plain)
 
 
 @pytest.mark.parametrize(

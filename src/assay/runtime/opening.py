@@ -114,8 +114,8 @@ class Opened:
             if not Path(path).is_file():
                 raise AssayError(f"--lora {text}: no such file; give FILE or FILE=SCALE")
             found.append(open_adapter(Path(path), self.model, factor))
-        if found and (self.options.engine or engines.default_name()) == "cuda":
-            raise AssayError("--lora: the cuda engine has no adapters; use --engine cpu")
+        if found and self.options.engine == "wgpu":
+            raise AssayError("--lora: the wgpu engine has no adapters; use --engine cpu or cuda")
         return found
 
     @cached_property
@@ -204,8 +204,6 @@ class Opened:
         """
         o = self.options
         name = o.engine or engines.default_name()
-        if self.adapters and name == "auto":
-            name = "cpu"  # the cuda engine has no adapters
         apart = engines.engine_class(name).separate_windows
         with self._reading(progress):
             return engines.create(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
 from assay.engines.cpu.foreign_kernels import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
-from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
+from assay.engines.plan.fuse import Adapted, Attention, Gated, Product, Products, Single, fuse
 from assay.engines.plan.state_layout import cache_pools, slot_offsets
 from assay.engines.plan.values import RopeTable, attention_mask, heads_in_row, rope_table, row_width
 from assay.engines.reference.recurrent_functions import xielu_factors
@@ -90,6 +90,8 @@ class _Compiler:
                     self._products(products)
                 case Gated():
                     self._gated(group)
+                case Adapted(chains):
+                    self._adapted(chains)
                 case Attention():
                     self._attention(group)
 
@@ -281,6 +283,23 @@ class _Compiler:
             weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
         self.program.glu_products(acts, *weights, kept[0], kept[1], self._new(glu.name), glu.attr("act"))
 
+    def _adapted(self, chains: tuple[tuple[Node, ...], ...]) -> None:
+        domain = self.domains[chains[0][0].name]
+        x = self._get(chains[0][0].inputs[1], domain)
+        products = []
+        for chain in chains:
+            pairs = [
+                (
+                    self._get(node.inputs[2], domain),
+                    float(node.attr("factor")),
+                    int(self.graph.weights[node.weights[0]][0]),
+                    self.tensors.adapter(*node.weights),
+                )
+                for node in chain
+            ]
+            products.append((self._get(chain[0].inputs[0], domain), self._new(chain[-1].name), pairs))
+        self.program.adapters(x, products)
+
     def _rope(self, node: Node) -> None:
         domain = self.domains[node.name]
         rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
@@ -409,9 +428,6 @@ class _Compiler:
                 numbers = *factors, attrs["beta"], attrs["eps"]
             case "repeat_heads":
                 numbers = self._parts(node.inputs[0], 1), attrs["n_head"]
-            case "add_adapter":
-                weight = self.tensors.adapter(*node.weights)
-                numbers = attrs["factor"], self.graph.weights[node.weights[0]][0]
             case "head_bonus":
                 numbers = (attrs["n_head"],)
             case "mix_streams" | "add_to_streams":
@@ -482,6 +498,6 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     **dict.fromkeys(("state_before", "state_after"), _Compiler._show_state),
     **dict.fromkeys(("softplus", "exp", "add_scalar", "length", "sparse_gate"), _Compiler._unary),
     **dict.fromkeys(("l2_norm", "xielu", "repeat_heads", "head_gain", "add_gain", "lerp", "lerp_row"), _Compiler._many),
-    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams", "add_adapter"), _Compiler._many),
+    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams"), _Compiler._many),
     "join": _Compiler._join,
 }

@@ -13,6 +13,7 @@ from typing import Any
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Value
+from assay.engines.cuda.lower_adapters import ADAPTERS
 from assay.engines.cuda.lower_attention import ATTENTION
 from assay.engines.cuda.lower_products import PRODUCTS
 from assay.engines.cuda.lower_recurrent import RECURRENT
@@ -24,7 +25,9 @@ from assay.engines.cuda.steps import (
 )
 from assay.engines.cuda.walk import WalkRun
 
-LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {**ROWS, **RECURRENT, **PRODUCTS, **ATTENTION}
+LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {
+    **ROWS, **RECURRENT, **ADAPTERS, **PRODUCTS, **ATTENTION
+}  # fmt: skip
 
 
 def lower(r: Resolver, steps: Sequence[KernelStep], walks: Sequence[WalkRun]) -> list[Launch]:

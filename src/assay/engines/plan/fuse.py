@@ -4,6 +4,7 @@ The cpu and the cuda engine compile the plan group by group. Nodes are fused whe
 between them. Fusing changes when a node is computed and never how:
 
     linears of one input          one group without a barrier inside; a bias or a residual add after one joins it
+    adapters of such linears      one group; a product's adapters are added in order, without values between them
     gate, up and their product    one group; gate and up may be halves of one linear
     kq, (softcap,) softmax, kqv   one pass over the cache
 
@@ -62,6 +63,13 @@ class Products:
 
 
 @dataclass(frozen=True)
+class Adapted:
+    """LoRA adapters of linears of one input, on the same rows. In a chain, each node is read by the next one only."""
+
+    chains: tuple[tuple[Node, ...], ...]
+
+
+@dataclass(frozen=True)
 class Gated:
     """act(gate) * up and the two linears before it. In a glu_split, gate and up are halves of the same linear."""
 
@@ -98,7 +106,7 @@ class Attention:
         return {n.name for n in (self.kq, self.capped, self.softmax) if n}
 
 
-Group = Single | Products | Gated | Attention
+Group = Single | Products | Adapted | Gated | Attention
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,7 @@ def fuse(
 
     products = {n.name: match.product(n, keep, domains) for n in graph if n.op == "linear" and n.name in single}
     done = inside | {n.name for p in products.values() for n in (p.bias, p.add) if n}
+    chains = match.chains(keep, domains)
     groups: list[Group] = []
     for node in graph:
         if node.name not in needed or node.name in done:
@@ -143,6 +152,10 @@ def fuse(
             group = match.together(node, [p for n, p in products.items() if n not in done], domains)
             done |= {p.linear.name for p in group.products}
             groups.append(group)
+        elif node.name in chains:
+            adapted = match.adapted(chains[node.name], chains.values(), done, domains)
+            done |= {n.name for chain in adapted.chains for n in chain}
+            groups.append(adapted)
         else:
             groups.append(folded.get(node.name) or Single(node))
     return Plan(tuple(groups), domains)
@@ -250,5 +263,36 @@ class _Matcher:
                 and domains[p.linear.name] == domains[first.name]
                 and self.form(p.linear.weights[0]) == form
                 and (p.residual is None or order.get(p.residual, -1) < order[first.name])
+            )
+        )
+
+    def chains(self, keep: Collection[str], domains: Mapping[str, str]) -> dict[str, tuple[Node, ...]]:
+        """The chains of adapters by their first node. A kept node ends a chain."""
+        found: dict[str, tuple[Node, ...]] = {}
+        first_of: dict[str, str] = {}
+        for node in self.graph:
+            if node.op != "add_adapter" or node.name not in self.needed:
+                continue
+            base = node.inputs[0]
+            joins = base in first_of and base not in keep and self.readers(base) == [node]
+            first = first_of[base] if joins and domains[base] == domains[node.name] else node.name
+            first_of[node.name] = first
+            found[first] = (*found.get(first, ()), node)
+        return found
+
+    def adapted(
+        self, own: tuple[Node, ...], chains: Collection[tuple[Node, ...]], done: Collection[str],
+        domains: Mapping[str, str],
+    ) -> Adapted:  # fmt: skip
+        """This chain, and the others of the same input and rows whose linear is computed already."""
+        x, rows = own[0].inputs[1], domains[own[0].name]
+        return Adapted(
+            tuple(
+                chain
+                for chain in chains
+                if chain[0].name not in done
+                and (chain is own or chain[0].inputs[0] in done)
+                and chain[0].inputs[1] == x
+                and domains[chain[0].name] == rows
             )
         )
