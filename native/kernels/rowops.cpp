@@ -85,6 +85,7 @@ void axpys(const float* a, const float* x, size_t step, int count, float* y, siz
     };
     size_t i = 0;
     for (; i + 8 * W <= n; i += 8 * W) columns.template operator()<8>(i);
+    for (; i + 2 * W <= n; i += 2 * W) columns.template operator()<2>(i);
     for (; i + W <= n; i += W) columns.template operator()<1>(i);
     for (; i < n; ++i)
         for (int k = 0; k < count; ++k) y[i] = __builtin_fmaf(a[k], x[k * step + i], y[i]);

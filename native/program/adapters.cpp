@@ -1,70 +1,35 @@
-// LoRA adapters: y = base, then for each adapter whose scale s of the row is not 0, in order,
-//     h[k] = (s * factor) * dot(A[k], x);  y = fma(h[k], B[.][k], y), k ascending
+// LoRA adapters: the step that computes h = A x, scaled, and the terms that products add to their results.
 //
-// All products of one input take two steps: one computes h, one computes y. Rows are grouped by adapter, so that a unit
-// reads its part of A or of B from memory once and then uses it for many rows. A row without adapters copies its base.
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <utility>
-#include <vector>
+// Rows are grouped by adapter. A unit reads its part of A or of B from memory once, and then uses it for many rows.
+// The products add the terms to a block of results while it is in the cache.
+#include "adapters.h"
 
-#include "program.h"
+#include <algorithm>
+#include <utility>
 
 namespace assay {
 namespace {
 
-// Rows of A, and rows of x, of a unit of the first step; columns and rows of y of a unit of the second.
-constexpr int64_t kRanks = 4, kRows = 8, kColumns = 256, kRowsOut = 64;
-
-struct Pair {
-    int product;
-    Adapter adapter;
-    const std::vector<int64_t>* rows = nullptr;  // those that use the adapter, ascending
-    float* h = nullptr;                          // [rows][rank]
-};
-
-// What both steps of a group share. `begin` is called once for a run.
-struct Adapters {
-    int x;
-    std::vector<AdaptedProduct> products;
-    std::vector<Pair> pairs;                         // in order of product, then adapter
-    std::map<int, std::vector<int64_t>> rows_of;     // by the value with the scales
-    std::vector<float> room;
-
-    void begin(Run& run) {
-        const int64_t n = run.batch.rows(run.program.domain(x));
-        for (auto& [scale, rows] : rows_of) {
-            rows.clear();
-            const float* s = run.rows(scale);
-            for (int64_t i = 0; i < n; ++i)
-                if (s[i] != 0) rows.push_back(i);
-        }
-        size_t floats = 0;
-        for (const Pair& pair : pairs) floats += pair.rows->size() * pair.adapter.rank;
-        if (room.size() < floats) room.resize(floats);
-        float* at = room.data();
-        for (Pair& pair : pairs) pair.h = std::exchange(at, at + pair.rows->size() * pair.adapter.rank);
-    }
-};
+constexpr int64_t kRanks = 4, kRows = 8;  // rows of A, and rows of x, of a unit
 
 class AdapterInputs : public Instruction {
 public:
-    explicit AdapterInputs(std::shared_ptr<Adapters> group) : group_(std::move(group)) {
-        reads = {group_->x};
-        for (const auto& [scale, rows] : group_->rows_of) reads.push_back(scale);
+    explicit AdapterInputs(std::shared_ptr<AdapterTerms> terms) : terms_(std::move(terms)) {
+        reads = {terms_->x};
+        for (const auto& [scale, rows] : terms_->rows_of) reads.push_back(scale);
     }
     Step plan(Run& run) override {
-        group_->begin(run);
+        terms_->begin(run);
         units_.clear();
-        for (const Pair& pair : group_->pairs)
-            for (int64_t row = 0; row < static_cast<int64_t>(pair.rows->size()); row += kRows)
-                for (int64_t k = 0; k < pair.adapter.rank; k += kRanks) units_.push_back({&pair, row, k});
+        for (const auto& pairs : terms_->products)
+            for (const AdapterTerms::Pair& pair : pairs)
+                for (int64_t row = 0; row < static_cast<int64_t>(pair.rows->size()); row += kRows)
+                    for (int64_t k = 0; k < pair.adapter.rank; k += kRanks) units_.push_back({&pair, row, k});
         return {static_cast<uint32_t>(units_.size()), false};
     }
     void work(Run& run, uint32_t first, uint32_t last, unsigned) override {
         const RowOps& ops = run.program.ops();
-        const int64_t n = run.program.width(group_->x);
+        const int64_t n = run.program.width(terms_->x);
         for (uint32_t u = first; u < last; ++u) {
             const auto& [pair, row, rank] = units_[u];
             const Adapter& a = pair->adapter;
@@ -73,7 +38,7 @@ public:
             for (int64_t i = row; i < row_end; ++i) {
                 const int64_t at = (*pair->rows)[i];
                 const float s = run.rows(a.scale)[at] * a.factor;
-                const float* x = run.row(group_->x, at);
+                const float* x = run.row(terms_->x, at);
                 for (int64_t k = rank; k < rank_end; ++k)
                     pair->h[i * a.rank + k] = s * ops.dot(a.pair->data() + k * n, x, n);
             }
@@ -82,75 +47,70 @@ public:
 
 private:
     struct Unit {
-        const Pair* pair;
+        const AdapterTerms::Pair* pair;
         int64_t row, rank;  // the first of each
     };
-    std::shared_ptr<Adapters> group_;
+    std::shared_ptr<AdapterTerms> terms_;
     std::vector<Unit> units_;
-};
-
-class AdapterOutputs : public Instruction {
-public:
-    AdapterOutputs(const Program& program, std::shared_ptr<Adapters> group) : group_(std::move(group)) {
-        for (const auto& [scale, rows] : group_->rows_of) reads.push_back(scale);
-        for (int i = 0; i < static_cast<int>(group_->products.size()); ++i) {
-            const AdaptedProduct& p = group_->products[i];
-            reads.push_back(p.base);
-            writes.push_back(p.out);
-            for (int64_t column = 0; column < program.width(p.out); column += kColumns) blocks_.push_back({i, column});
-        }
-    }
-    Step plan(Run& run) override {
-        rows_ = run.batch.rows(run.program.domain(group_->x));
-        return {static_cast<uint32_t>((rows_ + kRowsOut - 1) / kRowsOut * blocks_.size()), false};
-    }
-    void work(Run& run, uint32_t first, uint32_t last, unsigned) override {
-        const int64_t from = run.program.width(group_->x);
-        for (uint32_t u = first; u < last; ++u) {
-            const auto& [product, column] = blocks_[u % blocks_.size()];
-            const AdaptedProduct& p = group_->products[product];
-            const int64_t n = run.program.width(p.out), columns = std::min(kColumns, n - column);
-            const int64_t begin = u / blocks_.size() * kRowsOut, end = std::min(rows_, begin + kRowsOut);
-            for (int64_t row = begin; row < end; ++row)
-                std::copy_n(run.row(p.base, row) + column, columns, run.row(p.out, row) + column);
-            for (const Pair& pair : group_->pairs) {
-                if (pair.product != product) continue;
-                const Adapter& a = pair.adapter;
-                const auto& rows = *pair.rows;
-                const float* b = a.pair->data() + a.rank * from + column;
-                for (auto at = std::lower_bound(rows.begin(), rows.end(), begin); at != rows.end() && *at < end; ++at)
-                    run.program.ops().axpys(pair.h + (at - rows.begin()) * a.rank, b, n, static_cast<int>(a.rank),
-                                            run.row(p.out, *at) + column, columns);
-            }
-        }
-    }
-
-private:
-    std::shared_ptr<Adapters> group_;
-    std::vector<std::pair<int, int64_t>> blocks_;  // product and first column
-    int64_t rows_ = 0;
 };
 
 }  // namespace
 
-void Program::adapters(int x, std::vector<AdaptedProduct> products) {
-    auto group = std::make_shared<Adapters>();
-    bool ok = !is_acts(x) && !products.empty();
-    const auto plain = [&](int v, int64_t n) { return !is_acts(v) && width(v) == n && domain(v) == domain(x); };
-    for (int i = 0; i < static_cast<int>(products.size()); ++i) {
-        const int64_t n = width(products[i].out);
-        ok &= plain(products[i].out, n) && plain(products[i].base, n);
-        for (const Adapter& a : products[i].adapters) {
-            ok &= plain(a.scale, 1) && a.pair && a.rank > 0 && a.rank <= static_cast<int64_t>(a.pair->size()) &&
-                  static_cast<int64_t>(a.pair->size()) == a.rank * (width(x) + n);
-            group->pairs.push_back({i, a, &group->rows_of[a.scale]});
-        }
+AdapterTerms::AdapterTerms(int x, const Adapters& adapters) : x(x) {
+    for (const auto& of : adapters) {
+        products.emplace_back();
+        for (const Adapter& a : of) products.back().push_back({a, &rows_of[a.scale]});
     }
+}
+
+void AdapterTerms::begin(Run& run) {
+    const int64_t n = run.batch.rows(run.program.domain(x));
+    for (auto& [scale, rows] : rows_of) {
+        rows.clear();
+        const float* s = run.rows(scale);
+        for (int64_t i = 0; i < n; ++i)
+            if (s[i] != 0) rows.push_back(i);
+    }
+    size_t floats = 0;
+    for (const auto& pairs : products)
+        for (const Pair& pair : pairs) floats += pair.rows->size() * pair.adapter.rank;
+    if (room_.size() < floats) room_.resize(floats);
+    float* at = room_.data();
+    for (auto& pairs : products)
+        for (Pair& pair : pairs) pair.h = std::exchange(at, at + pair.rows->size() * pair.adapter.rank);
+}
+
+void AdapterTerms::add(const Run& run, size_t product, int64_t first, int64_t n, float* y, int64_t step, int64_t c0,
+                       int64_t c1) const {
+    const int64_t from = run.program.width(x);
+    for (const Pair& pair : products[product]) {
+        const Adapter& a = pair.adapter;
+        const auto& rows = *pair.rows;
+        const int64_t columns = static_cast<int64_t>(a.pair->size()) / a.rank - from;
+        const float* b = a.pair->data() + a.rank * from + c0;
+        for (auto at = std::lower_bound(rows.begin(), rows.end(), first); at != rows.end() && *at < first + n; ++at)
+            run.program.ops().axpys(pair.h + (at - rows.begin()) * a.rank, b, columns, static_cast<int>(a.rank),
+                                    y + (*at - first) * step + c0, c1 - c0);
+    }
+}
+
+// `rows`: the rows of each product's matrix
+std::shared_ptr<AdapterTerms> Program::adapter_terms(Adapters adapters, int x, int acts,
+                                                     const std::vector<int64_t>& rows) {
+    bool any = false, ok = adapters.empty() || adapters.size() == rows.size();
+    for (size_t i = 0; ok && i < adapters.size(); ++i)
+        for (const Adapter& a : adapters[i]) {
+            any = true;
+            ok = ok && x >= 0 && !is_acts(x) && width(x) == width(acts) && domain(x) == domain(acts) &&
+                 !is_acts(a.scale) && width(a.scale) == 1 && domain(a.scale) == domain(x) && a.pair && a.rank > 0 &&
+                 a.rank <= static_cast<int64_t>(a.pair->size()) &&
+                 static_cast<int64_t>(a.pair->size()) == a.rank * (width(x) + rows[i]);
+        }
     fits(ok, "adapters");
-    group->x = x;
-    group->products = std::move(products);
-    add(std::make_unique<AdapterInputs>(group));
-    add(std::make_unique<AdapterOutputs>(*this, std::move(group)));
+    if (!any) return nullptr;
+    auto terms = std::make_shared<AdapterTerms>(x, adapters);
+    add(std::make_unique<AdapterInputs>(terms));
+    return terms;
 }
 
 }  // namespace assay

@@ -1,4 +1,4 @@
-"""LoRA adapters on the cuda engine: the cpu engine's bits, alone, beside others, and token by token."""
+"""LoRA adapters and token types on the cuda engine: the cpu engine's bits, alone, beside others, token by token."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import pytest
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
+from assay.engines.reference import ReferenceEngine
+from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter
+from assay.runtime.opening import OpenOptions, open_model
 from tests.engines import on_cuda
 from tests.engines.test_adapters import job, make_adapter, run
+from tests.models import others
 from tests.tiny import make
 
 KINDS: list[tuple[tuple[int, float], ...]] = [(), ((0, 1.0),), ((1, 0.5),), ((0, 0.5), (1, 1.0))]
@@ -81,9 +85,30 @@ def test_served_sequences_with_and_without_adapters(model: Model, adapters: list
 
 
 def test_the_wgpu_engine_refuses(model: Model, adapters: list[Adapter], tmp_path: Path) -> None:
-    from assay.errors import AssayError
-    from assay.runtime.opening import OpenOptions, open_model
-
     opened = open_model(model.file.path, OpenOptions(engine="wgpu", lora=(str(adapters[0].file.path),)))
     with pytest.raises(AssayError, match="wgpu engine has no adapters"):
         _ = opened.adapters
+
+
+def test_the_second_text_of_a_pair_has_its_token_type(tmp_path: Path) -> None:
+    """Alone, and in a batch beside a single text, on all engines."""
+    others.make("bert", tmp_path / "bert.gguf")
+    bert = load(open_file(tmp_path / "bert.gguf"))
+    ids, names = np.arange(3, 15, dtype=np.int32), [node.name for node in bert.graph]
+    batch = [Chunk(ids, 0, on_cuda.pages(i, len(ids)), "all", second=second) for i, second in enumerate((5, 0))]
+    reference, cpu = ReferenceEngine(bert, n_pages=4), CpuEngine(bert, threads=1, n_pages=4)
+    right, found = reference.forward(batch, names), cpu.forward(batch, names)
+    table, typed = bert.file.decode("token_types.weight").astype(np.float64), "embd_typed"
+    added = right[0].nodes[typed] - right[1].nodes[typed]
+    assert np.allclose(added[:5], 0) and np.allclose(added[5:], table[1] - table[0])
+    for a, b in zip(right, found, strict=True):
+        assert np.allclose(a.nodes["result_embd"], b.nodes["result_embd"], rtol=0.05, atol=0.05)
+    assert np.array_equal(cpu.forward(batch[1:], names)[0].nodes["result_embd"], found[1].nodes["result_embd"])
+    cuda = CudaEngine(bert, device=on_cuda.device(), n_pages=4)
+    try:
+        for a, b in zip(found, cuda.forward(batch, names), strict=True):
+            assert not [name for name in names if not np.array_equal(a.nodes[name], b.nodes[name])]
+    finally:
+        cuda.close()
+    with pytest.raises(AssayError, match="no token type for a second text"):
+        cpu.forward([Chunk(ids, 0, on_cuda.pages(0, len(ids)), "all", second=len(ids))])

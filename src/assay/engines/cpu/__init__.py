@@ -207,6 +207,7 @@ class CpuEngine(PagedEngine):
 
     name = "cpu"
     pictures = EVERYTHING
+    token_types = True
     precisions = PRECISIONS
     separate_windows = True
 

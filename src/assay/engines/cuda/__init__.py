@@ -87,6 +87,7 @@ class CudaEngine(PagedEngine):
 
     name = "cuda"
     pictures: tuple[str, ...] = (GIVEN_ROWS, GIVEN_POSITIONS)
+    token_types = True
     precisions = PRECISIONS
 
     def __init__(

@@ -32,7 +32,7 @@ from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.step_list import Schedule
 from assay.engines.cuda.walk import MOST_TOKENS, NoWalk, WalkRun, batch_possible, find_walks
 from assay.engines.plan.batching import External
-from assay.engines.plan.fuse import Adapted, fuse
+from assay.engines.plan.fuse import fuse, is_adapter
 from assay.graph import Graph
 
 
@@ -69,7 +69,7 @@ def compile_program(
     """The program for a shape; `reserve` returns the buffers' addresses once the arena's size is known."""
     plan = fuse(graph, keep, tensors.format)
     context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan)
-    adapters = any(isinstance(group, Adapted) for group in plan.groups)  # no megakernel has their steps
+    adapters = any(map(is_adapter, graph))  # no megakernel has their steps
     if shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together and not adapters:
         for planned in _with_walks(replace(context, walk=True)):
             try:

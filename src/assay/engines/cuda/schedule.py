@@ -13,12 +13,12 @@ from assay.engines.cuda import schedule_rows as rows
 from assay.engines.cuda.abi.enumerations import MAP_OPS
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.folding import rope_of
-from assay.engines.cuda.schedule_adapters import schedule_adapters
+from assay.engines.cuda.schedule_adapters import add_adapter
 from assay.engines.cuda.schedule_experts import expert_product, walk_experts
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
 from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states
 from assay.engines.cuda.step_list import Schedule, StepList
-from assay.engines.plan.fuse import Adapted, Attention, Gated, Products, Single
+from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import NUMBERS
 from assay.errors import AssayError
 from assay.graph import Node
@@ -57,6 +57,7 @@ SINGLE: dict[str, Callable[[StepList, Node], None]] = {
     **dict.fromkeys(NUMBERS, rows.map_number),
     "expert_bias": rows.map_expert_table,
     "expert_gain": rows.map_expert_table,
+    "add_adapter": add_adapter,
     **RECURRENT,
 }
 
@@ -82,9 +83,6 @@ def schedule(c: CompileContext) -> Schedule:
             case Products(products):
                 if c.wanted(products[0].linear):
                     schedule_products(steps, group)
-            case Adapted(chains):
-                if c.wanted(chains[0][0]):
-                    schedule_adapters(steps, group)
             case Gated():
                 if c.wanted(group.glu):
                     schedule_gated(steps, group)

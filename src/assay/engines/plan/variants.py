@@ -1,7 +1,8 @@
-"""Variants of an engine's graph that a batch may need: with LoRA adapters, with pictures, or both.
+"""Variants of an engine's graph that a batch may need: with LoRA adapters, with a second token type, with
+pictures.
 
-A compiled engine asks `of` for the variant of each batch, and compiles a program from `graph`. A batch without adapters
-and pictures has the variant PLAIN, which is the engine's own graph. Touch this when a further kind of input changes the
+A compiled engine asks `of` for the variant of each batch, and compiles a program from `graph`. A batch with none of
+these has the variant PLAIN, which is the engine's own graph. Touch this when a further kind of input changes the
 graph.
 """
 
@@ -13,20 +14,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.contract import Chunk, Engine, with_scales
+from assay.engines.contract import Chunk, Engine, with_scales, with_types
 from assay.engines.plan.given_rows import picture_form
 from assay.engines.plan.picture_graph import PictureGraph, picture_graph
 from assay.graph import Graph
 from assay.models.adapters import adapted
 from assay.models.pictures import PictureForm
+from assay.models.token_types import typed
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The adapters that some chunk of a batch uses, ascending, and the form of the batch's pictures."""
+    """What the chunks of a batch need."""
 
-    adapters: tuple[int, ...] = ()
-    form: PictureForm | None = None
+    adapters: tuple[int, ...] = ()  # those that some chunk uses, ascending
+    typed: bool = False  # some chunk has a second text
+    form: PictureForm | None = None  # of its pictures
 
 
 PLAIN = Variant()
@@ -46,7 +49,10 @@ class Variants:
         if self._engine.adapters:
             active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
             batch = [with_scales(chunk, active) for chunk in batch] if active else batch
-        variant = Variant(active, picture_form(self._engine, batch))
+        has_pairs = any(chunk.second for chunk in batch)
+        if has_pairs:
+            batch = [with_types(chunk, self._engine.dtype) for chunk in batch]
+        variant = Variant(active, has_pairs, picture_form(self._engine, batch))
         if variant.form:
             self.graph(variant)
             width = self._engine.model.hparams.n_embd
@@ -60,6 +66,8 @@ class Variants:
             graph = self._engine.graph
             if variant.adapters:
                 graph = adapted(graph, self._engine.adapters, variant.adapters)
+            if variant.typed:
+                graph = typed(graph)
             if variant.form:
                 self._pictures[variant] = picture_graph(graph, variant.form, self._values)
                 graph = self._pictures[variant].graph

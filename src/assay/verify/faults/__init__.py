@@ -23,6 +23,7 @@ from importlib import resources
 from assay.errors import AssayError
 from assay.system import plugins
 from assay.verify.faults import (
+    adapter_edits,
     attention_edits,
     block_edits,
     decoders,
@@ -85,6 +86,7 @@ _PLANTING = (
     families,
     small,
     recurrent,
+    adapter_edits,
 )  # importing them registers their edits
 
 
