@@ -92,6 +92,11 @@ and Qwen3.5, `kda-` of Kimi-Linear), *scan* (`ssm-` of Mamba and the hybrids), *
 *draft head* (`mtp-`). Gated attention (`gattn-`) stands with attention. Ten of their faults cannot show in a prompt: they
 need a second call. A fault of a draft head is judged from a dump whose names begin with `mtp/`.
 
+## Adapters
+
+The stage *adapter* (`lora-`) is about LoRA. The dump is judged against the model with its adapters:
+`assay diagnose MODEL DUMP --lora FILE=SCALE`. Values have the names that they have without adapters.
+
 ## How to read the rows
 
 *Shows first at* is the earliest node that differs on the same ids, in [assay's names](names.md). *At position 0* is what a

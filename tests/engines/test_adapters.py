@@ -33,7 +33,8 @@ IDS = tuple(int(t) for t in np.random.default_rng(3).integers(259, 290, 3 * PAGE
 
 def make_adapter(
     path: Path, model: Model, seed: int = 1, *, names: Callable[[str], bool] = lambda name: True,
-    change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None, keys: Mapping[str, object] | None = None, rank: int = RANK,
+    change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None, keys: Mapping[str, object] | None = None,
+    rank: int = RANK,
 ) -> Path:  # fmt: skip
     """An adapter of random values for every linear layer that `names` selects."""
     rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
@@ -183,7 +184,9 @@ def test_adapters_join_the_products_of_their_input(model: Model, adapters: list[
     assert [node.name for node in q.adapters] == ["Qcur_proj_lora0-0", "Qcur_proj-0"]
     gated = [g for g in plan.groups if isinstance(g, Gated)]
     assert [[len(chain) for chain in g.adapters] for g in gated] == [[1, 1]] * 2
-    out = next(p for g in plan.groups if isinstance(g, Products) for p in g.products if p.linear.name == "attn_out_base-0")
+    out = next(
+        p for g in plan.groups if isinstance(g, Products) for p in g.products if p.linear.name == "attn_out_base-0"
+    )
     assert out.residual == "embd" and out.last.name == "ffn_inp-0"
     apart = fuse(graph, ())
     assert [g for g in apart.groups if isinstance(g, Single) and g.node.op == "add_adapter"]

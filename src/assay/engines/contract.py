@@ -47,8 +47,8 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.models.adapters import Adapter, scale_name
-from assay.models.token_types import TYPES, has_second_type
 from assay.models.pictures import AXES, PictureForm
+from assay.models.token_types import TYPES, has_second_type
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
@@ -450,7 +450,9 @@ def check_batch(
                 f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "
                 f"expected numbers below {len(engine.adapters)})"
             )
-        if chunk.second and not (engine.token_types and has_second_type(engine.graph) and 0 < chunk.second < chunk.n_tokens):
+        if chunk.second and not (
+            engine.token_types and has_second_type(engine.graph) and 0 < chunk.second < chunk.n_tokens
+        ):
             raise AssayError(
                 f"{where}: no token type for a second text from token {chunk.second} on (found {chunk.n_tokens} tokens "
                 f"on engine {engine.name}); use a model with two token types on --engine cpu, cuda or reference"

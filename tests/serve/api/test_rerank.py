@@ -113,9 +113,7 @@ def score(path: Path, ids: list[int], types: list[int]) -> float:
     x = w["token_embd.weight"][ids] + w["token_types.weight"][types] + w["position_embd.weight"][: len(ids)]
     x = norm(x, "token_embd_norm")
     for i in range(file.get_int("bert.block_count")):
-        q, k, v = (
-            linear(x, f"blk.{i}.attn_{part}").reshape(len(ids), heads, -1).transpose(1, 0, 2) for part in "qkv"
-        )
+        q, k, v = (linear(x, f"blk.{i}.attn_{part}").reshape(len(ids), heads, -1).transpose(1, 0, 2) for part in "qkv")
         s = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
         p = np.exp(s - s.max(-1, keepdims=True))
         mixed = (p / p.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(len(ids), -1)

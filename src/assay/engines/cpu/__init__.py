@@ -39,10 +39,10 @@ from assay.engines.contract import (
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Attention, Gated, fuse
+from assay.engines.plan.graph_variants import PLAIN, GraphVariant, GraphVariants
 from assay.engines.plan.state_layout import KV_TYPES, cache_pools, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
-from assay.engines.plan.variants import PLAIN, Variant, Variants
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
@@ -250,8 +250,8 @@ class CpuEngine(PagedEngine):
             sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self.adapters = tuple(adapters)
-        self._variants = Variants(self, lambda name: self._weights().array(name))
-        self._programs: dict[tuple[frozenset[str], Variant], Compiled] = {}
+        self._variants = GraphVariants(self, lambda name: self._weights().array(name))
+        self._programs: dict[tuple[frozenset[str], GraphVariant], Compiled] = {}
         if window_pages:  # pages of all sequences together for each window; chunks then bring window tables
             masks = sum(node.has(Trait.MASKS) for node in self.graph)
             fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
@@ -311,7 +311,7 @@ class CpuEngine(PagedEngine):
         return outputs
 
     def _forward(
-        self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets, variant: Variant
+        self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets, variant: GraphVariant
     ) -> list[Output]:
         compiled = self._compiled(keep, variant)
         domains = {e.domain for e in compiled.externals}
@@ -325,7 +325,7 @@ class CpuEngine(PagedEngine):
             self._run(compiled, step, self._states.read_and_written(step, targets), results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 
-    def _compiled(self, keep: frozenset[str], variant: Variant = PLAIN) -> Compiled:
+    def _compiled(self, keep: frozenset[str], variant: GraphVariant = PLAIN) -> Compiled:
         """The program that keeps these nodes, in the variant of the graph that the batch needs."""
         weights = self._weights()
         found = self._programs.pop((keep, variant), None)

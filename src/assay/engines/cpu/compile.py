@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -194,9 +194,9 @@ class _Compiler:
     def _add_row(self, node: Node) -> None:
         """Row `row` of a table, or for each token the row that it is given."""
         if len(node.inputs) == 1:
-            return self._bias(node)
-        x, rows = self._pair(node)
-        self.program.expert_rows("expert_bias", x, rows, self.tensors.vector(node.weights[0]), self._new(node.name))
+            self._bias(node)
+        else:
+            self._expert_rows(replace(node, op="expert_bias"))
 
     def _gain(self, node: Node) -> None:
         self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))

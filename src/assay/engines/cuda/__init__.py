@@ -65,10 +65,10 @@ from assay.engines.cuda.step_tables import fill_decode_step, fill_states, fill_s
 from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
 from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
 from assay.engines.plan.fuse import Single, fuse
+from assay.engines.plan.graph_variants import PLAIN, GraphVariant, GraphVariants
 from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
-from assay.engines.plan.variants import PLAIN, Variant, Variants
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
@@ -125,8 +125,8 @@ class CudaEngine(PagedEngine):
         if precision == "mixed":
             self.pictures = ()  # a prompt in two parts would cut them
         self._busy = threading.Lock()
-        self._programs: dict[tuple[Shape, frozenset[str], bool, Variant], Program] = {}
-        self._variants = Variants(self, self._values)
+        self._programs: dict[tuple[Shape, frozenset[str], bool, GraphVariant], Program] = {}
+        self._variants = GraphVariants(self, self._values)
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
@@ -276,7 +276,12 @@ class CudaEngine(PagedEngine):
         return found
 
     def _pass(
-        self, pieces: Sequence[Piece], keep: frozenset[str], places: Targets, variant: Variant, prompt: bool = False
+        self,
+        pieces: Sequence[Piece],
+        keep: frozenset[str],
+        places: Targets,
+        variant: GraphVariant,
+        prompt: bool = False,
     ) -> list[Output]:
         """Compute the pieces in one arithmetic; `prompt`: that of prompts."""
         if not pieces:
@@ -451,7 +456,7 @@ class CudaEngine(PagedEngine):
 
     def _program(
         self, shape: Shape, keep: frozenset[str], fill: bool = True, prompt: bool = False,
-        variant: Variant = PLAIN,
+        variant: GraphVariant = PLAIN,
     ) -> Program:  # fmt: skip
         key = shape, keep, prompt, variant
         found = self._programs.pop(key, None)
@@ -468,7 +473,7 @@ class CudaEngine(PagedEngine):
 
     def _compile(
         self, shape: Shape, keep: frozenset[str], prompt: bool, reserve: Callable[[int], Addresses],
-        variant: Variant = PLAIN,
+        variant: GraphVariant = PLAIN,
     ) -> Program:  # fmt: skip
         weights = self._prompts if prompt else self._tensors
         assert weights is not None

@@ -145,6 +145,14 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "scores": {"scores": (ScoreArgs, 32)},
     "repack": {"repack": (RepackArgs, 256)},
 }
-SMALL_MODULES = ("rows", "steps", "recurrent", "adapters", "best", "scores", "repack")  # compiled as a whole, in seconds
+SMALL_MODULES = (
+    "rows",
+    "steps",
+    "recurrent",
+    "adapters",
+    "best",
+    "scores",
+    "repack",
+)  # compiled as a whole, in seconds
 KERNELS = {name: row for kernels in MODULES.values() for name, row in kernels.items()}
 MODULE_OF = {name: module for module, kernels in MODULES.items() for name in kernels}

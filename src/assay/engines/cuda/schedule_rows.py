@@ -251,8 +251,9 @@ def map_activation(steps: StepList, node: Node) -> None:
 
 def add_row(steps: StepList, node: Node) -> None:
     if len(node.inputs) == 2:  # a row for each token
-        return map_rows(steps, node, node.inputs, op="expert_bias", table=node.weights[0])
-    map_rows(steps, node, node.inputs, op="bias", vector=node.weights[0], row=int(node.attr("row")))
+        map_rows(steps, node, node.inputs, op="expert_bias", table=node.weights[0])
+    else:
+        map_rows(steps, node, node.inputs, op="bias", vector=node.weights[0], row=int(node.attr("row")))
 
 
 def glu_split(steps: StepList, node: Node) -> None:

@@ -36,6 +36,7 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
     with_scales,
+    with_types,
 )
 from assay.engines.plan.given_rows import picture_form, with_pictures
 from assay.engines.plan.state_layout import state_slots as count_slots
@@ -47,6 +48,7 @@ from assay.graph.state import POSITION
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
 from assay.models.pictures import EVERYTHING, PictureForm, pictured
+from assay.models.token_types import typed
 
 Array = NDArray[Any]
 

@@ -151,9 +151,7 @@ def _by_head(entry: ServedModel, query: str, instruction: str, until: float) -> 
     yes = next((i for i, label in enumerate(labels) if str(label).lower() == "yes"), None)
 
     def make(text: str) -> list[Job]:
-        ids, second = (
-            (_asked(entry, query, text, instruction), 0) if graph.generates else pair_ids(entry, query, text)
-        )
+        ids, second = (_asked(entry, query, text, instruction), 0) if graph.generates else pair_ids(entry, query, text)
         typed = second if has_second_type(graph) else 0
         return [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until, second=typed)]
 

@@ -24,7 +24,7 @@ from assay.models.token_types import typed
 
 
 @dataclass(frozen=True)
-class Variant:
+class GraphVariant:
     """What the chunks of a batch need."""
 
     adapters: tuple[int, ...] = ()  # those that some chunk uses, ascending
@@ -32,18 +32,18 @@ class Variant:
     form: PictureForm | None = None  # of its pictures
 
 
-PLAIN = Variant()
+PLAIN = GraphVariant()
 
 
-class Variants:
+class GraphVariants:
     """The variants of an engine's graph, each made once. `values` gives the values of a weight."""
 
     def __init__(self, engine: Engine, values: Callable[[str], NDArray[np.float32]]) -> None:
         self._engine, self._values = engine, values
-        self._graphs: dict[Variant, Graph] = {}
-        self._pictures: dict[Variant, PictureGraph] = {}
+        self._graphs: dict[GraphVariant, Graph] = {}
+        self._pictures: dict[GraphVariant, PictureGraph] = {}
 
-    def of(self, batch: Sequence[Chunk]) -> tuple[Variant, Sequence[Chunk]]:
+    def of(self, batch: Sequence[Chunk]) -> tuple[GraphVariant, Sequence[Chunk]]:
         """The variant that a batch needs, and its chunks with the rows that this graph is given."""
         active: tuple[int, ...] = ()
         if self._engine.adapters:
@@ -52,14 +52,14 @@ class Variants:
         has_pairs = any(chunk.second for chunk in batch)
         if has_pairs:
             batch = [with_types(chunk, self._engine.dtype) for chunk in batch]
-        variant = Variant(active, has_pairs, picture_form(self._engine, batch))
+        variant = GraphVariant(active, has_pairs, picture_form(self._engine, batch))
         if variant.form:
             self.graph(variant)
             width = self._engine.model.hparams.n_embd
             batch = [self._pictures[variant].rows_for(chunk, width) for chunk in batch]
         return variant, batch
 
-    def graph(self, variant: Variant) -> Graph:
+    def graph(self, variant: GraphVariant) -> Graph:
         if variant == PLAIN:
             return self._engine.graph
         if variant not in self._graphs:
