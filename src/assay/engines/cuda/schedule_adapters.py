@@ -16,9 +16,9 @@ def add_adapter(steps: StepList, node: Node) -> None:
     c, (base, x, scales) = steps.context, node.inputs
     domain, (a, b) = c.domain(node.name), node.weights
     rows, rank = c.rows(domain), int(c.graph.weights[a][0])
-    values = [steps.value_of(name, domain) for name in (base, x, scales)]
+    before, rows_in, each = (steps.value_of(name, domain) for name in (base, x, scales))
     h, out = Value(4 * rows * rank), steps.new(node.name)
-    inputs = AdapterInputs(*values[1:], h, a, rows, c.width(x), rank, float(node.attr("factor")))
-    steps.add(node.name, inputs, values[1:], [h])
-    outputs = AdapterOutputs(values[0], values[2], h, out, b, rows, c.width(node.name), rank)
-    steps.add(node.name, outputs, [values[0], values[2], h], [out])
+    inputs = AdapterInputs(rows_in, each, h, a, rows, c.width(x), rank, float(node.attr("factor")))
+    steps.add(node.name, inputs, [rows_in, each], [h])
+    outputs = AdapterOutputs(before, each, h, out, b, rows, c.width(node.name), rank)
+    steps.add(node.name, outputs, [before, each, h], [out])

@@ -222,8 +222,10 @@ class _Matcher:
         if glu.op not in self.gates:
             return None
         chains = [self.chain(name) for name in glu.inputs]
-        (gate, *of_gate), (up, *of_up) = (found or [None] for found in (chains[0], chains[-1]))
-        if not gate or not up or (glu.op == "glu_split" and of_gate):
+        if not all(chains):
+            return None
+        (gate, *of_gate), (up, *of_up) = chains[0], chains[-1]
+        if glu.op == "glu_split" and of_gate:
             return None
         if glu.op == "glu_split":
             return Gated(gate, up, glu) if self.alone([gate, glu]) and gate.name not in keep else None

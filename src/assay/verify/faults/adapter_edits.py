@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from assay.graph import Node
 from assay.verify.faults.fault import Array, Change, Context, plant
 
@@ -47,7 +49,7 @@ def swapped(c: Context, node: Node, p: float) -> Change | None:
     factor = node.attr("factor") * node.attr("scale")
 
     def run(base: Array, x: Array, A: Array, B: Array) -> Array:
-        return base + (factor * (x.reshape(len(x), -1) @ B @ A)).reshape(base.shape)
+        return np.asarray(base + (factor * (x.reshape(len(x), -1) @ B @ A)).reshape(base.shape))
 
     return Change(node, run)
 
@@ -57,7 +59,8 @@ def other_order(c: Context, node: Node, p: float) -> Change | None:
     factor = node.attr("factor") * node.attr("scale")
 
     def run(base: Array, x: Array, A: Array, B: Array) -> Array:
-        return base + (factor * (x.reshape(len(x), -1) @ A.T @ B.reshape(B.shape[::-1]))).reshape(base.shape)
+        term = x.reshape(len(x), -1) @ A.T @ B.reshape(B.shape[::-1])
+        return np.asarray(base + (factor * term).reshape(base.shape))
 
     return Change(node, run)
 
