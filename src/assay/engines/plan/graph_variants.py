@@ -45,10 +45,11 @@ class GraphVariants:
 
     def of(self, batch: Sequence[Chunk]) -> tuple[GraphVariant, Sequence[Chunk]]:
         """The variant that a batch needs, and its chunks with the rows that this graph is given."""
-        active: tuple[int, ...] = ()
-        if self._engine.adapters:
-            active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
-            batch = [with_scales(chunk, active) for chunk in batch] if active else batch
+        if not any(chunk.adapters or chunk.second or chunk.pictures for chunk in batch):
+            return PLAIN, batch
+        active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
+        if active:
+            batch = [with_scales(chunk, active) for chunk in batch]
         has_pairs = any(chunk.second for chunk in batch)
         if has_pairs:
             batch = [with_types(chunk, self._engine.dtype) for chunk in batch]
