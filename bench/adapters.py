@@ -12,10 +12,12 @@ import argparse
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from assay.engines.contract import Chunk
 from assay.gguf import open_file
 from assay.gguf.types import Typed, ValueType, by_name
 from assay.gguf.writer import Tensor, write
@@ -55,6 +57,26 @@ def run(scheduler: Scheduler, jobs: list[Job]) -> tuple[float, list[Sequence]]:
     return time.perf_counter() - began, made
 
 
+def steps(opened: Opened) -> dict[str, float]:
+    """The fastest of several decode steps: without a scheduler, for one request and for all."""
+    engine, found = opened.engine(), {}
+    for n in (1, REQUESTS):
+        for name, number in (("no adapter", 0), ("one adapter", 1), ("four adapters", ADAPTERS)):
+            if number <= n:
+                chosen = [((i % number, 1.0),) if number else () for i in range(n)]
+                batch = [
+                    Chunk(np.array([10 + i], np.int32), 20, np.array([i], np.int32), "last", adapters=chosen[i])
+                    for i in range(n)
+                ]
+                taken = []
+                for _ in range(12):
+                    began = time.perf_counter()
+                    engine.forward(batch)
+                    taken.append(time.perf_counter() - began)
+                found[f"{n} with {name}"] = min(taken)
+    return found
+
+
 def scheduler_of(opened: Opened) -> Scheduler:
     return Scheduler(opened.engine(), opened.tokenizer, n_ctx=opened.n_ctx)
 
@@ -63,12 +85,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, help="default: all cores")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = load(open_file(args.model))
         files = [str(make(Path(folder) / f"{i}.gguf", model, i)) for i in range(ADAPTERS)]
-        options = OpenOptions(engine="cpu", lookahead=False)
-        with_files = open_model(args.model, OpenOptions(engine="cpu", lookahead=False, lora=tuple(files)))
+        options = OpenOptions(engine="cpu", lookahead=False, threads=args.threads)
+        with_files = open_model(args.model, replace(options, lora=tuple(files)))
 
         def job(i: int, *, adapted: bool = True, hashed: bool = False) -> Job:
             ids = tuple(range(10 + i, 26 + i))
@@ -86,6 +109,8 @@ def main() -> int:
             f"{REQUESTS} requests, {ADAPTERS} adapters of rank {RANK}, {args.tokens} tokens: in turn {in_turn:.2f} s, "
             f"in one batch {together:.2f} s: {in_turn / together:.2f} times, bits {'equal' if same else 'DIFFER'}"
         )
+        for name, seconds in steps(with_files).items():
+            print(f"a step of {name}: {1e3 * seconds:.2f} ms")
         plain = scheduler_of(open_model(args.model, options))
         times: dict[str, list[float]] = {"none loaded": [], "loaded, not used": []}
         for i in range(5):

@@ -17,12 +17,14 @@ from pathlib import Path
 from compare import ASSAY, Worker
 
 HERE = Path(__file__).resolve().parents[1]
+N_CTX = 512
 MEASURES = {"prefill 256": ("prefill", 256, 0), "decode 24 after 64": ("decode", 24, 64)}
 
 
 def compare(before: Path, model: Path, args: argparse.Namespace) -> None:
     pythons = [str(root / ".venv" / "bin" / "python") for root in (HERE, before)]
-    workers = [Worker([python, "-c", ASSAY], model, args.threads, args.clock) for python in pythons]
+    given = [str(model), str(args.threads), args.clock, str(N_CTX), "f16"]
+    workers = [Worker([python, "-c", ASSAY], given) for python in pythons]
     for name, (do, n, depth) in MEASURES.items():
         if not name.startswith(args.only):
             continue

@@ -99,6 +99,11 @@ Five stages are about pictures (`vis-`): *picture pixels*, *picture patches*, *v
 are judged with `assay diagnose MMPROJ DUMP --image PICTURE` ([pictures](../howto/pictures.md#find-a-bug-in-an-engine-that-sees)).
 Where the trained model and llama.cpp differ, both are healthy, and a note names the row.
 
+## Adapters
+
+The stage *adapter* (`lora-`) is about LoRA. The dump is judged against the model with its adapters:
+`assay diagnose MODEL DUMP --lora FILE=SCALE`. Values have the names that they have without adapters.
+
 ## How to read the rows
 
 *Shows first at* is the earliest node that differs on the same ids, in [assay's names](names.md). *At position 0* is what a

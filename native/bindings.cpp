@@ -65,6 +65,18 @@ int known(const Program& program, int value) {
 }
 int known_or_none(const Program& program, int value) { return value < 0 ? -1 : known(program, value); }
 
+// For each product its adapters: scale, factor, rank and pair.
+using AdapterRows = std::vector<std::vector<std::tuple<int, float, int64_t, const Vector*>>>;
+std::vector<std::vector<Adapter>> adapters_of(const Program& program, const AdapterRows& rows) {
+    std::vector<std::vector<Adapter>> found;
+    for (const auto& of : rows) {
+        found.emplace_back();
+        for (const auto& [scale, factor, rank, pair] : of)
+            found.back().push_back({known(program, scale), factor, rank, floats(pair)});
+    }
+    return found;
+}
+
 void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array<float, 1> middles,
              Array<uint16_t, 2> near, nb::ndarray<int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
     const size_t rows = v.shape(0), width = v.shape(1), base = middles.shape(0) + 1;
@@ -495,21 +507,24 @@ NB_MODULE(_native, m) {
         .def(
             "products",
             [](Program& p, int acts,
-               const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
+               const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list,
+               const AdapterRows& adapters, int x) {
                 std::vector<Product> products;
                 for (const auto& [weight, out, bias, residual] : list)
                     products.push_back({weight, known(p, out), floats(bias), known_or_none(p, residual)});
-                p.products(known(p, acts), std::move(products));
+                p.products(known(p, acts), std::move(products), adapters_of(p, adapters), known_or_none(p, x));
             },
-            "acts"_a, "products"_a)
+            "acts"_a, "products"_a, "adapters"_a = AdapterRows(), "x"_a = -1)
         .def(
             "glu_products",
             [](Program& p, int acts, std::shared_ptr<Weight> gate, std::shared_ptr<Weight> up, int gate_out, int up_out,
-               int out, const std::string& act) {
+               int out, const std::string& act, const AdapterRows& adapters, int x) {
                 p.glu_products(known(p, acts), gate, up, known_or_none(p, gate_out), known_or_none(p, up_out),
-                               known(p, out), choose(activations, act, "activation"));
+                               known(p, out), choose(activations, act, "activation"), adapters_of(p, adapters),
+                               known_or_none(p, x));
             },
-            "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a)
+            "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a, "adapters"_a = AdapterRows(),
+            "x"_a = -1)
         .def(
             "expert_product",
             [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {

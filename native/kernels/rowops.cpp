@@ -71,6 +71,26 @@ void axpy(float a, const float* x, float* y, size_t n) {
     for (size_t i = 0; i < n; ++i) y[i] = __builtin_fmaf(a, x[i], y[i]);
 }
 
+void axpys(const float* a, const float* x, size_t step, int count, float* y, size_t n) {
+    // N vectors of y stay in registers while the rows of x pass, so that y is loaded and stored once.
+    const auto columns = [&]<int N>(size_t i) __attribute__((always_inline)) {
+        V s[N];
+        for (int c = 0; c < N; ++c) s[c] = load(y + i + c * W);
+        for (int k = 0; k < count; ++k) {
+            const V factor = set1(a[k]);
+            const float* row = x + k * step + i;
+            for (int c = 0; c < N; ++c) s[c] = fma(factor, load(row + c * W), s[c]);
+        }
+        for (int c = 0; c < N; ++c) store(y + i + c * W, s[c]);
+    };
+    size_t i = 0;
+    for (; i + 8 * W <= n; i += 8 * W) columns.template operator()<8>(i);
+    for (; i + 2 * W <= n; i += 2 * W) columns.template operator()<2>(i);
+    for (; i + W <= n; i += W) columns.template operator()<1>(i);
+    for (; i < n; ++i)
+        for (int k = 0; k < count; ++k) y[i] = __builtin_fmaf(a[k], x[k * step + i], y[i]);
+}
+
 float chain(const float* a, const float* b, size_t n) {
     float s = 0;
     for (size_t i = 0; i < n; ++i) s = __builtin_fmaf(a[i], b[i], s);
@@ -569,7 +589,7 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
 
 extern const RowOps kRowOps;
 const RowOps kRowOps = {rms_norm, layer_norm, add,  scale,      glu,        softcap,   softmax, exps,
-                        chain,    axpy,       rope, rope_table, page_write, page_read, attend,  attn_merge,
+                        chain,    axpy,       axpys, rope, rope_table, page_write, page_read, attend,  attn_merge,
                         dot,      l2_norm,    softplus, xielu,   sparse_gate, causal_conv, delta_rule, ssm_scan, wkv6, wkv7};
 
 }  // namespace assay::ASSAY_NS

@@ -118,6 +118,8 @@ struct RowOps {
     void (*exps)(const float* x, float shift, float* y, size_t n);  // exp(x - shift)
     float (*chain)(const float* a, const float* b, size_t n);       // a . b, one chain
     void (*axpy)(float a, const float* x, float* y, size_t n);      // y += a x
+    // y += a[k] x[k], k ascending; the rows of x are `step` floats apart
+    void (*axpys)(const float* a, const float* x, size_t step, int count, float* y, size_t n);
     // RoPE: pairs (a, b) of each head's first n_rot values become (a cos - b sin, a sin + b cos); x may be y.
     void (*rope)(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot,
                  bool neox);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "adapters.h"
 #include "program.h"
 
 namespace assay {
@@ -63,8 +64,13 @@ struct Grid {
 
 class Products : public Instruction {
 public:
-    Products(Program& program, int acts, std::vector<Product> products, kernels::Acts format)
-        : acts_(acts), format_(format), products_(std::move(products)), domain_(program.domain(acts)) {
+    Products(Program& program, int acts, std::vector<Product> products, kernels::Acts format,
+             std::shared_ptr<AdapterTerms> adapters)
+        : acts_(acts),
+          format_(format),
+          products_(std::move(products)),
+          adapters_(std::move(adapters)),
+          domain_(program.domain(acts)) {
         reads.push_back(acts);
         for (const Product& p : products_) {
             writes.push_back(p.out);
@@ -83,6 +89,7 @@ public:
             const int64_t n = p.weight->rows(), m = grid_.tile_tokens(tile);
             float* out = run.row(p.out, tile * kTile);
             run.program.isa().gemm(p.weight->matrix(), format_, run.acts(acts_, tile), m, out, n, r0, r1);
+            if (adapters_) adapters_->add(run, part, tile * kTile, m, out, n, r0, r1);
             for (int64_t t = 0; t < m; ++t) {
                 float* y = out + t * n + r0;
                 if (p.bias) ops.add(y, p.bias->data() + r0, y, r1 - r0);
@@ -95,6 +102,7 @@ private:
     int acts_;
     kernels::Acts format_;
     std::vector<Product> products_;
+    std::shared_ptr<AdapterTerms> adapters_;  // or null
     Domain domain_;
     Grid grid_;
 };
@@ -102,7 +110,8 @@ private:
 class GluProducts : public Instruction {
 public:
     GluProducts(Program& program, int acts, kernels::Acts format, std::shared_ptr<const Weight> gate,
-                std::shared_ptr<const Weight> up, int gate_out, int up_out, int out, Act act)
+                std::shared_ptr<const Weight> up, int gate_out, int up_out, int out, Act act,
+                std::shared_ptr<AdapterTerms> adapters)
         : acts_(acts),
           gate_out_(gate_out),
           up_out_(up_out),
@@ -111,6 +120,7 @@ public:
           act_(act),
           gate_(std::move(gate)),
           up_(std::move(up)),
+          adapters_(std::move(adapters)),
           domain_(program.domain(acts)) {
         reads = {acts};
         writes = {out};
@@ -128,14 +138,16 @@ public:
             const int64_t m = grid_.tile_tokens(tile), rows = r1 - r0;
             float* room = run.scratch(thread, 2 * rows * m);
             // The block of gate and of up: in a trace's memory, or [m][rows] of scratch (column r0 first).
-            const auto block = [&](const Weight& w, int kept, float* scratch) -> std::pair<const float*, int64_t> {
+            const auto block = [&](size_t i, const Weight& w, int kept,
+                                   float* scratch) -> std::pair<const float*, int64_t> {
                 float* out = kept >= 0 ? run.row(kept, tile * kTile) : scratch - r0;
                 const int64_t ld = kept >= 0 ? n : rows;
                 run.program.isa().gemm(w.matrix(), format_, run.acts(acts_, tile), m, out, ld, r0, r1);
+                if (adapters_) adapters_->add(run, i, tile * kTile, m, out, ld, r0, r1);
                 return {out + r0, ld};
             };
-            const auto [g, ldg] = block(*gate_, gate_out_, room);
-            const auto [u, ldu] = block(*up_, up_out_, room + rows * m);
+            const auto [g, ldg] = block(0, *gate_, gate_out_, room);
+            const auto [u, ldu] = block(1, *up_, up_out_, room + rows * m);
             for (int64_t t = 0; t < m; ++t)
                 run.program.ops().glu(act_, g + t * ldg, u + t * ldu, run.row(out_, tile * kTile + t) + r0, rows);
         });
@@ -146,6 +158,7 @@ private:
     kernels::Acts format_;
     Act act_;
     std::shared_ptr<const Weight> gate_, up_;
+    std::shared_ptr<AdapterTerms> adapters_;  // or null
     Domain domain_;
     Grid grid_;
 };
@@ -274,8 +287,9 @@ kernels::Acts common_format(const Program& program, int acts, const std::vector<
 
 }  // namespace
 
-void Program::products(int acts, std::vector<Product> products) {
+void Program::products(int acts, std::vector<Product> products, Adapters adapters, int x) {
     std::vector<const Weight*> weights;
+    std::vector<int64_t> rows;
     for (const Product& p : products) {
         if (p.weight->columns() != width(acts) || p.weight->rows() != width(p.out) || domain(p.out) != domain(acts) ||
             (p.bias && static_cast<int64_t>(p.bias->size()) != p.weight->rows()) ||
@@ -283,15 +297,17 @@ void Program::products(int acts, std::vector<Product> products) {
              (width(p.residual) != width(p.out) || domain(p.residual) != domain(acts) || is_acts(p.residual))))
             throw std::invalid_argument("product: operands do not fit together");
         weights.push_back(p.weight.get());
+        rows.push_back(p.weight->rows());
     }
     if (weights.empty()) throw std::invalid_argument("product: no matrix given");
     const kernels::Acts format = common_format(*this, acts, weights);
     for (const Product& p : products) uses(p.weight);
-    add(std::make_unique<Products>(*this, acts, std::move(products), format));
+    auto terms = adapter_terms(std::move(adapters), x, acts, rows);
+    add(std::make_unique<Products>(*this, acts, std::move(products), format, std::move(terms)));
 }
 
 void Program::glu_products(int acts, std::shared_ptr<const Weight> gate, std::shared_ptr<const Weight> up, int gate_out,
-                           int up_out, int out, Act act) {
+                           int up_out, int out, Act act, Adapters adapters, int x) {
     if (gate->columns() != width(acts) || up->columns() != width(acts) || gate->rows() != up->rows() ||
         gate->rows() != width(out) || domain(out) != domain(acts))
         throw std::invalid_argument("gated product: operands do not fit together");
@@ -301,7 +317,9 @@ void Program::glu_products(int acts, std::shared_ptr<const Weight> gate, std::sh
     const kernels::Acts format = common_format(*this, acts, {gate.get(), up.get()});
     uses(gate);
     uses(up);
-    add(std::make_unique<GluProducts>(*this, acts, format, std::move(gate), std::move(up), gate_out, up_out, out, act));
+    auto terms = adapter_terms(std::move(adapters), x, acts, {gate->rows(), up->rows()});
+    add(std::make_unique<GluProducts>(*this, acts, format, std::move(gate), std::move(up), gate_out, up_out, out, act,
+                                      std::move(terms)));
 }
 
 void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out) {

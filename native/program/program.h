@@ -177,7 +177,18 @@ struct RowOp {
     bool prepares = false;  // writes prepared activations; all other row steps write plain rows
 };
 
-// One product of a shared input: out = W x (+ bias) (+ residual).
+// A LoRA adapter of a product: + s * factor * B (A x) where s is not 0.
+struct Adapter {
+    int scale;  // a value [rows, 1]: s of each row
+    float factor;
+    int64_t rank;
+    Floats pair;  // A [rank][columns of x], then B's transpose [rank][rows of W]
+};
+
+using Adapters = std::vector<std::vector<Adapter>>;  // of each product, in order; or empty
+class AdapterTerms;
+
+// One product of a shared input: out = W x (+ adapters) (+ bias) (+ residual).
 struct Product {
     std::shared_ptr<const Weight> weight;
     int out;
@@ -304,9 +315,11 @@ public:
     void rows_of_many(const std::string& op, std::vector<int> in, Floats w, std::vector<double> numbers, int out);
     // Products and attention.
     void row(RowOp op);
-    void products(int acts, std::vector<Product> products);
+    // x: the plain rows of acts, which adapters read; -1 without adapters.
+    void products(int acts, std::vector<Product> products, Adapters adapters = {}, int x = -1);
+    // gate_out, up_out: values, or -1
     void glu_products(int acts, std::shared_ptr<const Weight> gate, std::shared_ptr<const Weight> up, int gate_out,
-                      int up_out, int out, Act act);  // gate_out, up_out: values, or -1
+                      int up_out, int out, Act act, Adapters adapters = {}, int x = -1);
     void attention(const Attention& a);
     // idx -1: each of the weight's matrices takes its own part of a row.
     void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);
@@ -341,6 +354,8 @@ private:
     void check(Batch& batch) const;
     void check_pages(const Chunk& chunk, int group, int32_t first) const;
     void check_windows(const Batch& batch) const;
+    // adapters.cpp: a step that computes A x, for the products that add B; null if none has adapters
+    std::shared_ptr<AdapterTerms> adapter_terms(Adapters adapters, int x, int acts, const std::vector<int64_t>& rows);
     void check_state(int64_t offset, int64_t floats, const char* op) const;
     void plan(const Batch& batch);
 

@@ -239,18 +239,6 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
             for (int64_t h = 0, each = n / size; h < size; ++h)
                 for (int64_t j = h * each; j < (h + 1) * each; ++j) y[j] = __builtin_fmaf((*w)[h], x[1][j], x[0][j]);
         };
-    } else if (op == "add_adapter") {  // factor, rank; in: a, x, a scale for each row; w: A [rank][x], then B [rank][y]
-        const float factor = static_cast<float>(number(0));
-        const int64_t rank = static_cast<int64_t>(number(1)), from = in.size() == 3 ? width(in[1]) : 0;
-        ok &= in.size() == 3 && width(in[0]) == n && width(in[2]) == 1 && rank > 0 && size == rank * (from + n);
-        cost = size;
-        body = [=](const RowOps& ops, const float* const* x, float* y) {
-            std::copy_n(x[0], n, y);
-            if (x[2][0] == 0) return;  // this row does not use the adapter
-            const float s = x[2][0] * factor;
-            const float *a = w->data(), *b = a + rank * from;
-            for (int64_t k = 0; k < rank; ++k) ops.axpy(s * ops.dot(a + k * from, x[1], from), b + k * n, y, n);
-        };
     } else if (op == "lerp") {
         ok &= same(3);
         body = [=](const RowOps&, const float* const* x, float* y) {

@@ -187,10 +187,30 @@ class Program:
     ) -> None:
         """Row operations of recurrent layers; native/program/recurrent.cpp has the order of their `numbers`."""
 
-    def products(self, acts: int, products: Sequence[tuple[Weight, int, Vector | None, int]]) -> None: ...
+    def products(
+        self,
+        acts: int,
+        products: Sequence[tuple[Weight, int, Vector | None, int]],
+        adapters: Sequence[Sequence[tuple[int, float, int, Vector]]] = (),
+        x: int = -1,
+    ) -> None:
+        """Products of one input, each (weight, out, bias, residual). `adapters` has those of each product, in order,
+        each (scale, factor, rank, pair); they read `x`, the rows that `acts` was prepared from."""
+
     def glu_products(
-        self, acts: int, gate: Weight, up: Weight, gate_out: int, up_out: int, out: int, act: str
-    ) -> None: ...
+        self,
+        acts: int,
+        gate: Weight,
+        up: Weight,
+        gate_out: int,
+        up_out: int,
+        out: int,
+        act: str,
+        adapters: Sequence[Sequence[tuple[int, float, int, Vector]]] = (),
+        x: int = -1,
+    ) -> None:
+        """act(gate) * up; `adapters` are those of gate and of up."""
+
     def expert_product(self, x: int, idx: int, weight: Weight, out: int) -> None: ...
     def attention(
         self,

@@ -177,7 +177,7 @@ def test_jobs_and_updates_cross_the_wire() -> None:
     until = time.monotonic() + 7
     job = Job(
         (1, 2, 3), params, 9, ("a", "é"), 2, keep=("l_out-0",), pooling="mean", show_special=True, ignore_eos=True,
-        deadline=until, answered=(4, 5), owner=("c", "r"), receipt=True,
+        deadline=until, answered=(4, 5), owner=("c", "r"), receipt=True, second=2,
         thinking=ThinkingBudget(9, "<think>", "</think>", (6, 7), True),
     )  # fmt: skip
     assert {field.name for field in fields(Job)} == {
@@ -189,6 +189,7 @@ def test_jobs_and_updates_cross_the_wire() -> None:
         "constraint",
         "receipt",
         "thinking",
+        "second",
         "adapters",  # these three are refused with --cluster
         "shift",
         "images",

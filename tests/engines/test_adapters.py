@@ -10,6 +10,7 @@ import pytest
 
 from assay.engines.contract import PAGE, Chunk, PagedEngine
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan.fuse import Gated, Products, Single, fuse
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -33,14 +34,15 @@ IDS = tuple(int(t) for t in np.random.default_rng(3).integers(259, 290, 3 * PAGE
 def make_adapter(
     path: Path, model: Model, seed: int = 1, *, names: Callable[[str], bool] = lambda name: True,
     change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None, keys: Mapping[str, object] | None = None,
+    rank: int = RANK,
 ) -> Path:  # fmt: skip
     """An adapter of random values for every linear layer that `names` selects."""
     rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
     for node in model.graph:
         if node.op == "linear" and node.weights[0] != "token_embd.weight" and names(node.weights[0]):
             rows, columns = model.file.tensors[node.weights[0]].shape
-            tensors[f"{node.weights[0]}.lora_a"] = rng.standard_normal((RANK, columns)).astype(np.float32) / 8
-            tensors[f"{node.weights[0]}.lora_b"] = rng.standard_normal((rows, RANK)).astype(np.float32) / 8
+            tensors[f"{node.weights[0]}.lora_a"] = rng.standard_normal((rank, columns)).astype(np.float32) / 8
+            tensors[f"{node.weights[0]}.lora_b"] = rng.standard_normal((rows, rank)).astype(np.float32) / 8
     change(tensors)
     said = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": model.hparams.arch,
             "adapter.lora.alpha": ALPHA, **(keys or {})}  # fmt: skip
@@ -172,6 +174,34 @@ def test_nodes_of_an_adapted_graph_keep_their_names(model: Model, adapters: list
     assert graph["Qcur_proj-0" if "Qcur_proj-0" in graph else "Qcur-0"]
     factors = {node.attr("factor") for node in graph if node.op == "add_adapter"}
     assert factors == {ALPHA / RANK}
+
+
+def test_adapters_join_the_products_of_their_input(model: Model, adapters: list[Adapter]) -> None:
+    graph = adapted(model.graph, adapters, (0, 1))
+    plan = fuse(graph, (), gates=("glu",), adapters=True)
+    assert not [g for g in plan.groups if isinstance(g, Single) and g.node.op == "add_adapter"]
+    q = next(p for g in plan.groups if isinstance(g, Products) for p in g.products if p.last.name == "Qcur_proj-0")
+    assert [node.name for node in q.adapters] == ["Qcur_proj_lora0-0", "Qcur_proj-0"]
+    gated = [g for g in plan.groups if isinstance(g, Gated)]
+    assert [[len(chain) for chain in g.adapters] for g in gated] == [[1, 1]] * 2
+    out = next(
+        p for g in plan.groups if isinstance(g, Products) for p in g.products if p.linear.name == "attn_out_base-0"
+    )
+    assert out.residual == "embd" and out.last.name == "ffn_inp-0"
+    apart = fuse(graph, ())
+    assert [g for g in apart.groups if isinstance(g, Single) and g.node.op == "add_adapter"]
+
+
+def test_a_trace_changes_no_bit_and_shows_adapted_values(model: Model, adapters: list[Adapter]) -> None:
+    chosen = ((0, 1.0), (1, 0.5))
+    engine = CpuEngine(model, threads=1, precision="exact", adapters=adapters)
+    plain = engine.forward([chunk(IDS, chosen)])[0].logits
+    names = [node.name for node in model.graph if "S" not in model.graph.shapes[node.name]]
+    kept = engine.forward([chunk(IDS, chosen)], names)[0]
+    assert np.array_equal(kept.logits, plain)
+    right = ReferenceEngine(model, adapters=adapters).forward([chunk(IDS, chosen)], names)[0]
+    for name in names:
+        assert np.abs(kept.nodes[name] - right.nodes[name]).max() < 1e-3 * np.abs(right.nodes[name]).max(), name
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,11 @@ def add_mmproj_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
 
 
-def add_lora_argument(parser: argparse.ArgumentParser) -> None:
-    """For verbs that generate; the others compute the model of the file alone."""
+def add_lora_argument(parser: argparse.ArgumentParser, help: str = "apply a LoRA adapter (GGUF)") -> None:
+    """For verbs that generate, and for `diagnose`; the others compute the model of the file alone."""
     parser.add_argument(
         "--lora", action="append", default=[], metavar="FILE[=SCALE]",
-        help="apply a LoRA adapter (GGUF), by default with scale 1; repeatable",
+        help=f"{help}, by default with scale 1; repeatable",
     )  # fmt: skip
 
 

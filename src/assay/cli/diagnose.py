@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.cluster_options import add_cluster_argument
 from assay.cli.common import (
     add_json_argument,
+    add_lora_argument,
     add_model_argument,
     add_reading_arguments,
     emit,
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", type=text_argument, metavar="TEXT", help="system message for --chat")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="token ids, if the dump has none")
     add_reading_arguments(parser)
+    add_lora_argument(parser, "LoRA adapter (GGUF) that the engine applied")
     parser.add_argument("--side", default="", metavar="NAME", help="engine whose values to read, if a log has several")
     parser.add_argument(
         "--seconds",
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if args.endpoint is not None:
         if args.dump is not None:
             raise AssayError("--endpoint: tests a server; leave DUMP out")
+        if args.lora:
+            raise AssayError("--lora: judges a dump; leave --endpoint out")
         return _diagnose(args, endpoint=args.endpoint, api_key=args.api_key, api_model=args.api_model)
     if args.dump is None:
         if args.model is not None and Path(args.model).suffix in (".jsonl", ".npz", ".safetensors", ".log", ".txt"):
@@ -87,6 +91,10 @@ def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.verify.thresholds import SECONDS, THOROUGH_SECONDS
 
     on = opened(args)
+    if args.lora:
+        if args.cluster is not None:
+            raise AssayError("--lora: not with --cluster: its workers have no adapters")
+        on = on.with_adapters()
     share = _share_on_cluster(args, on, evidence) if args.cluster is not None and args.dump is not None else None
     seconds = args.seconds or (THOROUGH_SECONDS if args.thorough else SECONDS)
     found = diagnose(on, share=share, seconds=seconds, **evidence)

@@ -7,6 +7,7 @@ becomes its text, and an exception becomes its kind and message.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -48,6 +49,8 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
         raise AssayError("job: pictures cannot be sent to a replica; serve the model without --cluster")
     if job.receipt:
         head["receipt"] = receipts.VERSION
+    if job.second:
+        head["second"] = job.second
     if job.deadline < math.inf:
         head["seconds"] = job.deadline - time.monotonic()
     if job.constraint is not None:
@@ -82,6 +85,7 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
             deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
             constraint=constraint,
             receipt=head.get("receipt") == receipts.VERSION and receipts.can_hash(),
+            second=operator.index(head.get("second", 0)),
             thinking=thinking,
             **given,
         )

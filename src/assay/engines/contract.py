@@ -21,6 +21,7 @@ capability. Callers test the attribute, never the engine's name.
     spare_states     keeps the state after each drafted token, so that `cut_state` can take drafted tokens back
     cache_bytes      reads and writes pages and states as bytes, so that they outlive the engine (`CacheBytes`)
     adapters         applies LoRA adapters, others for each chunk; its constructor takes `adapters`
+    token_types      takes chunks of two texts, for models that tell them apart (`Chunk.second`)
     pictures         takes chunks in which some rows are given instead of looked up by token (`PictureRows`)
     beside           makes an engine for another graph over the same weights, such as a draft head
     warm_up          makes the machine code that any request can need, so that none waits for a compiler
@@ -47,6 +48,7 @@ from assay.graph import Graph
 from assay.models import Model
 from assay.models.adapters import Adapter, scale_name
 from assay.models.pictures import AXES, PictureForm
+from assay.models.token_types import TYPES, has_second_type
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
@@ -109,6 +111,7 @@ class Chunk:
     `rows` holds the values that the graph is `given` instead of computing them, one row per token. If the graph reads
     no token ids, `tokens` may then be empty.
     `pictures` are given where the sequence holds pictures.
+    `second` is the first token of the second text of a pair, whose token type is 1 (BERT); 0: there is one text.
     """
 
     tokens: NDArray[np.int32]
@@ -123,6 +126,7 @@ class Chunk:
     adapters: tuple[tuple[int, float], ...] = ()
     pictures: PictureRows | None = None
     prompt: int = 0
+    second: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -323,6 +327,7 @@ class Engine(Protocol):
     beside: Beside | None = None
     warm_up: WarmUp | None = None  # a server calls it before it serves
     adapters: Sequence[Adapter] = ()  # its constructor takes them; a chunk names them by number (`models/adapters.py`)
+    token_types: bool = False  # takes chunks with a `second` text, where the model has token types
     pictures: Collection[str] = ()  # of `PictureRows`, what it takes: some of `models.pictures.EVERYTHING`
 
     @property
@@ -376,6 +381,12 @@ def with_scales(chunk: Chunk, active: Sequence[int]) -> Chunk:
     n = chunk.n_tokens
     scales = {scale_name(i): np.full((n, 1), chosen.get(i, 0.0), np.float32) for i in active}
     return replace(chunk, rows={**chunk.rows, **scales})
+
+
+def with_types(chunk: Chunk, dtype: np.dtype[Any]) -> Chunk:
+    """The chunk with rows that tell a graph with token types the type of each token."""
+    types = np.arange(chunk.n_tokens) >= (chunk.second or chunk.n_tokens)
+    return replace(chunk, rows={**chunk.rows, TYPES: types.astype(dtype)[:, None]})
 
 
 def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
@@ -438,6 +449,13 @@ def check_batch(
             raise AssayError(
                 f"{where}: no such adapter, or a scale that is 0 or not finite (found {chunk.adapters}, "
                 f"expected numbers below {len(engine.adapters)})"
+            )
+        if chunk.second and not (
+            engine.token_types and has_second_type(engine.graph) and 0 < chunk.second < chunk.n_tokens
+        ):
+            raise AssayError(
+                f"{where}: no token type for a second text from token {chunk.second} on (found {chunk.n_tokens} tokens "
+                f"on engine {engine.name}); use a model with two token types on --engine cpu, cuda or reference"
             )
         if chunk.pictures:
             _check_pictures(engine, chunk, chunk.pictures, where)

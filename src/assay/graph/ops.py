@@ -82,6 +82,8 @@ def _gain(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
 
 def _row(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     expect("row length differs from the input width", w[0][-1], ins[0][-1])
+    if len(ins) > 1:
+        expect("one row for each token", flat_width(ins[1]), 1)
     rows = prod(int(dim) for dim in w[0][:-1])
     if not 0 <= a["row"] < rows:
         raise ShapeError(f"row {a['row']} lies outside the table of {rows}")
@@ -101,7 +103,8 @@ def _pair(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 def _adapter(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     a, b = w
-    expect("one scale for each token", flat_width(ins[2]), 1)
+    if len(ins) > 2:
+        expect("one scale for each token", flat_width(ins[2]), 1)
     expect("the columns of A differ from the features of x", a[1], flat_width(ins[1]))
     expect("the rows of B differ from the features of a", b[0], flat_width(ins[0]))
     expect("A and B differ in rank", a[0], b[1])
@@ -274,7 +277,8 @@ OPS: dict[str, Op] = {
         Op("embed", "y[t] = W[token[t]]; a table of learned positions takes positions for tokens", ("tokens",), ("W",),
            {}, _embed,
            Trait.TABLE | Trait.MATRIX, linear_in=("W",)),
-        Op("add_row", "y = x + W[row]", ("x",), ("W",), {"row": 0}, _row,
+        Op("add_row", "y = x + W[row]; y[t] = x[t] + W[rows[t]] where rows are given", ("x", "rows?"), ("W",),
+           {"row": 0}, _row,
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same,
            Trait.ELEMENTWISE, linear_in=("x",)),
@@ -300,7 +304,8 @@ OPS: dict[str, Op] = {
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair,
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("add_adapter", "y[t,o] = a[t,o] + s[t] * factor * sum_k B[o,k] * sum_i A[k,i] * x[t,i] where s[t] is not 0, "
-           "else a[t,o]", ("a", "x", "s"), ("A", "B"), {"factor": 1.0}, _adapter,
+           "else a[t,o]; s[t] = scale where it is not given", ("a", "x", "s?"), ("A", "B"),
+           {"factor": 1.0, "scale": 1.0}, _adapter,
            Trait.SUMS),
         Op("mul", "y = a * b; b [T, 1] multiplies whole rows", ("a", "b"), (), {}, _mul,
            Trait.ELEMENTWISE, linear_in=("a", "b")),

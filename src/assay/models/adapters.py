@@ -104,11 +104,19 @@ def joined_file(base: GGUFFile, adapters: Sequence[Adapter]) -> GGUFFile:
     return GGUFFile(base.path, tuple(parts)) if adapters else base
 
 
-def adapted(graph: Graph, adapters: Sequence[Adapter], active: Sequence[int]) -> Graph:
-    """The graph with the adapters of these numbers."""
+def with_adapters(model: Model, adapters: Sequence[Adapter]) -> Model:
+    """The model whose definition has the adapters, with the scales that they were opened with."""
+    used = [i for i, adapter in enumerate(adapters) if adapter.scale]
+    graph = adapted(model.graph, adapters, used, fixed=True)
+    return replace(model, file=joined_file(model.file, adapters), graph=graph)
+
+
+def adapted(graph: Graph, adapters: Sequence[Adapter], active: Sequence[int], *, fixed: bool = False) -> Graph:
+    """The graph with the adapters of these numbers. `fixed`: with their own scales, in place of one for each token."""
     weights, given = dict(graph.weights), dict(graph.given)
     for i in active:
-        given[scale_name(i)] = ("T", 1)
+        if not fixed:
+            given[scale_name(i)] = ("T", 1)
         for base in adapters[i].pairs:
             for part in ("lora_a", "lora_b"):
                 weights[tensor_name(i, base, part)] = adapters[i].file.tensors[f"{base}.{part}"].shape
@@ -122,9 +130,10 @@ def adapted(graph: Graph, adapters: Sequence[Adapter], active: Sequence[int]) ->
         found = [replace(node, name=join(f"{role}_base", layer))]
         for i in used:
             name = node.name if i == used[-1] else join(f"{role}_lora{i}", layer)
-            inputs = (found[-1].name, *node.inputs, scale_name(i))
+            inputs = (found[-1].name, *node.inputs, *(() if fixed else (scale_name(i),)))
             pair = tensor_name(i, base, "lora_a"), tensor_name(i, base, "lora_b")
-            found.append(Node(name, "add_adapter", inputs, pair, {"factor": adapters[i].pairs[base]}))
+            attrs = {"factor": adapters[i].pairs[base]} | ({"scale": adapters[i].scale} if fixed else {})
+            found.append(Node(name, "add_adapter", inputs, pair, attrs))
         return found
 
     return replace(graph.rewrite(change), weights=weights, given=given).check()

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from assay.engines.plan.state_layout import StateMemory, page_bytes, state_memor
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
-from assay.models.adapters import Adapter, open_adapter
+from assay.models.adapters import Adapter, open_adapter, with_adapters
 from assay.models.pictures import PictureForm
 from assay.runtime import cache_folder, draft_choice, hub
 from assay.runtime.cache_folder import CacheFolder
@@ -116,8 +117,14 @@ class Opened:
             if not Path(path).is_file():
                 raise AssayError(f"--lora {text}: no such file; give FILE or FILE=SCALE")
             found.append(open_adapter(Path(path), self.model, factor))
-        if found and (self.options.engine or engines.default_name()) == "cuda":
-            raise AssayError("--lora: the cuda engine has no adapters; use --engine cpu")
+        if found and self.options.engine == "wgpu":
+            raise AssayError("--lora: the wgpu engine has no adapters; use --engine cpu or cuda")
+        return found
+
+    def with_adapters(self) -> Opened:
+        """The same, with the adapters of the options as a part of the model's definition."""
+        found = copy(self)
+        found.model = with_adapters(self.model, self.adapters)
         return found
 
     @cached_property
@@ -218,8 +225,6 @@ class Opened:
         """
         o = self.options
         name = o.engine or engines.default_name()
-        if self.adapters and name == "auto":
-            name = "cpu"  # the cuda engine has no adapters
         apart = engines.engine_class(name).separate_windows
         with self._reading(progress):
             return engines.create(

@@ -288,6 +288,7 @@ class Scheduler:
                 adapters=sequence.adapters,
                 pictures=sequence.next_pictures(n),
                 prompt=sequence.prompt_among(n),
+                second=sequence.job.second,
             )
             for sequence, n in plan.items()
             if sequence.lease

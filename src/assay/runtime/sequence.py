@@ -106,6 +106,7 @@ class Job:
     receipt: bool = False  # hash the logits of every token that is drawn (`receipts.py`)
     adapters: tuple[tuple[int, float], ...] | None = None  # number and scale of each; None: as the engine was opened
     shift: ContextShift | None = None  # go on when the context is full; None: end there
+    second: int = 0  # place of the second text of a pair in `ids`, which BERT gives token type 1; 0: there is one text
     images: Images = ()  # the pictures of the prompt; `ids` has negative numbers at their rows (`image_places.py`)
 
 

@@ -174,7 +174,7 @@ class StepPlanner:
             sequence.run_tokens = 0
         if len(plan) < len(self.running) or not self.only_decodes(plan) or not self.decode_seconds:
             return
-        if len(plan) > max_sequences or any(sequence.draft or sequence.top_k != 1 for sequence in plan):
+        if len(plan) > max_sequences or any(s.draft or s.top_k != 1 or s.adapters for s in plan):
             return
         if any(sequence.m_rope and sequence.job.images for sequence in plan):  # a run counts positions by slots
             return

@@ -226,3 +226,14 @@ def test_an_agents_session(agent: Server) -> None:
         assert used["cache_read_input_tokens"] >= (shared - 32) // 32 * 32 > 1000
         assert sum(used[key] for key in used if key != "output_tokens") == prompt(agent, body)
         assert [event["type"] for event in found[-2:]] == ["message_delta", "message_stop"]
+
+
+@pytest.mark.slow
+def test_a_system_prompt_of_20_000_tokens_is_computed_once(agent: Server) -> None:
+    first, second, _ = requests("be brief and exact " * 1060)
+    size = prompt(agent, {key: first[key] for key in ("messages", "system", "tools")})
+    assert size > 20_000
+    created = events(agent, first)[0]["message"]["usage"]
+    assert created["cache_creation_input_tokens"] > 20_000  # tools, which come first, may be those of another session
+    again = events(agent, second)[0]["message"]["usage"]
+    assert again["cache_read_input_tokens"] >= (size - 32) // 32 * 32

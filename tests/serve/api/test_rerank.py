@@ -31,7 +31,8 @@ def cross_encoder(path: Path, *, hidden: bool, roberta: bool) -> Path:
     """A random encoder with a head of one or two matrices, and words w0, w1, … as its vocabulary."""
     row = others.CASES["bert"].row
     width, rng = row.sizes.n_embd, np.random.default_rng(3)
-    shapes = dict(tensor_shapes(row)) | {"cls.output.weight": (1, width), "cls.output.bias": (1,)}
+    shapes = dict(tensor_shapes(row)) | ({"token_types.weight": (1, width)} if roberta else {})
+    shapes |= {"cls.output.weight": (1, width), "cls.output.bias": (1,)}
     if hidden:
         shapes |= {"cls.weight": (width, width), "cls.bias": (width,)}
     tensors = [Tensor(n, s, by_name("F32"), others._values(n, s, rng).astype(np.float32)) for n, s in shapes.items()]
@@ -92,22 +93,48 @@ def forward(path: Path, ids: list[int], *nodes: str) -> Any:
     return output
 
 
+def words(text: str) -> list[int]:
+    return [3 + int(word[1:]) for word in text.split()]
+
+
+def score(path: Path, ids: list[int], types: list[int]) -> float:
+    """A cross-encoder's score in plain NumPy: BERT, then its head on the first token."""
+    file = open_file(path)
+    w = {name: file.decode(name).astype(np.float64) for name in file.tensors}
+    heads, eps = file.get_int("bert.attention.head_count"), file.metadata["bert.attention.layer_norm_epsilon"]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+    x = w["token_embd.weight"][ids] + w["token_types.weight"][types] + w["position_embd.weight"][: len(ids)]
+    x = norm(x, "token_embd_norm")
+    for i in range(file.get_int("bert.block_count")):
+        q, k, v = (linear(x, f"blk.{i}.attn_{part}").reshape(len(ids), heads, -1).transpose(1, 0, 2) for part in "qkv")
+        s = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+        p = np.exp(s - s.max(-1, keepdims=True))
+        mixed = (p / p.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(len(ids), -1)
+        x = norm(x + linear(mixed, f"blk.{i}.attn_output"), f"blk.{i}.attn_output_norm")
+        up = linear(x, f"blk.{i}.ffn_up")
+        gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))  # as GGUF engines define it
+        x = norm(x + linear(gelu, f"blk.{i}.ffn_down"), f"blk.{i}.layer_output_norm")
+    x = x[0]
+    if "cls.weight" in w:
+        x = np.tanh(linear(x, "cls"))
+    return 1 / (1 + math.exp(-float(linear(x, "cls.output")[0])))
+
+
 @pytest.mark.parametrize(("name", "between"), [("bert", [2]), ("roberta", [2, 2])])
 def test_a_cross_encoder(server: Server, files: dict[str, Path], name: str, between: list[int]) -> None:
-    """The score is the head's value for [CLS] query [SEP] document [SEP], computed here from the encoder's rows."""
-
-    def words(text: str) -> list[int]:
-        return [3 + int(word[1:]) for word in text.split()]
-
-    file = open_file(files[name])
-    weights = {n: file.decode(n).astype(np.float64) for n in file.tensors if n.startswith("cls")}
+    """The order and the scores of [CLS] query [SEP] document [SEP]. BERT's document, and its [SEP], have type 1."""
     wanted = []
     for text in DOCUMENTS:
         ids = [1, *words(QUERY), *between, *words(text), 2]
-        x = np.asarray(forward(files[name], ids, "result_embd").nodes["result_embd"], np.float64)[0]
-        if "cls.weight" in weights:
-            x = np.tanh(weights["cls.weight"] @ x + weights["cls.bias"])
-        wanted.append(1 / (1 + math.exp(-float((weights["cls.output.weight"] @ x + weights["cls.output.bias"])[0]))))
+        second = len(words(text)) + 1 if name == "bert" else 0
+        wanted.append(score(files[name], ids, [0] * (len(ids) - second) + [1] * second))
     answer = post(server, model=name, return_documents=True)
     assert answer.status_code == 200, answer.text
     found = answer.json()["results"]

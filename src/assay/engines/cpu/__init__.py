@@ -35,13 +35,11 @@ from assay.engines.contract import (
     check_batch,
     hand_over,
     pages_for,
-    with_scales,
 )
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Attention, Gated, fuse
-from assay.engines.plan.given_rows import picture_form
-from assay.engines.plan.picture_graph import PictureGraph, picture_graph
+from assay.engines.plan.graph_variants import PLAIN, GraphVariant, GraphVariants
 from assay.engines.plan.state_layout import KV_TYPES, cache_pools, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
@@ -50,15 +48,13 @@ from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
 from assay.graph import Graph, Trait
 from assay.models import Model
-from assay.models.adapters import Adapter, adapted, joined_file
-from assay.models.pictures import EVERYTHING, PictureForm
+from assay.models.adapters import Adapter, joined_file
+from assay.models.pictures import EVERYTHING
 from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
 _PROGRAMS = 8  # most compiled programs in memory, one for each set of kept nodes
 _F32 = by_name("F32").id
-# A variant of the graph: the adapters that some chunk of a batch uses, and the form of the batch's pictures.
-_Variant = tuple[tuple[int, ...], PictureForm | None]
 
 
 def available_memory() -> int:
@@ -211,6 +207,7 @@ class CpuEngine(PagedEngine):
 
     name = "cpu"
     pictures = EVERYTHING
+    token_types = True
     precisions = PRECISIONS
     separate_windows = True
 
@@ -253,9 +250,8 @@ class CpuEngine(PagedEngine):
             sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self.adapters = tuple(adapters)
-        self._graphs: dict[_Variant, Graph] = {((), None): self.graph}
-        self._pictures: dict[_Variant, PictureGraph] = {}
-        self._programs: dict[tuple[frozenset[str], _Variant], Compiled] = {}
+        self._variants = GraphVariants(self, lambda name: self._weights().array(name))
+        self._programs: dict[tuple[frozenset[str], GraphVariant], Compiled] = {}
         if window_pages:  # pages of all sequences together for each window; chunks then bring window tables
             masks = sum(node.has(Trait.MASKS) for node in self.graph)
             fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
@@ -307,21 +303,15 @@ class CpuEngine(PagedEngine):
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
         self._states.check(self, batch)
-        active: tuple[int, ...] = ()
-        if self.adapters:
-            active = tuple(sorted({number for chunk in batch for number, _ in chunk.adapters}))
-            batch = [with_scales(chunk, active) for chunk in batch] if active else batch
-        if form := picture_form(self, batch):
-            seen = self._pictured(active, form)
-            batch = [seen.rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
+        variant, batch = self._variants.of(batch)
         outputs: list[Output] = []
         with self._states.updated(batch) as targets:
             for names in in_turns(self.graph, keep, batch) if emit else (keep,):
-                outputs = hand_over(self._forward(batch, frozenset(names), targets, (active, form)), emit)
+                outputs = hand_over(self._forward(batch, frozenset(names), targets, variant), emit)
         return outputs
 
     def _forward(
-        self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets, variant: _Variant
+        self, batch: Sequence[Chunk], keep: frozenset[str], targets: Targets, variant: GraphVariant
     ) -> list[Output]:
         compiled = self._compiled(keep, variant)
         domains = {e.domain for e in compiled.externals}
@@ -335,33 +325,24 @@ class CpuEngine(PagedEngine):
             self._run(compiled, step, self._states.read_and_written(step, targets), results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 
-    def _compiled(self, keep: frozenset[str], variant: _Variant = ((), None)) -> Compiled:
+    def _compiled(self, keep: frozenset[str], variant: GraphVariant = PLAIN) -> Compiled:
         """The program that keeps these nodes, in the variant of the graph that the batch needs."""
-        if self._tensors is None:
-            raise AssayError("engine cpu: it has been closed; open another")
+        weights = self._weights()
         found = self._programs.pop((keep, variant), None)
         if found is None:
-            exact = self.arithmetic.precision == "exact"
-            if variant not in self._graphs:
-                active, form = variant
-                self._graphs[variant] = self._pictured(active, form).graph if form else self._adapted(active)
-                self._tensors.add(self._graphs[variant])
-            found = compile_program(self._graphs[variant], self._tensors, self._pool, self._cache, keep, exact=exact)
+            exact, graph = self.arithmetic.precision == "exact", self._variants.graph(variant)
+            if variant != PLAIN:
+                weights.add(graph)
+            found = compile_program(graph, weights, self._pool, self._cache, keep, exact=exact)
             if len(self._programs) >= _PROGRAMS:
                 del self._programs[next(iter(self._programs))]  # the least recently used one
         self._programs[keep, variant] = found
         return found
 
-    def _adapted(self, active: tuple[int, ...]) -> Graph:
-        return adapted(self.graph, self.adapters, active) if active else self.graph
-
-    def _pictured(self, active: tuple[int, ...], form: PictureForm) -> PictureGraph:
-        """The graph that applies these adapters and takes pictures in this form."""
+    def _weights(self) -> _Tensors:
         if self._tensors is None:
             raise AssayError("engine cpu: it has been closed; open another")
-        if (active, form) not in self._pictures:
-            self._pictures[active, form] = picture_graph(self._adapted(active), form, self._tensors.array)
-        return self._pictures[active, form]
+        return self._tensors
 
     def _run(
         self, compiled: Compiled, step: Step, states: NDArray[np.int32], arrays: list[NDArray[np.float32]]
@@ -379,9 +360,7 @@ class CpuEngine(PagedEngine):
     @contextmanager
     def swapped(self, name: str, raw: NDArray[np.uint8]) -> Iterator[None]:
         """While inside, a matrix has other values: blocks of the same type, laid out as in `file.raw`."""
-        if self._tensors is None:
-            raise AssayError("engine cpu: it has been closed; open another")
-        undo = self._tensors.swap(name, raw)
+        undo = self._weights().swap(name, raw)
         self._programs.clear()
         try:
             yield

@@ -7,8 +7,8 @@ a row for each operation. Touch this when the cpu engine gets a kernel for a fur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from assay.errors import AssayError
 from assay.graph import Graph, Node, Trait
 
 GATES = ("glu", "glu_split")  # computed block by block, together with their products
+AdapterRow = tuple[int, float, int, Vector]  # scale, factor, rank and pair
 
 
 class LoadedTensors(Protocol):
@@ -72,7 +73,7 @@ class _Compiler:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def compile(self) -> None:
-        plan = fuse(self.graph, self.keep, self.tensors.format, GATES)
+        plan = fuse(self.graph, self.keep, self.tensors.format, GATES, adapters=True)
         self.domains = plan.domains
         self.pools = cache_pools(self.graph)
         self.states, _ = slot_offsets(self.graph)  # node -> where its state begins in a state slot
@@ -190,6 +191,13 @@ class _Compiler:
         values = self.tensors.array(node.weights[0]).reshape(-1, width)[row]
         self.program.bias(self._input(node), Vector(np.ascontiguousarray(values)), self._new(node.name))
 
+    def _add_row(self, node: Node) -> None:
+        """Row `row` of a table, or for each token the row that it is given."""
+        if len(node.inputs) == 1:
+            self._bias(node)
+        else:
+            self._expert_rows(replace(node, op="expert_bias"))
+
     def _gain(self, node: Node) -> None:
         self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))
 
@@ -269,17 +277,38 @@ class _Compiler:
             bias = self.tensors.vector(p.bias.weights[0]) if p.bias else None
             residual = self._get(p.residual, domain) if p.residual else -1
             rows.append((self.tensors.matrix(p.linear.weights[0]), self._new(p.last.name), bias, residual))
-        self.program.products(acts, rows)
+        self.program.products(acts, rows, *self._adapters([p.adapters for p in products], first.inputs[0], domain))
 
     def _gated(self, group: Gated) -> None:
         gate, up, glu = group.gate, group.up, group.glu
         acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
-        kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
+        lasts = [(n, *adapters)[-1].name for n, adapters in zip((gate, up), group.adapters, strict=True)]
+        kept = [self._new(name) if name in self.keep else -1 for name in lasts]
+        adapters = self._adapters(group.adapters, gate.inputs[0], self.domains[glu.name])
         if group.one_matrix:
             weights = self.tensors.halves(gate.weights[0])
         else:
             weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
-        self.program.glu_products(acts, *weights, kept[0], kept[1], self._new(glu.name), glu.attr("act"))
+        act = glu.attr("act")
+        self.program.glu_products(acts, *weights, kept[0], kept[1], self._new(glu.name), act, *adapters)
+
+    def _adapters(self, of: Sequence[Sequence[Node]], x: str, domain: str) -> tuple[list[list[AdapterRow]], int]:
+        """The adapters of each product, and the rows that they read; none if no product has any."""
+        if not any(of):
+            return [], -1
+        found = [
+            [
+                (
+                    self._get(node.inputs[2], domain),
+                    float(node.attr("factor")),
+                    int(self.graph.weights[node.weights[0]][0]),
+                    self.tensors.adapter(*node.weights),
+                )
+                for node in nodes
+            ]
+            for nodes in of
+        ]
+        return found, self._get(x, domain)
 
     def _rope(self, node: Node) -> None:
         domain = self.domains[node.name]
@@ -409,9 +438,6 @@ class _Compiler:
                 numbers = *factors, attrs["beta"], attrs["eps"]
             case "repeat_heads":
                 numbers = self._parts(node.inputs[0], 1), attrs["n_head"]
-            case "add_adapter":
-                weight = self.tensors.adapter(*node.weights)
-                numbers = attrs["factor"], self.graph.weights[node.weights[0]][0]
             case "head_bonus":
                 numbers = (attrs["n_head"],)
             case "mix_streams" | "add_to_streams":
@@ -449,7 +475,7 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "rms_norm": _Compiler._rms_norm,
     "layer_norm": _Compiler._layer_norm,
     "bias": _Compiler._bias,
-    "add_row": _Compiler._bias,
+    "add_row": _Compiler._add_row,
     "mul_weight": _Compiler._gain,
     **dict.fromkeys(("scale", "softcap", "sigmoid", "clamp_min", "softmax", "argsort", "row_sum"), _Compiler._unary),
     **dict.fromkeys(("add", "mul", "glu", "gather", "div", "expert_scale", "expert_input"), _Compiler._binary),
@@ -482,6 +508,6 @@ _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     **dict.fromkeys(("state_before", "state_after"), _Compiler._show_state),
     **dict.fromkeys(("softplus", "exp", "add_scalar", "length", "sparse_gate"), _Compiler._unary),
     **dict.fromkeys(("l2_norm", "xielu", "repeat_heads", "head_gain", "add_gain", "lerp", "lerp_row"), _Compiler._many),
-    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams", "add_adapter"), _Compiler._many),
+    **dict.fromkeys(("head_bonus", "mix_streams", "add_to_streams"), _Compiler._many),
     "join": _Compiler._join,
 }

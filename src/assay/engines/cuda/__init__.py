@@ -29,6 +29,7 @@ whatever the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -66,15 +67,15 @@ from assay.engines.cuda.warm_up import PROMPTS, STREAMS, of_all_sizes
 from assay.engines.plan.batching import Piece, Results, Step, by_prompt, in_turns, joined, pieces_of, steps_of
 from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.plan.fuse import Single, fuse
-from assay.engines.plan.given_rows import picture_form
-from assay.engines.plan.picture_graph import PictureGraph, picture_graph
+from assay.engines.plan.graph_variants import PLAIN, GraphVariant, GraphVariants
 from assay.engines.plan.state_layout import KV_TYPES, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
-from assay.models.pictures import EVERYTHING, GIVEN_LAST, PictureForm
+from assay.models.adapters import Adapter, joined_file
+from assay.models.pictures import EVERYTHING, GIVEN_LAST
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16", "mixed": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
@@ -88,6 +89,7 @@ class CudaEngine(PagedEngine):
 
     name = "cuda"
     pictures: Collection[str] = EVERYTHING
+    token_types = True
     precisions = PRECISIONS
 
     def __init__(
@@ -102,6 +104,7 @@ class CudaEngine(PagedEngine):
         threads: int | None = None,
         state_slots: int | None = None,
         lender: CudaEngine | None = None,
+        adapters: Sequence[Adapter] = (),
         cpu_experts: int = 0,
     ) -> None:
         if precision not in PRECISIONS:
@@ -110,6 +113,7 @@ class CudaEngine(PagedEngine):
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
         self.model, self.graph, self._asked_slots = model, graph or model.graph, state_slots
+        self.adapters = tuple(adapters)
         name = "cuda" if precision in ("tensor", "mixed") else "native"
         self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
@@ -128,8 +132,8 @@ class CudaEngine(PagedEngine):
         if precision == "tensor":
             self.pictures = EVERYTHING - {GIVEN_LAST}  # its kernels mask by position alone
         self._busy = threading.Lock()
-        self._programs: dict[tuple[Shape, frozenset[str], bool, PictureForm | None], Program] = {}
-        self._pictures: dict[PictureForm, PictureGraph] = {}
+        self._programs: dict[tuple[Shape, frozenset[str], bool, GraphVariant], Program] = {}
+        self._variants = GraphVariants(self, self._values)
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
@@ -140,7 +144,9 @@ class CudaEngine(PagedEngine):
         self._device: Any = lender._device if lender else device or Driver(Kernels)
         self.isa = self._device.name
         self._tensors: DeviceWeights | None = (
-            lender._tensors if lender else DeviceWeights(self._device, model.file, precision)
+            lender._tensors
+            if lender
+            else DeviceWeights(self._device, joined_file(model.file, self.adapters), precision)
         )
         try:
             self._load()
@@ -162,7 +168,8 @@ class CudaEngine(PagedEngine):
         self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, weights.halves)
         away = self._host_experts.names if self._host_experts else frozenset[str]()
         here = [node for node in self.graph if node.name not in away]
-        self._check_room(0 if self._borrows else weights.planned(here))
+        pairs = sum(4 * math.prod(t.shape) for a in self.adapters for t in a.file.tensors.values())
+        self._check_room(0 if self._borrows else weights.planned(here) + pairs)
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
@@ -262,19 +269,15 @@ class CudaEngine(PagedEngine):
             yield
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], places: Targets) -> list[Output]:
-        form = picture_form(self, batch)
-        if form:
-            assert self._tensors is not None
-            if form not in self._pictures:
-                self._pictures[form] = picture_graph(self.graph, form, self._tensors.array)
-            batch = [self._pictures[form].rows_for(chunk, self.model.hparams.n_embd) for chunk in batch]
+        variant, batch = self._variants.of(batch)
         if not keep and self._is_decode(batch):
             rows = self._decode(batch, 0, [0] * len(batch), places).results(0)[0].reshape(len(batch), -1)
             return [Output(row[None]) for row in rows]
         heads, others = by_prompt(batch) if self._prompts else ([], pieces_of(batch))
         if not heads:
-            return self._pass(others, keep, places, form=form)
-        first, second = iter(self._pass(heads, keep, places, prompt=True)), iter(self._pass(others, keep, places))
+            return self._pass(others, keep, places, variant)
+        first = iter(self._pass(heads, keep, places, variant, prompt=True))
+        second = iter(self._pass(others, keep, places, variant))
         found = []
         for c in batch:
             parts = [next(outputs) for outputs, n in ((first, c.prompt), (second, c.n_tokens - c.prompt)) if n]
@@ -282,10 +285,14 @@ class CudaEngine(PagedEngine):
         return found
 
     def _pass(
-        self, pieces: Sequence[Piece], keep: frozenset[str], places: Targets, prompt: bool = False,
-        form: PictureForm | None = None,
-    ) -> list[Output]:  # fmt: skip
-        """Compute the pieces in one arithmetic; `prompt`: that of prompts. `form` is what their pictures need."""
+        self,
+        pieces: Sequence[Piece],
+        keep: frozenset[str],
+        places: Targets,
+        variant: GraphVariant,
+        prompt: bool = False,
+    ) -> list[Output]:
+        """Compute the pieces in one arithmetic; `prompt`: that of prompts."""
         if not pieces:
             return []
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
@@ -304,7 +311,7 @@ class CudaEngine(PagedEngine):
         for step in steps:
             self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
-            program = self._program(shape, keep, prompt=prompt, form=form)
+            program = self._program(shape, keep, prompt=prompt, variant=variant)
             if results is None:
                 results = Results([e for e, _ in program.results], batch)
             self._run(program, step, places, results.take(step))
@@ -318,7 +325,7 @@ class CudaEngine(PagedEngine):
         """One token of each sequence, with its output: the usual step of serving, kept as a CUDA graph."""
         if not self._decodes or len(batch) > _GRAPHED or (self._prompts and any(c.prompt for c in batch)):
             return False
-        return all(c.n_tokens == 1 == c.n_outputs and not c.pictures for c in batch)
+        return all(c.n_tokens == 1 == c.n_outputs and not c.pictures and not c.adapters for c in batch)
 
     def _forward_top(self, batch: Sequence[Chunk], k: int) -> list[Output]:
         """`TopValues.forward`. Any batch other than a decode step gives whole rows."""
@@ -458,13 +465,13 @@ class CudaEngine(PagedEngine):
 
     def _program(
         self, shape: Shape, keep: frozenset[str], fill: bool = True, prompt: bool = False,
-        form: PictureForm | None = None,
+        variant: GraphVariant = PLAIN,
     ) -> Program:  # fmt: skip
-        key = shape, keep, prompt, form
+        key = shape, keep, prompt, variant
         found = self._programs.pop(key, None)
         if found is None:
             assert self._tensors is not None
-            found = self._compile(shape, keep, prompt, self._reserve(shape), form)
+            found = self._compile(shape, keep, prompt, self._reserve(shape), variant)
             self._device.prepare({launch.kernel for launch in found.launches})
             if fill:
                 self._tensors.fill()
@@ -475,14 +482,18 @@ class CudaEngine(PagedEngine):
 
     def _compile(
         self, shape: Shape, keep: frozenset[str], prompt: bool, reserve: Callable[[int], Addresses],
-        form: PictureForm | None = None,
+        variant: GraphVariant = PLAIN,
     ) -> Program:  # fmt: skip
         weights = self._prompts if prompt else self._tensors
         assert weights is not None
         limits = DeviceLimits(self._device.multiprocessors, self._device.shared_bytes)
-        graph = self._pictures[form].graph if form else self.graph
+        graph = self._variants.graph(variant)
         host = self._host_experts.parts if self._host_experts else None
         return compile_program(graph, weights, self._layout, shape, keep, limits, self._cuts, reserve, host)
+
+    def _values(self, name: str) -> NDArray[np.float32]:
+        assert self._tensors is not None
+        return self._tensors.array(name)
 
     def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
         def reserve(arena: int) -> Addresses:

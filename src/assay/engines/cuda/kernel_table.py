@@ -142,10 +142,19 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "sparse_gate": (RowArgs, 32),
         "head_bonus": (ScanArgs, 32),
     },
+    "adapters": {"adapter_inputs": (ScanArgs, 128), "adapter_outputs": (ScanArgs, 128)},
     "best": {"best_lists": (BestArgs, 256), "best_of_lists": (BestArgs, 32)},
     "scores": {"scores": (ScoreArgs, 32)},
     "repack": {"repack": (RepackArgs, 256)},
 }
-SMALL_MODULES = ("rows", "steps", "recurrent", "best", "scores", "repack")  # compiled as a whole, in seconds
+SMALL_MODULES = (
+    "rows",
+    "steps",
+    "recurrent",
+    "adapters",
+    "best",
+    "scores",
+    "repack",
+)  # compiled as a whole, in seconds
 KERNELS = {name: row for kernels in MODULES.values() for name, row in kernels.items()}
 MODULE_OF = {name: module for module, kernels in MODULES.items() for name in kernels}

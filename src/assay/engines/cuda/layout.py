@@ -288,15 +288,25 @@ class DeviceWeights:
             self.vectors[name] = self.constant(self.array(name))
         return self.vectors[name]
 
+    def floats(self, name: str) -> int:
+        """A whole tensor as floats, in the order of the file."""
+        if name not in self.vectors:
+            self.vectors[name] = self._upload(self.array(name), name)
+        return self.vectors[name]
+
     def constant(self, values: NDArray[Any]) -> int:
         """Upload constant data; equal data is uploaded once for all programs."""
         key = values.tobytes()
         if key not in self.constants:
-            at = self.constants[key] = self.device.alloc(values.nbytes, "constants")
-            self.owned.append(at)
-            self.device.upload(at, values)
-            self.device.sync()
+            self.constants[key] = self._upload(values, "constants")
         return self.constants[key]
+
+    def _upload(self, values: NDArray[Any], what: str) -> int:
+        at = self.device.alloc(values.nbytes, what)
+        self.owned.append(at)
+        self.device.upload(at, values)
+        self.device.sync()
+        return at
 
     def close(self) -> None:
         for at, _ in self.staged.values():

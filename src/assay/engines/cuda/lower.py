@@ -13,6 +13,7 @@ from typing import Any
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import HostCall, Launch
 from assay.engines.cuda.device_values import Value
+from assay.engines.cuda.lower_adapters import ADAPTERS
 from assay.engines.cuda.lower_attention import ATTENTION
 from assay.engines.cuda.lower_products import PRODUCTS
 from assay.engines.cuda.lower_recurrent import RECURRENT
@@ -29,7 +30,7 @@ def _host_call(r: Resolver, w: HostWork) -> HostCall:
 
 
 LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
-    **ROWS, **RECURRENT, **PRODUCTS, **ATTENTION, HostWork: _host_call,
+    **ROWS, **RECURRENT, **ADAPTERS, **PRODUCTS, **ATTENTION, HostWork: _host_call,
 }  # fmt: skip
 
 

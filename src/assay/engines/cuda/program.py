@@ -33,7 +33,7 @@ from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.step_list import Schedule
 from assay.engines.cuda.walk import MOST_TOKENS, NoWalk, WalkRun, batch_possible, find_walks
 from assay.engines.plan.batching import External
-from assay.engines.plan.fuse import fuse
+from assay.engines.plan.fuse import fuse, is_adapter
 from assay.graph import Graph
 
 
@@ -73,7 +73,8 @@ def compile_program(
     parts of the graph that the host computes."""
     plan = fuse(graph, keep, tensors.format)
     context = CompileContext(graph, tensors, cache, shape, keep, limits, cuts, plan, host=host or {})
-    if not host and shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together:
+    launches = bool(host) or any(map(is_adapter, graph))  # no megakernel has their steps
+    if shape.one and shape.tokens <= MOST_TOKENS and not keep and tensors.device.together and not launches:
         for planned in _with_walks(replace(context, walk=True)):
             try:
                 return _finish(*planned, reserve)

@@ -13,6 +13,7 @@ from assay.engines.cuda import schedule_rows as rows
 from assay.engines.cuda.abi.enumerations import MAP_OPS
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.folding import rope_of
+from assay.engines.cuda.schedule_adapters import add_adapter
 from assay.engines.cuda.schedule_experts import expert_product, host_experts, walk_experts
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
 from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states
@@ -56,6 +57,7 @@ SINGLE: dict[str, Callable[[StepList, Node], None]] = {
     **dict.fromkeys(NUMBERS, rows.map_number),
     "expert_bias": rows.map_expert_table,
     "expert_gain": rows.map_expert_table,
+    "add_adapter": add_adapter,
     **RECURRENT,
 }
 

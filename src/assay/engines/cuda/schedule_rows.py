@@ -252,7 +252,10 @@ def map_activation(steps: StepList, node: Node) -> None:
 
 
 def add_row(steps: StepList, node: Node) -> None:
-    map_rows(steps, node, node.inputs, op="bias", vector=node.weights[0], row=int(node.attr("row")))
+    if len(node.inputs) == 2:  # a row for each token
+        map_rows(steps, node, node.inputs, op="expert_bias", table=node.weights[0])
+    else:
+        map_rows(steps, node, node.inputs, op="bias", vector=node.weights[0], row=int(node.attr("row")))
 
 
 def glu_split(steps: StepList, node: Node) -> None:

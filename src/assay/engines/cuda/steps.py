@@ -253,6 +253,37 @@ class RowSums:
     floor: bool
 
 
+# -- LoRA adapters (adapters.cu) ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AdapterInputs:
+    """(s * factor) * (A x) of each row."""
+
+    x: Value
+    scales: Value  # s of each row
+    out: Value
+    weight: str  # A
+    rows: int
+    columns: int
+    rank: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class AdapterOutputs:
+    """base + B h of each row whose scale is not 0."""
+
+    base: Value
+    scales: Value
+    h: Value
+    out: Value
+    weight: str  # B
+    rows: int
+    columns: int
+    rank: int
+
+
 # -- products (product.h) --------------------------------------------------------------------------------------------
 
 
@@ -648,7 +679,8 @@ WalkWork = (
     | BatchExperts | WeighExperts | WalkNorms | WalkAttend
 )  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
-Work = RowWork | StateWork | ProductWork | AttentionWork | WalkWork
+AdapterWork = AdapterInputs | AdapterOutputs
+Work = RowWork | StateWork | AdapterWork | ProductWork | AttentionWork | WalkWork
 
 
 @dataclass(frozen=True)

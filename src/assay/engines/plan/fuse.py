@@ -3,7 +3,8 @@
 The cpu and the cuda engine compile the plan group by group. Nodes are fused where no other node reads the values
 between them. Fusing changes when a node is computed and never how:
 
-    linears of one input          one group without a barrier inside; a bias or a residual add after one joins it
+    linears of one input          one group without a barrier inside; LoRA adapters, a bias and a residual add after one
+                                  join it, in this order
     gate, up and their product    one group; gate and up may be halves of one linear
     kq, (softcap,) softmax, kqv   one pass over the cache
 
@@ -34,23 +35,24 @@ class Single:
 
 @dataclass(frozen=True)
 class Product:
-    """A linear node with the bias and the residual add that join it."""
+    """A linear node with the adapters, the bias and the residual add that join it."""
 
     linear: Node
+    adapters: tuple[Node, ...] = ()
     bias: Node | None = None
     add: Node | None = None
 
     @property
     def last(self) -> Node:
         """The node whose value is stored. The values before it never reach memory."""
-        return self.add or self.bias or self.linear
+        return self.add or self.bias or (self.linear, *self.adapters)[-1]
 
     @property
     def residual(self) -> str | None:
         """The other operand of the add."""
         if self.add is None:
             return None
-        own = (self.bias or self.linear).name
+        own = (self.bias or (self.linear, *self.adapters)[-1]).name
         return next(name for name in self.add.inputs if name != own)
 
 
@@ -68,6 +70,7 @@ class Gated:
     gate: Node
     up: Node
     glu: Node
+    adapters: tuple[tuple[Node, ...], tuple[Node, ...]] = ((), ())  # of gate and of up
 
     @property
     def one_matrix(self) -> bool:
@@ -77,7 +80,7 @@ class Gated:
     @property
     def inner(self) -> set[str]:
         """The nodes whose values are stored only if a trace keeps them."""
-        return {self.gate.name, self.up.name}
+        return {n.name for n in (self.gate, self.up, *self.adapters[0], *self.adapters[1])}
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,17 @@ def fuse(
     keep: Collection[str] = (),
     form: Callable[[str], str] = lambda weight: "",
     gates: Collection[str] = ("glu",),
+    adapters: bool = False,
 ) -> Plan:
     """The plan that fills the cache, gives the output and computes the nodes in `keep`.
 
     `form(weight)` names the format that a product with this weight needs its input in. Products are grouped where the
-    format is the same. `gates` are the gating operations that the engine computes together with their products.
+    format is the same. `gates` are the gating operations that the engine computes together with their products, and
+    `adapters` says whether it computes LoRA adapters with them.
     """
     pools = cache_pools(graph)
     needed = graph.ancestors({graph.output, *graph.state.by_node, *keep})
-    match = _Matcher(graph, needed, pools, form, gates)
+    match = _Matcher(graph, needed, pools, form, gates, adapters)
     folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n, keep))}
     inside = {name for group in folded.values() for name in group.inner} | match.views(folded.values(), keep)
     # Values that must exist for every token: ancestors of the cache and of kept nodes, scores outside a fused pass, and
@@ -134,7 +139,7 @@ def fuse(
     domains = {name: _domain(graph, name, full) for name in needed if name not in INPUTS}
 
     products = {n.name: match.product(n, keep, domains) for n in graph if n.op == "linear" and n.name in single}
-    done = inside | {n.name for p in products.values() for n in (p.bias, p.add) if n}
+    done = inside | {n.name for p in products.values() for n in (*p.adapters, p.bias, p.add) if n}
     groups: list[Group] = []
     for node in graph:
         if node.name not in needed or node.name in done:
@@ -146,6 +151,11 @@ def fuse(
         else:
             groups.append(folded.get(node.name) or Single(node))
     return Plan(tuple(groups), domains)
+
+
+def is_adapter(node: Node) -> bool:
+    """Whether it adds a LoRA adapter with a scale for each token, as engines compile them."""
+    return node.op == "add_adapter" and len(node.inputs) == 3
 
 
 def _domain(graph: Graph, name: str, full: Collection[str]) -> str:
@@ -166,6 +176,7 @@ class _Matcher:
     pools: Mapping[str, CachePool]
     form: Callable[[str], str]
     gates: Collection[str]
+    adapters: bool
 
     def readers(self, name: str) -> list[Node]:
         return [self.graph[u] for u in self.graph.users.get(name, ()) if u in self.needed]
@@ -210,19 +221,36 @@ class _Matcher:
     def gated(self, glu: Node, keep: Collection[str]) -> Gated | None:
         if glu.op not in self.gates:
             return None
-        linears = [self.graph.by_name.get(name) for name in glu.inputs]
-        gate, up = linears[0], linears[-1]
-        if not gate or not up or gate.op != "linear" or up.op != "linear":
+        chains = [self.chain(name) for name in glu.inputs]
+        if not all(chains):
+            return None
+        (gate, *of_gate), (up, *of_up) = chains[0], chains[-1]
+        if glu.op == "glu_split" and of_gate:
             return None
         if glu.op == "glu_split":
             return Gated(gate, up, glu) if self.alone([gate, glu]) and gate.name not in keep else None
         if gate is up or gate.inputs != up.inputs or self.form(gate.weights[0]) != self.form(up.weights[0]):
             return None
-        return Gated(gate, up, glu) if self.alone([gate, glu]) and self.alone([up, glu]) else None
+        if not self.alone([gate, *of_gate, glu]) or not self.alone([up, *of_up, glu]):
+            return None
+        return Gated(gate, up, glu, (tuple(of_gate), tuple(of_up)))
+
+    def chain(self, last: str) -> list[Node]:
+        """The linear whose value this is, and the adapters after it; empty if it is none."""
+        node = self.graph.by_name.get(last)
+        if node and self.adapters and is_adapter(node):
+            before = self.chain(node.inputs[0])
+            return [*before, node] if before else []
+        return [node] if node and node.op == "linear" else []
 
     def product(self, linear: Node, keep: Collection[str], domains: Mapping[str, str]) -> Product:
-        """A linear with the bias and the residual add that join it. A kept node ends the chain."""
+        """A linear with the adapters, the bias and the residual add that join it. A kept node ends the chain."""
         product, order = Product(linear), self.graph.order
+        while self.adapters and product.last.name not in keep:
+            readers = self.readers(product.last.name)
+            if len(readers) != 1 or not is_adapter(readers[0]) or readers[0].inputs[0] != product.last.name:
+                break
+            product = replace(product, adapters=(*product.adapters, readers[0]))
         for kind in ("bias", "add"):
             last = product.last.name
             readers = self.readers(last)

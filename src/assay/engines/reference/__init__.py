@@ -36,6 +36,7 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
     with_scales,
+    with_types,
 )
 from assay.engines.plan.given_rows import picture_form, with_pictures
 from assay.engines.plan.state_layout import state_slots as count_slots
@@ -47,6 +48,7 @@ from assay.graph.state import POSITION
 from assay.models import Model
 from assay.models.adapters import Adapter, adapted, joined_file
 from assay.models.pictures import EVERYTHING, PictureForm, pictured
+from assay.models.token_types import typed
 
 Array = NDArray[Any]
 
@@ -331,6 +333,7 @@ class ReferenceEngine(PagedEngine):
 
     name = "reference"
     pictures = EVERYTHING
+    token_types = True
     precisions = MappingProxyType({"f64": "f64", "f32": "f32"})
     exact_drafts = True  # drafted tokens are computed one by one
     spare_states = 1 << 20  # as many as memory holds
@@ -357,7 +360,7 @@ class ReferenceEngine(PagedEngine):
         self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
         # By the adapters that a chunk uses, and the form of its pictures.
-        self._graphs: dict[tuple[tuple[int, ...], PictureForm | None], Graph] = {((), None): self.graph}
+        self._graphs: dict[tuple[tuple[int, ...], PictureForm | None, bool], Graph] = {((), None, False): self.graph}
         self._pools: dict[str, Array] = {}
         self.state_slots = count_slots(self.graph, state_slots)
         self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
@@ -423,10 +426,13 @@ class ReferenceEngine(PagedEngine):
     ) -> tuple[Output, _PagedCache]:
         active = tuple(number for number, _ in chunk.adapters)
         form = picture_form(self, [chunk])
-        if (active, form) not in self._graphs:
+        variant = active, form, bool(chunk.second)
+        if variant not in self._graphs:
             graph = adapted(self.graph, self.adapters, active) if active else self.graph
-            self._graphs[active, form] = pictured(graph, form) if form else graph
+            graph = typed(graph) if chunk.second else graph
+            self._graphs[variant] = pictured(graph, form) if form else graph
         chunk = with_scales(chunk, active) if active else chunk
+        chunk = with_types(chunk, self.dtype) if chunk.second else chunk
         chunk = with_pictures(chunk, form, self.model.hparams.n_embd, self.dtype) if form else chunk
         at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
@@ -454,7 +460,7 @@ class ReferenceEngine(PagedEngine):
                     nodes[name] = value
 
         targets = keep | head | self.graph.state.by_node.keys()
-        interpret(self._graphs[active, form], self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
+        interpret(self._graphs[variant], self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
         return Output(logits, nodes), cache
 
     def copy_page(self, source: int, to: int) -> None:

@@ -38,8 +38,11 @@ def embed(tokens: Array, W: Any) -> Array:
     return np.asarray(W[tokens])
 
 
-def add_row(x: Array, W: Array, *, row: int) -> Array:
-    """y = x + W[row]; the last axis of W is the width."""
+def add_row(x: Array, *rest: Array, row: int) -> Array:
+    """y = x + W[row], or y[t] = x[t] + W[rows[t]] where rows are given; the last axis of W is the width."""
+    *rows, W = rest
+    if rows:
+        return np.asarray(x + np.asarray(W)[rows[0].reshape(-1).astype(np.int64)])
     return np.asarray(x + (W[row] if len(W.shape) == 2 else np.asarray(W).reshape(-1, x.shape[-1])[row]))
 
 
@@ -107,9 +110,12 @@ def add(a: Array, b: Array) -> Array:
     return a + b.reshape(a.shape)
 
 
-def add_adapter(a: Array, x: Array, s: Array, A: Array, B: Array, *, factor: float) -> Array:
-    """y[t] = a[t] + s[t] · factor · B (A x[t]) where s[t] ≠ 0, else a[t], whose bits are kept."""
+def add_adapter(a: Array, x: Array, *rest: Array, factor: float, scale: float) -> Array:
+    """y[t] = a[t] + s[t] · factor · B (A x[t]) where s[t] ≠ 0, else a[t], whose bits are kept. s may be left out: then
+    it is `scale` for every token."""
+    *given, A, B = rest
     added = (x.reshape(len(x), -1) @ np.asarray(A).T @ np.asarray(B).T).reshape(a.shape)
+    s = given[0] if given else np.full(len(x), scale, a.dtype)
     each = s.reshape(-1, *[1] * (a.ndim - 1))
     return np.where(each != 0, a + each * factor * added, a)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from assay.models.blocks import RANK
+from assay.models.token_types import has_second_type
 from assay.runtime.params import SamplerParams
 from assay.runtime.pooling import embedding_of
 from assay.runtime.sequence import Job, Progress
@@ -150,8 +151,9 @@ def _by_head(entry: ServedModel, query: str, instruction: str, until: float) -> 
     yes = next((i for i, label in enumerate(labels) if str(label).lower() == "yes"), None)
 
     def make(text: str) -> list[Job]:
-        ids = _asked(entry, query, text, instruction) if graph.generates else pair_ids(entry, query, text)
-        return [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until)]
+        ids, second = (_asked(entry, query, text, instruction), 0) if graph.generates else pair_ids(entry, query, text)
+        typed = second if has_second_type(graph) else 0
+        return [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until, second=typed)]
 
     def score(rows: list[tuple[Progress, float]]) -> float:
         pool = rows[0][0].pool
@@ -200,14 +202,17 @@ def _asked(entry: ServedModel, query: str, text: str, instruction: str) -> list[
     return ids
 
 
-def pair_ids(entry: ServedModel, query: str, text: str) -> list[int]:
-    """Query and document as an encoder reads them: [CLS] query [SEP] document [SEP]; RoBERTa has two in between."""
+def pair_ids(entry: ServedModel, query: str, text: str) -> tuple[list[int], int]:
+    """Query and document as an encoder reads them, and where the document begins.
+
+    [CLS] query [SEP] document [SEP]; RoBERTa has two [SEP] in between."""
     tokenizer = entry.tokenizer
     first = tokenizer.encode(query, parse_special=False)
     second = tokenizer.encode(text, add_special=False, parse_special=False)
     end = first[-1:] if first and tokenizer.is_special(first[-1]) else []
     between = [] if tokenizer.is_word_piece else end
-    return [*first, *between, *second, *end]
+    before = [*first, *between]
+    return [*before, *second, *end], len(before) if second or end else 0
 
 
 def _sigmoid(x: float) -> float:

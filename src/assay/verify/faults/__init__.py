@@ -23,6 +23,7 @@ from importlib import resources
 from assay.errors import AssayError
 from assay.system import plugins
 from assay.verify.faults import (
+    adapter_edits,
     attention_edits,
     block_edits,
     decoders,
@@ -89,6 +90,7 @@ _PLANTING = (
     recurrent,
     wgsl_edits,
     vision,
+    adapter_edits,
 )  # importing them registers their edits
 
 

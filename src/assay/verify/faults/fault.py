@@ -342,16 +342,16 @@ def _without_state(node: Node) -> dict[str, Any]:
 
 
 def with_weight(node: Node, value: Callable[[], Array]) -> Change:
-    """The node with other numbers in place of its weight."""
+    """The node with other numbers in place of its weight, the first one where it has several."""
     attrs, function = _without_state(node), FUNCTIONS[node.op]
-    n = len(node.inputs)  # what follows the inputs is state, which functions take after the weights
+    n = len(node.inputs)  # what follows are further weights, and state, which functions take after the weights
 
     def run(*inputs: Array) -> Array:
         dtype = inputs[0].dtype if inputs[0].dtype.kind == "f" else np.float64
         with np.errstate(all="ignore"):
             return function(*inputs[:n], value().astype(dtype, copy=False), *inputs[n:], **attrs)
 
-    return Change(replace(node, weights=()), run)
+    return Change(replace(node, weights=node.weights[1:]), run)
 
 
 def on_rows(context: Context, node: Node, change: Change, chosen: NDArray[np.bool_] | None = None) -> Change:

@@ -30,6 +30,7 @@ class Stage(StrEnum):
     RWKV = "rwkv"
     STATE = "recurrent state"
     FFN = "ffn"
+    ADAPTER = "adapter"
     RESIDUAL = "residual"
     HEAD = "output head"
     DRAFT = "draft head"

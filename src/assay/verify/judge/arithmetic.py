@@ -336,6 +336,10 @@ def _state_width(graph: Graph, node: Node, n_keys: int) -> int:
 
 
 # How many terms a value of each operation sums; products sum over the columns of their weight, all others sum two.
+def _adapter_terms(graph: Graph, node: Node, n_keys: int) -> int:
+    return sum(graph.weights[node.weights[0]])  # the rank and the columns of A
+
+
 _TERMS: dict[str, Callable[[Graph, Node, int], int]] = {
     "rms_norm": _row_width,
     "layer_norm": _input_width,
@@ -344,6 +348,7 @@ _TERMS: dict[str, Callable[[Graph, Node, int], int]] = {
     "pool": _keys,
     "row_sum": _chosen,
     "expert_sum": _chosen,
+    "add_adapter": _adapter_terms,
     **dict.fromkeys(("delta_rule", "ssm_scan", "wkv6", "wkv7"), _state_width),
 }
 

@@ -373,6 +373,8 @@ def _narrow(value: Array) -> Array:
 def cache_path(inputs: RunInputs) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(inputs.tokens)}|{list(inputs.positions)}"
+    if scales := sorted({float(node.attr("scale")) for node in inputs.model.graph if node.op == "add_adapter"}):
+        key += f"|adapters {scales}"  # the adapters themselves are in the file
     return home() / "noise" / inputs.model.file.sha256 / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 

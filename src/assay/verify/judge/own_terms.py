@@ -162,7 +162,17 @@ def state_squares(node: Node, inputs: Sequence[Array], weights: Sequence[Array],
     return np.stack(found)
 
 
+def _adapter(node: Node, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
+    """a, and the terms of both products of s factor B (A x). The terms of A x reach every value through B."""
+    a, x, *given = inputs
+    (A, B), rows = weights, x.reshape(len(x), -1)
+    scale = given[0].reshape(-1, 1) if given else node.attr("scale")
+    terms = ((rows @ A.T) ** 2 + rows**2 @ (A**2).T) @ (B**2).T
+    return np.asarray(a**2 + ((scale * node.attr("factor")) ** 2 * terms).reshape(a.shape))
+
+
 OWN_TERMS: dict[str, Callable[[Node, Sequence[Array], Sequence[Array]], Array]] = {
+    "add_adapter": _adapter,
     "lerp": _lerp,
     "lerp_row": _lerp,
     "add_gain": _add_gain,
