@@ -16,7 +16,7 @@ from assay.vision import picture
 from assay.vision.picture import decode_boxed, decode_picture, picture_size
 from assay.vision.picture_plan import plan_picture
 from assay.vision.preprocess import preprocess
-from assay.vision.resize import FILTERS, resize
+from assay.vision.resize import resize
 from tests.vision.golden import DATA, SHARED, golden
 
 RNG = np.random.default_rng(7)
@@ -69,7 +69,7 @@ def test_extreme_pictures_are_planned_or_refused() -> None:
         plan_picture(keys("gemma3"), (0, 5))
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos"])
 def test_resize_is_pillows_to_the_bit(name: str) -> None:
     """Pass by pass: newer versions of Pillow choose the order of the two."""
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")

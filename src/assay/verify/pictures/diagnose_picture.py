@@ -156,7 +156,7 @@ class _Search:
     def _pixel_node(self, verdict: PixelVerdict, found: dict[int, Array]) -> NodeVerdict:
         j = verdict.worst
         made = found[j]
-        right = self.prepared.images[j].pixels if j < len(self.prepared.images) else np.zeros((3, 1, 1), np.float32)
+        right: Array = self.prepared.images[j].pixels if j < len(self.prepared.images) else np.zeros((3, 1, 1))
         name = f"pixels_{j}"
         state: Any = "same" if verdict.distance.same else "noise" if verdict.right else "wrong"
         if made.dtype == np.uint8 and j < len(self.prepared.images):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def images_by(keys: ProjectorKeys, picture: Bytes, habits: PixelHabits) -> list[
 class _Canvas:
     """Pixels [row, column, RGB] of 0 to 255, and where they come from the picture."""
 
-    values: NDArray[np.floating] | Bytes
+    values: NDArray[Any]
     inside: NDArray[np.bool_]
 
     @staticmethod
@@ -117,7 +118,7 @@ def _scaled(keys: ProjectorKeys, canvas: _Canvas, to: Scaling, habits: PixelHabi
     return _Canvas(values, inside)
 
 
-def _resized(picture: NDArray, width: int, height: int, name: str, habits: PixelHabits) -> NDArray:
+def _resized(picture: NDArray[Any], width: int, height: int, name: str, habits: PixelHabits) -> NDArray[Any]:
     if name == "nearest":
         rows, columns = (
             np.minimum(((np.arange(n) + 0.5) * (m / n)).astype(int), m - 1)
