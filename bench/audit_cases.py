@@ -1,4 +1,4 @@
-"""What is served in an audit: the cases of docs/lab/audits.md, and the files that they need."""
+"""The servers of an audit: the cases of docs/lab/audits.md, and the files that they need."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def with_metadata(file: GGUFFile, path: Path, changes: dict[str, Any]) -> Path:
 
 
 def figures(found: AuditResult, words: str) -> dict[str, Any]:
-    """What the page needs of an audit; `words` are those of the right answer."""
+    """The figures of an audit that the page shows; `words` are those of the right answer."""
     said = "; ".join(f"{f.words} ({f.confidence:.2f})" for f in found.findings)
     detected_at = next((i + 1 for i, v in enumerate(found.path) if v >= -math.log(found.alpha)), None)
     tokens = found.places if found.reading.top else found.reading.tokens  # a text alone has tokens that do not count

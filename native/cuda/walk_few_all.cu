@@ -216,7 +216,7 @@ DEVICE void fetch_few_experts(const WalkStep& step, Fetch<false>& fetch, FewChos
     if (down) leave_place(&chosen.taken);
 }
 
-// Rows of x of the expert at hand, quantised: of gate and up a token's row, of down the row of a choice. `eight`: in the
+// Rows of x of the current expert, quantised: of gate and up a token's row, of down the row of a choice. `eight`: in the
 // layout of eight rows (walk.h).
 template <bool DOWN>
 DEVICE void take_rows_of(const WalkStep& step, const FewChosen& chosen, int n_rows, bool eight, int8_t* q, float2* ds, uint32_t* n) {

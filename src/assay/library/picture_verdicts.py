@@ -69,7 +69,7 @@ def diagnose_image(
     *,
     seconds: float = SECONDS,
 ) -> PictureFinding:
-    """What an engine made of a picture, judged against the mmproj file, and the mistake that gives its values.
+    """Judge an engine's values for a picture against the mmproj file, and name the mistake that gives them.
 
     `values` has `pixels_0` (the array that the tower reads), `embd_0` (the rows for the language model) or nodes of the
     tower; any of them is enough. `image` is the picture's file or its pixels [row, column, RGB].

@@ -9,7 +9,7 @@ specification, with test vectors.
     link i = BLAKE2b-256 of link i-1, token i as a little-endian u32, row i
 
 A row is 200 kB and more, so its hash is nearly all of the work. A replay computes the row itself, so the hash need not
-resist collisions. It must depend on every bit, so that nobody knows it without the row. GMAC with a fixed key does, at
+resist collisions. It must depend on every bit, so that a server has to compute the row. GMAC with a fixed key does, at
 three times the speed of SHA-256 (version 2) and eight times that of BLAKE2b (version 1). No token is drawn from a row
 with NaN, whose bits differ between machines. The last link is signed with Ed25519. Touch this module to change what a
 receipt binds, and raise `VERSION` with it.

@@ -225,7 +225,7 @@ def map_rows(
 
 
 def small_step(steps: StepList, possible: bool, several: bool = False) -> WalkNeeds | None:
-    """What a single operation needs as a step of a walk; None if it is a launch. `several`: walks of several tokens
+    """The needs of a single operation as a step of a walk; None if it is a launch. `several`: walks of several tokens
     have it too."""
     c = steps.context
     return WalkNeeds(tier=Tier.ALL) if possible and c.small_steps and (several or c.shape.tokens == 1) else None

@@ -25,7 +25,7 @@ from assay.models.token_types import typed
 
 @dataclass(frozen=True)
 class GraphVariant:
-    """What the chunks of a batch need."""
+    """The needs of the chunks of a batch."""
 
     adapters: tuple[int, ...] = ()  # those that some chunk uses, ascending
     typed: bool = False  # some chunk has a second text

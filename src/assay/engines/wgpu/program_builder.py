@@ -1,4 +1,4 @@
-"""What the compiler of the wgpu engine writes to: dispatches, memory of values, and where values lie.
+"""The output of the wgpu engine's compiler: dispatches, memory of values, and where values lie.
 
 Values are rows of floats in buffers. Slices of rows and joined heads are views without a dispatch. A value that
 products read as int8 blocks is quantised by the kernel that computes it, where that kernel can. Touch this module when
@@ -63,7 +63,7 @@ class PlacedWeights(Protocol):
 
 @dataclass(frozen=True)
 class ProgramShape:
-    """What the memory of a program is sized for: rows of a step, keys of a sequence, and the cache's type.
+    """The sizes that a program's memory is made for: rows of a step, keys of a sequence, and the cache's type.
 
     With `best`, the program ends with the largest logit of each output row in the buffer `chosen`.
     """

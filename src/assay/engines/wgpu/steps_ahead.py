@@ -32,7 +32,7 @@ class StepsAhead:
     cut: Callable[[Sequence[Chunk]], list[Step]]
     submit: Callable[[Step, Sequence[Copy], Sequence[Copy]], None]
     shared: Callable[[str], Any]
-    _landing: dict[int, Any] = field(default_factory=dict)  # results by step, on their way to the host
+    _landing: dict[int, Any] = field(default_factory=dict)  # results by step, which the device copies to the host
 
     def __post_init__(self) -> None:
         size = _ROW * len(self.batch)

@@ -1,4 +1,4 @@
-"""What is wrong with an engine's picture: from its pixels, its tower's nodes or its rows to the mistake.
+"""The mistake in an engine's picture: from its pixels, its tower's nodes or its rows to the mistake.
 
 Pixels are judged first, where the dump has them. The tower is then judged on the dump's own pixels, so that a mistake
 before the tower is not blamed on it. Every mistake is tried on the wrong nodes; one that explains them to the noise of
