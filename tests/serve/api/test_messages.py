@@ -230,7 +230,7 @@ def test_an_agents_session(agent: Server) -> None:
 
 @pytest.mark.slow
 def test_a_system_prompt_of_20_000_tokens_is_computed_once(agent: Server) -> None:
-    first, second, _ = requests("be brief and exact " * 1060)
+    first, second, _ = requests("be brief and exact " * 1200)
     size = prompt(agent, {key: first[key] for key in ("messages", "system", "tools")})
     assert size > 20_000
     created = events(agent, first)[0]["message"]["usage"]

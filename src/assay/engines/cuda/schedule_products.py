@@ -273,10 +273,9 @@ def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -
     matrix, tokens = part.matrix, steps.context.shape.tokens
     rows = -(-matrix.rows // steps.context.limits.processors)
     if tokens > 1:
-        if norm:
-            raise walk.NoWalk
-
         c = steps.context
+        if norm or not c.product_formats:  # no quantised weights beside them
+            raise walk.NoWalk
         most = min(walk.MOST_FEW, walk.free_shared(c, c.product_formats))
         cut = _batch_float_cut(tokens, matrix.rows, matrix.units, matrix.format.chunks, most, c.limits.processors)
         of_rows, of_tokens, shared = cut

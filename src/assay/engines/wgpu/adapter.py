@@ -27,6 +27,8 @@ from assay.system.extras import install
 _KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # in order of choice
 _WANTED = ("max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage")
 _CLOCKS = "timestamp-query"  # a feature for benchmarks
+UNPACKED = "return unpack2x16float(word);"  # in tier0.wgsl
+BY_INTEGERS = "return bitcast<vec2<f32>>(vec2<u32>(from_half(word & 0xffffu), from_half(word >> 16u)));"
 ALIGNMENT = 256  # of a part of a buffer that is bound on its own
 
 
@@ -68,6 +70,7 @@ class Gpu:
         self.max_buffer = int(limits["max-buffer-size"])
         self._calls = _c_calls()
         self._pipelines: dict[tuple[Kernel, int], Any] = {}
+        self._unpacks = True  # whether the adapter takes `unpack2x16float`; the first kernel that has it tells
         self._layouts: dict[tuple[bool, ...], Any] = {}
 
     def buffer(self, size: int, what: str) -> Any:
@@ -133,13 +136,25 @@ class Gpu:
         found = self._pipelines.get((kernel, tier))
         if found is None:
             with named_errors(f"kernel {kernel.name} cannot be compiled"):
-                module = _trusted_module(self._device, kernel.source(tier))
+                module = self._module(kernel.source(tier))
                 layout = self._device.create_pipeline_layout(bind_group_layouts=[self._layout(kernel)])
                 found = self._device.create_compute_pipeline(
                     layout=layout, compute={"module": module, "entry_point": "main"}
                 )
             found = self._pipelines.setdefault((kernel, tier), found)
         return found
+
+    def _module(self, code: str) -> Any:
+        """The module of a kernel. Some adapters refuse `unpack2x16float`: they get halves by integers."""
+        if not self._unpacks:
+            code = code.replace(UNPACKED, BY_INTEGERS)
+        try:
+            return _trusted_module(self._device, code)
+        except Exception:
+            if not self._unpacks or UNPACKED not in code:
+                raise
+            self._unpacks = False
+            return self._module(code)
 
     def _layout(self, kernel: Kernel) -> Any:
         written = (False, *kernel.bindings.values())
