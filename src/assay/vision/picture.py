@@ -2,8 +2,8 @@
 
 The result is llama.cpp's, which decodes with stb_image. Alpha is dropped and not blended, grey becomes three equal
 channels, and of 16 bits the upper 8 remain. An animation gives its first frame. The EXIF orientation is not applied.
-CMYK is multiplied out. A JPEG file may differ by 1 or 2 in single pixels, because two decoders round differently. WebP is
-read as well, which stb_image does not know.
+CMYK is multiplied out. A JPEG file may differ by 1 or 2 in single pixels, because two decoders round differently.
+WebP is read as well, which stb_image does not know.
 Touch this to read a further format.
 """
 
@@ -162,7 +162,7 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
 
 
 def _gif_background(picture: Any) -> tuple[int, int, int]:
-    """The border that stb_image puts around a GIF's first frame: the background of the global palette, blue first; black for 0."""
+    """stb_image's border around a GIF's first frame: the background of the global palette, blue first; black for 0."""
     index, palette = picture.info.get("background", 0), picture.global_palette
     if palette is None:  # none, or a ramp of greys
         return index, index, index

@@ -83,7 +83,7 @@ def plant_picture(fault: str, label: str, **stages: Any) -> None:
 
 @dataclass(frozen=True)
 class PlantedTower:
-    """The values that an engine with the mistake computes for one image: values that the graph reads, the graph, functions."""
+    """An engine with the mistake, for one image: values that the graph reads, the graph, functions."""
 
     given: dict[str, Array]
     graph: Graph
