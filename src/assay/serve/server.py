@@ -12,6 +12,7 @@ import math
 import ssl
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,9 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     ending: list[asyncio.Task[None]] = []
 
     def end() -> None:
-        config.report(f"ending: running requests have {limits.drain_s:g} s to finish")
         ending.append(asyncio.ensure_future(_drain(models, limits)))
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            config.report(f"ending: running requests have {limits.drain_s:g} s to finish")
 
     server = Server(settings, end)
     loading = asyncio.ensure_future(_load_first(models, server) if entries else asyncio.sleep(0))

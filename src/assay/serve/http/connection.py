@@ -148,8 +148,8 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         else:
-            self._on_exit()
             self.should_exit = True
+            self._on_exit()
 
 
 def listen(host: str, port: int) -> socket.socket:
