@@ -23,8 +23,8 @@ from tests import tiny
 
 EMITTER = Path(__file__).parents[3] / "docs" / "emitters" / "emit_webgpu.js"
 TOKENS = [1, 270, 280, 17, 300]
-POSTED = ("embd", "attn_norm", "Qcur", "Kcur", "Vcur", "kq", "kq_soft_max", "kqv_out", "ffn_inp", "ffn_norm", "ffn_swiglu",
-          "ffn_out", "l_out", "result_norm", "result_output")  # fmt: skip
+POSTED = ("embd", "attn_norm", "Qcur", "Kcur", "Vcur", "kq", "kq_soft_max", "kqv_out", "ffn_inp", "ffn_norm",
+          "ffn_swiglu", "ffn_out", "l_out", "result_norm", "result_output")  # fmt: skip
 
 # The fault of the howto, the row of the catalogue, and the variant that is planted.
 PLANTED = {
