@@ -154,3 +154,40 @@ def test_habits_of_printing_elements_and_logits() -> None:
     text = 'top 3 logits: 704 " Paris" 14.75; 45 "a;b" 9.5; 51 " La" 8.25\n'
     (top,) = read_log(Path("log"), (), text).observations
     assert top.name == "result_output" and dict(top.data) == {704: 14.75, 45: 9.5, 51: 8.25}
+
+
+def test_a_call_with_its_ids_begins_a_step(tmp_path: Path) -> None:
+    """The calls say which ids were fed and how many precede them, as people print their own functions."""
+    (tmp_path / "a.log").write_text(
+        "forward([5, 6, 7]) nPast=0\nlayer 0 out first=[0.25, 0.5]\n"
+        "forward([8]) nPast=3\nlayer 0 out first=[0.75, 1.5]\nforward([9]) nPast=4\nlayer 0 out first=[2.5, 3.5]\n"
+    )
+    dump = read_log(tmp_path / "a.log")
+    assert dump.tokens == (5, 6, 7)
+    assert [obs.data for obs in dump.observations] == [(0.25, 0.5)]
+    assert [(token, [obs.data for obs in seen]) for token, seen in dump.later] == [
+        (8, [(0.75, 1.5)]),
+        (9, [(2.5, 3.5)]),
+    ]
+
+
+def test_a_call_elsewhere_is_no_step(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("tokens: [5, 6, 7]\nlayer 0 out first=[0.25, 0.5]\nforward([8]) pos=9\n")
+    assert read_log(tmp_path / "a.log").later == ()
+
+
+def test_a_printed_configuration_is_left_out(model: Model, tmp_path: Path) -> None:
+    """A struct of sizes has words of nodes and no values."""
+    log = tmp_path / "a.log"
+    log.write_text(
+        f'Cfg {{ arch: "llama", n_layer: 2, dim: 64, ffn: 160, hd: 16, eps: 1e-5 }}\ntokens: {list(TOKENS)}\n'
+        "L00.h_out sum=-4.66730 norm=3.54099 first5=[-0.05995, -0.04007, -0.04693, 0.03387, 0.12798]\n"
+    )
+    dump = load_dump(log, model)
+    assert {obs.name for obs in dump.observations} == {"l_out-0"}
+
+
+def test_l2_of_a_legend_is_no_layer(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("tokens: [5, 6]\n(last token; |x| = l2)\nl_out-0 norm=2.5\nffn_out-0 norm=3.5\n")
+    found = {obs.name: obs.data for obs in read_log(tmp_path / "a.log").observations}
+    assert set(found) == {"l_out-0", "ffn_out-0"}

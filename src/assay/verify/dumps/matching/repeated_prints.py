@@ -50,7 +50,10 @@ def one_print_of_each(
         for key, of in zip(group, lines, strict=True):
             kinds = _shared_kinds(list(several[key].values()))
             left |= {id(o) for line in of if line != of[nearest] for o in several[key][line] if o.kind in kinds}
-            which = f"print {nearest + 1} of {len(of)} is read, the nearest to the definition"
+            which = (
+                f"print {nearest + 1} of {len(of)} is read, the nearest to the definition; if the others are decode "
+                "steps, print a heading such as 'decode step 1, token 253' above each"
+            )
             notes.append(f"{key[0]}: printed {len(of)} times with other values; {which}")
     return [o for o in observations if id(o) not in left], notes
 

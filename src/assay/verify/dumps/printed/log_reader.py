@@ -43,6 +43,22 @@ _STEP = re.compile(
     r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
     re.IGNORECASE,
 )
+# A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
+_CALL = re.compile(
+    r"^\W{0,6}(?:forward|eval|decode|predict|infer|run|step|call)\w{0,12}\W{0,4}[\[(]\s{0,4}"
+    r"(\d{1,7}(?:\s{0,4},\s{0,4}\d{1,7}){0,400})\s{0,4}[\])]"
+    r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
+    re.IGNORECASE,
+)
+# A member of a printed configuration: Cfg { arch: "llama", n_layer: 30, dim: 576, ffn: 1536, eps: 1e-5 }
+_SIZE = re.compile(
+    r"\b(arch|n_?layers?|num_hidden_layers|n_?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|n_?vocab|"
+    r"vocab_size|n_?ff|ffn?|head_dim|hd|n_?rot|n_?ctx|seq_len|max_seq_len|eps|rope_\w{1,20}|base|theta|threads)"
+    r"[\"']?\s{0,3}[:=]\s{0,3}[\"'\d]",
+    re.IGNORECASE,
+)
+_SIZES = 5  # such members make a line a configuration
+_LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
 _LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
 _PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
@@ -79,9 +95,11 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 
 def _plainer(line: str) -> str:
-    """The line with three habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, and ids with their text and logit."""
+    """The line with four habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, ids with their text and logit, and
+    `= l2` of a legend, which is the norm and no layer."""
     if len(line) > 4000:
         return line
+    line = _LEGEND.sub("= norm", line)
     line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
     if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
@@ -133,9 +151,12 @@ class _LogReader:
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
         line = _plainer(line) if block is None else line
-        if block is None and len(line) < 200 and (step := _STEP.match(line)) and len(self.steps) < _MAX_STEPS:
-            self.steps.append((int(step[1]), len(self.found)))
+        step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None
+        if step is not None:
+            self.steps.append((step, len(self.found)))
             self.context, self.table, self.caption = HeadingStack(side=self.context.side), PrintedTable(), None
+            return
+        if block is None and len(line) < 1000 and len({m.lower() for m in _SIZE.findall(line)}) >= _SIZES:
             return
         self.fenced ^= line.lstrip().startswith("```")
         if block is None and self._at_token(line):
@@ -193,6 +214,17 @@ class _LogReader:
         self.found += matched[0]
         self.tokens = self.tokens or matched[1]
         return True
+
+    def _step(self, line: str) -> int | None:
+        """The token of a decode step whose heading this line is: by its words, or a call with the next position."""
+        if len(line) < 200 and (step := _STEP.match(line)):
+            return int(step[1])
+        call = _CALL.match(line)
+        ids = tuple(map(int, call[1].split(","))) if call else ()
+        if call and not self.tokens and not self.found and int(call[2]) == 0:
+            self.tokens = ids
+        next_one = call and len(ids) == 1 and self.found and int(call[2]) == len(self.tokens) + len(self.steps)
+        return ids[0] if next_one else None
 
     def _at_token(self, line: str) -> bool:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
