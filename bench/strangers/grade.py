@@ -1,7 +1,7 @@
 """How does `assay diagnose` do at first sight on engines that strangers wrote (bench/strangers/BRIEF.md)?
 
 python bench/strangers/grade.py                       # the logs of the reference data (`$ASSAY_SHARED/strangers`)
-python bench/strangers/grade.py bench/strangers/cases # what two writers made: C and JavaScript; Rust, Go and Python
+python bench/strangers/grade.py bench/strangers/cases # what five writers made, in C, JavaScript, Rust, Go and Python
 python bench/strangers/grade.py FOLDER…               # folders of cases: evidence.* and truth.toml in each
 python bench/strangers/grade.py FOLDER --out build/strangers.jsonl --limit 120
 
@@ -82,7 +82,11 @@ def cases_in(folder: Path) -> Iterator[StrangersCase]:
 
 
 def _model(name: str) -> Path:
-    """A path as it is, or below the reference data."""
+    """A path as it is or below the reference data, or the name of a model."""
+    if "/" not in name:
+        from assay.runtime import hub
+
+        return Path(hub.resolve(name))
     for path in (Path(name), SHARED / "data" / name, SHARED / "data" / Path(name).parent.name / Path(name).name):
         if path.is_file():
             return path
