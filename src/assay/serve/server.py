@@ -115,7 +115,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     def end() -> None:
         ending.append(asyncio.ensure_future(_drain(models, limits)))
         with suppress(OSError, ValueError):  # the terminal may be gone
-            config.report(f"ending: running requests have {limits.drain_s:g} s to finish")
+            config.report(f"ending; requests that run now may take {limits.drain_s:g} s more")
 
     server = Server(settings, end)
     loading = asyncio.ensure_future(_load_first(models, server) if entries else asyncio.sleep(0))
