@@ -182,9 +182,8 @@ def test_an_architecture_is_known_in_one_place() -> None:
         said = path.read_text()
         if path.parent.name in ("witness", "vision", "pictures"):  # the latter name projectors of mmproj files
             continue
-        names = set(others.ARCHITECTURES) - (
-            {"deepseek"} if "serve" in path.parts else set()
-        )  # a reasoning_format, too
+        other = {"deepseek"} if "serve" in path.parts else set()  # a reasoning_format
+        names = set(others.ARCHITECTURES) - other
         assert not [name for name in names if f'"{name}"' in said], path
     shared = ("pictures.py", "file_report.py")  # they build no architecture
     builders = [path for path in (source / "models").glob("*.py") if path.name not in shared]

@@ -50,7 +50,7 @@ _CALL = re.compile(
     r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
     re.IGNORECASE,
 )
-# A member of a printed configuration: Cfg { arch: "llama", n_layer: 30, dim: 576, ffn: 1536, eps: 1e-5 }
+# A member of a printed configuration: Cfg { n_layer: 30, n_head: 9, dim: 576, ffn: 1536, eps: 1e-5 }
 _SIZE = re.compile(
     r"\b(arch|n_?layers?|num_hidden_layers|n_?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|n_?vocab|"
     r"vocab_size|n_?ff|ffn?|head_dim|hd|n_?rot|n_?ctx|seq_len|max_seq_len|eps|rope_\w{1,20}|base|theta|threads)"
