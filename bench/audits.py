@@ -1,12 +1,12 @@
 """Audits of a stock llama.cpp (xllamacpp) in honest and dishonest configurations: docs/lab/audits.md.
 
-    python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone]
+    python bench/audits.py [--model smollm2] [--seeds 1] [--only NAME] [--tokens-alone] [--jobs 16]
     python bench/audits.py --honest 1000 --jobs 16
     python bench/audits.py --dishonest 12 --jobs 16
     python bench/audits.py --model smollm2 --engine openvino
 
-Every configuration is a process of its own behind HTTP, which all seeds ask. Results are kept in build/audits.json by
-model, configuration and seed, so an interrupted run continues. `--tables` prints the tables of what is there.
+Every configuration is a process of its own behind HTTP, which all seeds of a job ask. Results are kept in
+build/audits.json by model, configuration and seed, so an interrupted run continues. `--tables` prints the tables of what is there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,9 @@ from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
 
 KEPT = ROOT / "build" / "audits.json"
+Job = tuple[
+    str, str, str, tuple[int, ...], bool
+]  # model, file of another model, case, seeds, without log-probabilities
 HEAD = "| served | audits | verdicts | named | tokens to detection | requests | processor s | an answer |"
 
 
@@ -56,6 +61,27 @@ def audits(
             options_of = AuditOptions(seed=seed, threads=1)
             found = audit_endpoint(model, Client(url, tokenizer), options_of, progress=lambda _: None)
             yield seed, figures(found, words) | {"cpu": round(time.process_time() - started, 1)}
+
+
+def audited(job: Job) -> tuple[str, dict[int, dict[str, Any]]]:
+    """A job of a process: one case, some seeds."""
+    model, other, case, seeds, alone = job
+    with tempfile.TemporaryDirectory() as name:
+        return case, dict(audits(case, files(model, Path(name), other), Path(name), seeds, alone))
+
+
+def jobs(
+    args: argparse.Namespace, kept: dict[str, Any], mode: str
+) -> Iterator[tuple[str, str, str, tuple[int, ...], bool]]:
+    """The audits that are not kept yet. A job has few seeds if many run at a time."""
+    for case in args.only or CASES:
+        if case == "another model" and args.model != "synthetic" and not args.other:
+            continue
+        wanted = range(args.first_seed, args.first_seed + args.seeds)
+        seeds = [s for s in wanted if f"{args.model}|{mode}|{case}|{s}" not in kept]
+        each = 5 if args.jobs > 1 else len(seeds) or 1
+        yield from ((args.model, args.other, case, tuple(seeds[i : i + each]), args.tokens_alone)
+                    for i in range(0, len(seeds), each))  # fmt: skip
 
 
 def tables(kept: dict[str, Any]) -> str:
@@ -123,7 +149,7 @@ def main() -> None:
     parser.add_argument("--dishonest", type=int, help="audit assay itself in every dishonest case, so often each")
     parser.add_argument("--engine", help="audit another engine, which serves the model honestly: a witness")
     parser.add_argument("--precision", help="of --engine")
-    parser.add_argument("--jobs", type=int, default=1, help="audits at a time with --honest and --dishonest")
+    parser.add_argument("--jobs", type=int, default=1, help="audits at a time")
     parser.add_argument("--tables", action="store_true", help="only print the tables")
     args = parser.parse_args()
     if args.honest:
@@ -146,19 +172,13 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if not args.tables:
         mode = "tokens alone" if args.tokens_alone else "log-probabilities"
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            made = files(args.model, folder, args.other)
-            for case in args.only or CASES:
-                if case == "another model" and args.model != "synthetic" and not args.other:
-                    continue
-                key = f"{args.model}|{mode}|{case}|"
-                seeds = [s for s in range(args.first_seed, args.first_seed + args.seeds) if f"{key}{s}" not in kept]
-                for seed, found in audits(case, made, folder, seeds, args.tokens_alone) if seeds else ():
-                    kept[f"{key}{seed}"] = found
-                    KEPT.parent.mkdir(exist_ok=True)
-                    KEPT.write_text(json.dumps(kept, indent=1))
-                    print(f"{key}{seed}: {found}", flush=True)
+        with ProcessPoolExecutor(args.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+            for done in as_completed([pool.submit(audited, job) for job in jobs(args, kept, mode)]):
+                case, found = done.result()
+                kept |= {f"{args.model}|{mode}|{case}|{seed}": figures for seed, figures in found.items()}
+                KEPT.parent.mkdir(exist_ok=True)
+                KEPT.write_text(json.dumps(kept, indent=1))
+                print(f"{case}: {found}", flush=True)
     print(tables(kept))
 
 

@@ -4,18 +4,20 @@
 
 The first object has options of llama.cpp's server. The second has changes that a dishonest proxy makes to requests:
 `temperature`, `system` (a hidden system message), `drop` (keys removed from answers, such as logprobs), `before` (text
-put before prompts), `ids` (token ids are shown where `return_token_ids` asks for them, as vLLM does). The address is
-printed; the process ends with its standard input.
+put before prompts), `ids` (token ids are shown where `return_token_ids` asks for them, as vLLM does). With `others`,
+that many clients chat with the server all the time, so that it computes their tokens in one batch with the auditor's.
+The address is printed; the process ends with its standard input.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,14 @@ def reduced(found: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def chat_forever(server: Any, seed: int) -> None:
+    """Another client of the server."""
+    for i in itertools.count(seed * 1000):
+        body = {"prompt": f"{i} stories begin with", "max_tokens": 16 + i % 7, "temperature": 1.0, "seed": i}
+        with suppress(RuntimeError):
+            server.handle_completions(body)
+
+
 def main() -> None:
     import xllamacpp as library
 
@@ -61,6 +71,8 @@ def main() -> None:
         is_type = key.startswith("cache_type")
         setattr(settings, key, getattr(library.ggml_type, f"GGML_TYPE_{value.upper()}") if is_type else value)
     server = library.Server(settings)
+    for seed in range(proxy.get("others", 0)):
+        threading.Thread(target=chat_forever, args=(server, seed), daemon=True).start()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
