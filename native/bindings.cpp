@@ -22,6 +22,7 @@
 #include "program/foreign.h"
 #include "program/mapped.h"
 #include "program/program.h"
+#include "row_digest.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -271,6 +272,13 @@ NB_MODULE(_native, m) {
         "supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
     m.def("nearest_points", &nearest, "v"_a.noconvert(), "w"_a.noconvert(), "points"_a.noconvert(),
           "middles"_a.noconvert(), "near"_a.noconvert(), "out"_a.noconvert());
+    m.def(
+        "row_digest",
+        [](Array<uint32_t, 1> words) {
+            const std::array<uint64_t, 2> found = row_digest(words.data(), int64_t(words.size()));
+            return nb::make_tuple(found[0], found[1]);
+        },
+        "words"_a.noconvert());
     m.def("unpack", &unpack, "rows"_a.noconvert(), "type"_a, "columns"_a);
     m.def(
         "measure_dot_peak",

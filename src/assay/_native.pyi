@@ -23,6 +23,9 @@ def unpack(
 ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32]]:
     """Rows of a quantised type as int8 codes [rows, columns], with scales and minima [rows, columns / 16]."""
 
+def row_digest(words: NDArray[np.uint32]) -> tuple[int, int]:
+    """The checksum of a row of logits in a receipt: two numbers of 64 bits. `words` are the bits of the floats."""
+
 def nearest_points(
     v: NDArray[np.float32],
     w: NDArray[np.float32],

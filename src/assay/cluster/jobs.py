@@ -84,7 +84,7 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
             answered=_ids(arrays["answered"]),
             deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
             constraint=constraint,
-            receipt=head.get("receipt") == receipts.VERSION and receipts.can_hash(),
+            receipt=head.get("receipt") == receipts.VERSION,
             second=operator.index(head.get("second", 0)),
             thinking=thinking,
             **given,

@@ -4,15 +4,15 @@ A receipt is a chain of hashes over the bits of the logits at every token of an 
 the same bits on every machine, so anyone can compute the logits again and compare. docs/reference/receipts.md is the
 specification, with test vectors.
 
-    row    = AES-128-GMAC of the logits as little-endian float32
-    link 0 = BLAKE2b-256 of "assay receipt 3\\n" and the header as canonical JSON
+    row    = two sums of products of the bits of the logits (native/row_digest.cpp)
+    link 0 = BLAKE2b-256 of "assay receipt 4\\n" and the header as canonical JSON
     link i = BLAKE2b-256 of link i-1, token i as a little-endian u32, row i
 
 A row is 200 kB and more, so its hash is nearly all of the work. A replay computes the row itself, so the hash need not
-resist collisions. It must depend on every bit, so that a server has to compute the row. GMAC with a fixed key does, at
-three times the speed of SHA-256 (version 2) and eight times that of BLAKE2b (version 1). No token is drawn from a row
-with NaN, whose bits differ between machines. The last link is signed with Ed25519. Touch this module to change what a
-receipt binds, and raise `VERSION` with it.
+resist collisions. It must depend on every bit, so that a server has to compute the row. The sums do, at three times the
+speed of GMAC (version 3), nine times that of SHA-256 (version 2) and twenty times that of BLAKE2b (version 1). No token
+is drawn from a row with NaN, whose bits differ between machines. The last link is signed with Ed25519. Touch this
+module to change what a receipt binds, and raise `VERSION` with it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay import _native
 from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.runtime.params import SamplerParams
 from assay.system.extras import install
 
-VERSION = 3
-ROW_KEY, ROW_NONCE = b"assay receipt 3\n", bytes(12)  # of GMAC
+VERSION = 4
+ROW_KEY, ROW_NONCE = b"assay receipt 3\n", bytes(12)  # of GMAC, in version 3
 MAX_TOKENS = 1 << 22  # of a prompt or an answer
 _NAN = np.array([0x7FC00000], np.uint32).view(np.float32)[0]
 _SKIPPED = ("dry_breakers", "seed")  # settings that the header holds in another form
@@ -50,6 +50,11 @@ def _sha256(row: Any) -> bytes:
 
 def _blake2b(row: Any) -> bytes:
     return hashlib.blake2b(row, digest_size=16).digest()
+
+
+def _sums(row: Any) -> bytes:
+    first, second = _native.row_digest(np.frombuffer(row, np.uint32))
+    return first.to_bytes(8, "little") + second.to_bytes(8, "little")
 
 
 def _gmac(row: Any) -> bytes:
@@ -65,7 +70,8 @@ def _aes_gcm() -> Any:
     return AESGCM(ROW_KEY)
 
 
-ROW_HASHES: dict[int, Callable[[Any], bytes]] = {1: _blake2b, 2: _sha256, 3: _gmac}  # by the version of the receipt
+# By the version of the receipt.
+ROW_HASHES: dict[int, Callable[[Any], bytes]] = {1: _blake2b, 2: _sha256, 3: _gmac, 4: _sums}
 
 
 def row_digest(logits: Array, version: int = VERSION) -> bytes:
@@ -74,11 +80,6 @@ def row_digest(logits: Array, version: int = VERSION) -> bytes:
     if version < 3 and np.isnan(row).any():
         row = np.where(np.isnan(row), _NAN, row).astype("<f4")
     return ROW_HASHES[version](row.data)
-
-
-def can_hash() -> bool:
-    """Is the package for the rows of this version installed?"""
-    return find_spec("cryptography") is not None
 
 
 def ids_digest(ids: Sequence[int]) -> str:
