@@ -500,7 +500,8 @@ struct ScoreArgs {
 struct BestArgs {
     const float* x;  // [rows][width]
     uint2* lists;  // [rows][n_lists][k]: order and index
-    float* out;  // [rows][2 k]: values, then indices
+    uint64_t* sums;  // [rows][n_lists][2]: of the row's hash for a receipt; or null
+    float* out;  // [rows][2 k]: values, then indices; with sums four words more, the hash
     int32_t *tokens, *positions, *slots, *left;  // the step's tables, to advance by the best token; or null
     int32_t width, n_lists, k, padding;
 };
@@ -710,7 +711,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
     STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 616) STRUCT(WalkStep, 672) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
     STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
-    STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
+    STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -791,12 +792,12 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) FIELD(ScoreArgs, positions, 32) \
     FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) FIELD(ScoreArgs, mask, 56) \
     FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) FIELD(ScoreArgs, op, 108) \
-    FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, out, 16) FIELD(BestArgs, tokens, 24) \
-    FIELD(BestArgs, positions, 32) FIELD(BestArgs, slots, 40) FIELD(BestArgs, left, 48) FIELD(BestArgs, width, 56) \
-    FIELD(BestArgs, n_lists, 60) FIELD(BestArgs, k, 64) FIELD(BestArgs, padding, 68) FIELD(RepackArgs, raw, 0) \
-    FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) \
-    FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, expert_bytes, 96) \
-    FIELD(RepackArgs, half, 104) FIELD(RepackArgs, part, 108)
+    FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, sums, 16) FIELD(BestArgs, out, 24) \
+    FIELD(BestArgs, tokens, 32) FIELD(BestArgs, positions, 40) FIELD(BestArgs, slots, 48) FIELD(BestArgs, left, 56) \
+    FIELD(BestArgs, width, 64) FIELD(BestArgs, n_lists, 68) FIELD(BestArgs, k, 72) FIELD(BestArgs, padding, 76) \
+    FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) \
+    FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) \
+    FIELD(RepackArgs, expert_bytes, 96) FIELD(RepackArgs, half, 104) FIELD(RepackArgs, part, 108)
 #define ABI_SIZE_IS(name, size) static_assert(sizeof(name) == size, #name);
 ABI_STRUCTS(ABI_SIZE_IS)
 #undef ABI_SIZE_IS

@@ -23,8 +23,9 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.runtime.generate import Generator
 from assay.runtime.params import GREEDY, SamplerParams
+from assay.runtime.receipts import row_digest
 from assay.runtime.sampler import sample, sample_from_top, top_k_needed
-from assay.runtime.scheduler import Scheduler
+from assay.runtime.scheduler import Scheduler, deliver
 from assay.runtime.sequence import Job
 from assay.runtime.sequence_errors import EngineFailed
 from assay.runtime.worker import Worker
@@ -77,6 +78,25 @@ def test_the_scheduler_gets_the_cpu_engines_tokens(model: Model, work: list[Work
     assert found.ids == expected and sum(s.preempted for s in found.sequences) > 0
     again = Collector(worker, jobs[2:3]).wait()
     assert again.ids == expected[2:3] and again.sequences[0].cached > 0
+
+
+def test_rows_are_hashed_on_the_device(model: Model) -> None:
+    """A receipt of the card is that of the cpu. The rows stay on the device: in steps, and in decode runs."""
+    tokenizer = Tokenizer.from_gguf(model.file)
+    jobs = [
+        Job(tuple(IDS[:5]), params, 12, ignore_eos=True, receipt=True) for params in (GREEDY, SamplerParams(seed=3))
+    ]
+    for chosen in ([jobs[0]], jobs):
+        found = []
+        for engine in (CpuEngine(model, n_pages=64, threads=1), CudaEngine(model, n_pages=64, device=device())):
+            scheduler = Scheduler(engine, tokenizer, n_ctx=512, running=2)
+            sequences = [scheduler.make(job, lambda update: None) for job in chosen]
+            scheduler.add(sequences)
+            while not all(s.finished for s in sequences):
+                deliver(scheduler.step())
+            found.append([(s.ids, s.row_digests) for s in sequences])
+            engine.close()
+        assert all(len(digests) == 12 for _, digests in found[1]) and found[0] == found[1]
 
 
 @pytest.mark.parametrize("k", [1, 5, MAX_TOP_VALUES])
@@ -199,14 +219,16 @@ def test_ties_zeros_and_infinities_stand_as_numpy_sorts_them(values: list[float]
     if odd == 3:
         row[len(row) // 2] = np.nan
     gpu, k, n = device(), 7, -(-len(row) // 512)
-    x, lists, out = gpu.alloc(row.nbytes, ""), gpu.alloc(8 * n * k, ""), gpu.alloc(8 * k, "")
+    x, lists, sums, out = (gpu.alloc(size, "") for size in (row.nbytes, 8 * n * k, 16 * n, 8 * k + 16))
     gpu.upload(x, row)
-    args = structs.BestArgs(x, lists, out, width=len(row), n_lists=n, k=k)
+    args = structs.BestArgs(x, lists, sums, out, width=len(row), n_lists=n, k=k)
     gpu.launch(Launch("best_lists", (-(-n // 8), 1, 1), 256, args), False)
     gpu.launch(Launch("best_of_lists", (1, 1, 1), 32, args, 4 * n), False)
-    found = np.empty(2 * k, np.float32)
+    found = np.empty(2 * k + 4, np.float32)
     gpu.download(found, out)
     gpu.sync()
+    found, digest = found[: 2 * k], found[2 * k :].tobytes()
+    assert digest == row_digest(row), "the hash of a receipt, as the host computes it"
     order = np.argsort(-row + 0.0, kind="stable")[:k]
     if odd == 3:
         assert np.isnan(found[0]) and found[k] == len(row) // 2

@@ -111,6 +111,7 @@ class Chunk:
     `rows` holds the values that the graph is `given` instead of computing them, one row per token. If the graph reads
     no token ids, `tokens` may then be empty.
     `pictures` are given where the sequence holds pictures.
+    `digest` asks for the hash of the output row with its largest logits (`TopValues.digests`, `DecodeRunner`).
     `second` is the first token of the second text of a pair, whose token type is 1 (BERT); 0: there is one text.
     """
 
@@ -127,6 +128,7 @@ class Chunk:
     pictures: PictureRows | None = None
     prompt: int = 0
     second: int = 0
+    digest: bool = False
 
     @cached_property
     def n_tokens(self) -> int:
@@ -163,10 +165,12 @@ class Chunk:
 
 
 class TopK(NamedTuple):
-    """The largest logits of a row in descending order; equal logits are ordered by id. A NaN comes first."""
+    """The largest logits of a row in descending order; equal logits are ordered by id. A NaN comes first. `digest` is
+    the row's hash for a receipt (`Chunk.digest`)."""
 
     ids: NDArray[np.int64]
     logits: Array
+    digest: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,8 @@ class CacheLost(AssayError):
 
 class TopValues(Protocol):
     """Capability: transfer the largest logits of each row from the device, not the whole row."""
+
+    digests: bool  # whether the device can hash a row for a receipt, as `runtime.receipts.row_digest` does
 
     def forward(self, batch: Sequence[Chunk], k: int) -> list[Output]:
         """As `Engine.forward`. Outputs have at least the k largest logits of the last row in `top`, and no rows.

@@ -192,6 +192,7 @@ class Scheduler:
                 raise AssayError(f"picture: {what} cannot be made for a prompt with pictures; ask without")
         sequence = Sequence(job, self.tokenizer, self.n_ctx, sink)
         sequence.m_rope = bool(self.engine.model.hparams.axes)
+        sequence.hashed_on_device = bool(self.engine.top_values and self.engine.top_values.digests)
         known = self.engine.adapters
         asked = enumerate(adapter.scale for adapter in known) if job.adapters is None else sorted(job.adapters)
         sequence.adapters = tuple((number, scale) for number, scale in asked if scale)
@@ -289,6 +290,7 @@ class Scheduler:
                 pictures=sequence.next_pictures(n),
                 prompt=sequence.prompt_among(n),
                 second=sequence.job.second,
+                digest=sequence.job.receipt,
             )
             for sequence, n in plan.items()
             if sequence.lease

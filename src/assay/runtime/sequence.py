@@ -150,6 +150,7 @@ class Progress:
         self.finished = False
         self.stop_string: str | None = None  # that ended the answer, where this process computes it
         self.times = Times()
+        self.hashed_on_device = False  # whether the engine hashes rows for a receipt
         self.row_digests: list[bytes] = []  # of the tokens of the answer, if the job asks for a receipt
 
     @property
@@ -246,7 +247,7 @@ class Sequence(Progress):
         With 1 the engine may draw further tokens itself, which it cannot if some of them are not drawn.
         """
         scored = self.job.logprobs is not None or self.job.prompt_logprobs is not None
-        if scored or self.constraint or self.draft or self.job.receipt:
+        if scored or self.constraint or self.draft or (self.job.receipt and not self.hashed_on_device):
             return 0
         return max(self._top_k, 2) if self._thinking and self._top_k else self._top_k
 
@@ -310,8 +311,10 @@ class Sequence(Progress):
         self.ids.append(token)
         if self._thinking:
             self._thinking.push(token)
-        if job.receipt and not isinstance(logits, TopK):
-            self.row_digests.append(row_digest(logits))
+        if job.receipt:
+            digest = logits.digest if isinstance(logits, TopK) else row_digest(logits)
+            assert digest, "an engine that hashes rows returned none"
+            self.row_digests.append(digest)
         if constraint:
             constraint.accept(token)
             self._unsettled = choice

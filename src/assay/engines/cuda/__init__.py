@@ -125,7 +125,7 @@ class CudaEngine(PagedEngine):
         # A decode step is one CUDA graph.
         self._decodes = not (self.graph.whole or self._loose or self.graph.given or self._host_experts)
         if self._decodes:
-            self.top_values = DeviceTopValues(self._forward_top)
+            self.top_values = DeviceTopValues(self._forward_top, digests=True)
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
         if precision == "mixed":
             self.pictures = ()  # a prompt in two parts would cut them
@@ -363,7 +363,8 @@ class CudaEngine(PagedEngine):
         """Launch a decode step and its followers. The results are whole rows, or for k > 0 the k largest logits."""
         self._note_positions(batch)
         longest = max(c.end + n for c, n in zip(batch, max_tokens, strict=True))
-        program = self._program(self._one(len(batch), longest, k), frozenset())
+        digest = k > 0 and any(c.digest for c in batch)
+        program = self._program(self._one(len(batch), longest, k, digest), frozenset())
         return self._play(program, Step(tuple(pieces_of(batch))), places, max_tokens, queue_depth)
 
     def _play(
@@ -427,11 +428,12 @@ class CudaEngine(PagedEngine):
             if c.positions is not None and not self._shifted:
                 self._shifted = not np.array_equal(np.arange(c.start, c.end), c.positions)
 
-    def _one(self, sequences: int, longest: int, best: int = 0) -> Shape:
+    def _one(self, sequences: int, longest: int, best: int = 0, digest: bool = False) -> Shape:
         """The shape of a decode step: one token of each sequence, and all rows are outputs."""
         m, blocks = _power(sequences), _power(-(-longest // 256))
         states = m if self.state_slots else 0
-        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best, states=states)
+        room = m * blocks * 8
+        return Shape(m, m, True, blocks, room, irregular=self._shifted, best=best, digest=digest, states=states)
 
     def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
         """The shape of a step, padded. `exact`: with the exact number of keys and scores. `together`: with the number

@@ -164,7 +164,8 @@ def _halve_rows(r: Resolver, w: HalveRows) -> Launch:
 def _best_logits(r: Resolver, w: BestLogits) -> Launch:
     """Of a single best value, the kernel also writes the tables of the next step."""
     tables = [r.table(t) if w.k == 1 else 0 for t in ("tokens", "positions", "slots", "left")]
-    args = structs.BestArgs(r.at(w.x), r.at(w.lists), r.at(w.out), *tables, w.width, w.n_lists, w.k)
+    sums = r.at(w.sums) if w.sums else 0
+    args = structs.BestArgs(r.at(w.x), r.at(w.lists), sums, r.at(w.out), *tables, w.width, w.n_lists, w.k)
     if w.merge:
         return Launch("best_of_lists", (w.rows, 1, 1), 32, args, best_lists_bytes(w.n_lists))
     return Launch("best_lists", (-(-w.n_lists // 8), w.rows, 1), 256, args)

@@ -92,7 +92,7 @@ def schedule(c: CompileContext) -> Schedule:
                 if c.wanted(group.kqv):
                     attention.schedule_attention(steps, group)
     if c.shape.best:
-        rows.best_logits(steps, c.shape.best)
+        rows.best_logits(steps, c.shape.best, c.shape.digest)
         if c.shape.states:
             advance_states(steps, steps.results[0][1])
     return steps.finish()

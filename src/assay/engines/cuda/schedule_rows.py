@@ -35,6 +35,7 @@ from assay.engines.plan.values import NUMBERS, RopeTable, heads_in_row
 from assay.errors import AssayError
 from assay.graph import Node
 
+DIGEST_WORDS = 4  # of a row's hash (best.cu)
 _POSITIONS = {"tokens": "positions", "outputs": "output_positions", "keys": "key_positions"}  # the step's tables
 
 
@@ -314,12 +315,15 @@ def walk_norms(steps: StepList, norms: Sequence[FoldedNorm]) -> None:
     steps.add(norms[0].norm.name, WalkNorms(tuple(parts), tasks), reads, writes, needs)
 
 
-def best_logits(steps: StepList, k: int) -> None:
-    """Replace the output by its k largest values and their indices."""
+def best_logits(steps: StepList, k: int, digest: bool) -> None:
+    """Replace the output by its k largest values and their indices, and the hash of the row if it is asked for."""
     c, output = steps.context, steps.context.graph.output
     rows, width = c.rows("tokens"), c.width(output)
     x, n = steps.values[output, "tokens"], -(-width // 512)
-    lists, out = Value(8 * rows * n * k, Layout.SCRATCH), Value(8 * rows * k)
-    steps.results[:] = [(External(output, "outputs", 2 * k), out)]
-    steps.add(output, BestLogits(x, lists, out, rows, width, n, k, False), [x], [lists])
-    steps.add(output, BestLogits(x, lists, out, rows, width, n, k, True), [lists], [out])
+    words = 2 * k + (DIGEST_WORDS if digest else 0)
+    lists, out = Value(8 * rows * n * k, Layout.SCRATCH), Value(4 * rows * words)
+    sums = Value(16 * rows * n, Layout.SCRATCH) if digest else None
+    parts = [lists, sums] if sums else [lists]
+    steps.results[:] = [(External(output, "outputs", words), out)]
+    steps.add(output, BestLogits(x, lists, sums, out, rows, width, n, k, False), [x], parts)
+    steps.add(output, BestLogits(x, lists, sums, out, rows, width, n, k, True), parts, [out])

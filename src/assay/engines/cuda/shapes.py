@@ -35,6 +35,7 @@ class Shape:
     scores: int = 0  # pairs of query and key; 0 likewise.
     irregular: bool = False  # positions differ from slots
     best: int = 0  # the number of largest logits that replace an output row; 0: the whole row
+    digest: bool = False  # the hash of an output row follows its largest logits
     states: int = 0  # states that the step writes, one a sequence without drafts; 0 where the graph keeps none
 
     def rows(self, domain: str) -> int:

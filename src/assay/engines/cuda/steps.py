@@ -189,10 +189,12 @@ class HalveRows:
 
 @dataclass(frozen=True)
 class BestLogits:
-    """The k largest values of each row: lists of parts of the row first, then the best of the lists."""
+    """The k largest values of each row: lists of parts of the row first, then the best of the lists. With `sums` also
+    the row's hash for a receipt."""
 
     x: Value
     lists: Value
+    sums: Value | None
     out: Value
     rows: int
     width: int

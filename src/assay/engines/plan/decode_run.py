@@ -70,7 +70,8 @@ class _SequenceResults(Sequence[TopK]):
 
 
 class DeviceRun:
-    """A `DecodeRun` over a queue whose steps return the k largest logits of each sequence, then their ids."""
+    """A `DecodeRun` over a queue whose steps return the k largest logits of each sequence, then their ids, then the
+    bits of the row's hash if it was asked for."""
 
     def __init__(self, queue: StepQueue, max_tokens: Sequence[int], k: int) -> None:
         self.queue, self._k = queue, k
@@ -82,7 +83,9 @@ class DeviceRun:
         """The top values of step i, one entry per sequence."""
         while i >= len(self._steps):
             found = self.queue.results(len(self._steps))[0].reshape(len(self.results), -1)
-            self._steps.append(list(map(TopK, found[:, self._k :].astype(np.int64), found[:, : self._k])))
+            logits, ids, hashes = np.split(found, (self._k, 2 * self._k), axis=1)
+            digests = (row.tobytes() or None for row in hashes)
+            self._steps.append(list(map(TopK, ids.astype(np.int64), logits, digests)))
         return self._steps[i]
 
     def stop(self) -> None:
@@ -106,6 +109,7 @@ class DeviceTopValues:
     """The `top_values` of an engine whose `forward_top` runs a step."""
 
     forward_top: Callable[[Sequence[Chunk], int], list[Output]]
+    digests: bool = False
 
     def forward(self, batch: Sequence[Chunk], k: int) -> list[Output]:
         return self.forward_top(batch, k)

@@ -402,6 +402,8 @@ class WgpuEngine(PagedEngine):
 class LargestLogits:
     """Capability `top_values`: the best logit alone leaves the device; for more of them, whole rows do."""
 
+    digests = False
+
     def __init__(self, engine: WgpuEngine, best: Callable[[Sequence[Chunk]], list[Output]]) -> None:
         self._engine, self._best = engine, best
 

@@ -414,7 +414,8 @@ BestArgs = _define(
     "The k largest values of each row (best.cu).",
     ("const float*", "x", "[rows][width]"),
     ("uint2*", "lists", "[rows][n_lists][k]: order and index"),
-    ("float*", "out", "[rows][2 k]: values, then indices"),
+    ("uint64_t*", "sums", "[rows][n_lists][2]: of the row's hash for a receipt; or null"),
+    ("float*", "out", "[rows][2 k]: values, then indices; with sums four words more, the hash"),
     ("int32_t*", "tokens positions slots left", "the step's tables, to advance by the best token; or null"),
     ("int32_t", "width n_lists k padding"),
 )
