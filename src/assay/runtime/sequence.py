@@ -294,8 +294,8 @@ class Sequence(Progress):
         self.times.prompted = self.times.prompted or time.monotonic()
         written = self._thinking.forced() if self._thinking else None
         if written is not None:
-            scored = job.logprobs is not None and not isinstance(logits, TopK)
-            choice = scores(logits, written, job.logprobs or 0) if scored else Choice(written)
+            scored = None if isinstance(logits, TopK) or job.logprobs is None else logits
+            choice = Choice(written) if scored is None else scores(scored, written, job.logprobs or 0)
         elif isinstance(logits, TopK) and self._top_k == 1:
             choice = Choice(argmax_of_top(logits))
         elif isinstance(logits, TopK):
