@@ -242,3 +242,10 @@ def test_all_bodies_together_are_bounded_but_small_ones_are_received() -> None:
         received(b" " * 100_000, limits=limits, intake=intake)
     assert error.value.code == "overloaded" and intake.held == (1 << 20) - 1000
     assert received(b'{"a": 1}' + b" " * 10_000, limits=limits, intake=intake).content.startswith(b"{")
+
+
+def test_a_whole_number_without_end_is_refused_before_it_is_computed() -> None:
+    for decoder in (_QUICK, _PATIENT):
+        assert decoder.decode(f'{{"a": -{10**98}}}') == {"a": -(10**98)}
+        with pytest.raises(ValueError, match=r"a whole number has 101 digits \(at most 100\)"):
+            decoder.decode('{"a": [1, ' + "9" * 101 + "]}")

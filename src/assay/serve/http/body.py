@@ -26,6 +26,7 @@ from assay.serve.limits import ServerLimits
 SMALL = 64 << 10  # bytes; a smaller body is always received, whatever the others hold
 QUICK = 4 << 10  # nodes and items that are parsed and validated in about a millisecond
 COUNTED = 32 << 10  # bytes counted at a time
+DIGITS = 100  # of a whole number
 JSON = "application/json"
 
 
@@ -223,6 +224,12 @@ def _finite(text: str) -> float:
     return value
 
 
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:  # Python needs time that grows with the square of the digits
+        raise ValueError(f"a whole number has {len(text)} digits (at most {DIGITS})")
+    return int(text)
+
+
 class _Patient(json.JSONDecoder):
     """A decoder whose loops are Python code, so that other threads run meanwhile. Its results are the same."""
 
@@ -231,8 +238,8 @@ class _Patient(json.JSONDecoder):
         self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
 
-_QUICK = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
-_PATIENT = _Patient(parse_constant=_no_constant, parse_float=_finite)
+_NUMBERS: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite, "parse_int": _whole}
+_QUICK, _PATIENT = json.JSONDecoder(**_NUMBERS), _Patient(**_NUMBERS)
 
 
 def invalid(error: ValidationError) -> ApiError:
