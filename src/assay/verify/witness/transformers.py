@@ -20,28 +20,33 @@ INPUTS = ("o_proj", "down_proj", "post_attention_layernorm")  # modules whose ar
 
 
 class TransformersEngine(Follower):
-    """Float32."""
+    """Float32, or bfloat16 with `--precision bf16`: the arithmetic in which most models are trained and served."""
 
     def __init__(
         self, model: Model, *, n_pages: int | None = None, threads: int | None = None, precision: str | None = None
     ) -> None:
         transformers, self._torch, *_ = packages("transformers", "transformers", "torch", "gguf", "accelerate")
-        if precision not in (None, "f32"):
-            raise AssayError("engine transformers: computes in f32 only; leave --precision out")
+        types = {"f32": self._torch.float32, "bf16": self._torch.bfloat16}
+        precision = precision or "f32"
+        if precision not in types:
+            raise AssayError(f"engine transformers: computes in {' or '.join(types)} (found --precision {precision})")
         if threads:
             self._torch.set_num_threads(threads)
         path = model.file.parts[0].path
         transformers.logging.set_verbosity_error()
         try:
             self._net = transformers.AutoModelForCausalLM.from_pretrained(
-                str(path.parent), gguf_file=path.name, dtype=self._torch.float32, attn_implementation="eager"
+                str(path.parent), gguf_file=path.name, dtype=types[precision], attn_implementation="eager"
             ).eval()
         except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
             raise AssayError(f"{path}: transformers cannot load the file ({str(error).splitlines()[0]})") from None
         modules = {name: module for name, module in self._net.named_modules() if name}
         inputs = {f"{name}.input": module for name, module in modules.items() if name.endswith(INPUTS)}
         super().__init__(
-            model, [*modules, *inputs, "kq_soft_max-0"], Arithmetic("transformers", "f32", "f32"), n_pages=n_pages
+            model,
+            [*modules, *inputs, "kq_soft_max-0"],
+            Arithmetic("transformers", precision, precision),
+            n_pages=n_pages,
         )
         self._past: Any = None
         for name, module in modules.items():
