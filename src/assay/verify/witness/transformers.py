@@ -42,12 +42,8 @@ class TransformersEngine(Follower):
             raise AssayError(f"{path}: transformers cannot load the file ({str(error).splitlines()[0]})") from None
         modules = {name: module for name, module in self._net.named_modules() if name}
         inputs = {f"{name}.input": module for name, module in modules.items() if name.endswith(INPUTS)}
-        super().__init__(
-            model,
-            [*modules, *inputs, "kq_soft_max-0"],
-            Arithmetic("transformers", precision, precision),
-            n_pages=n_pages,
-        )
+        seen = [*modules, *inputs, "kq_soft_max-0"]
+        super().__init__(model, seen, Arithmetic("transformers", precision, precision), n_pages=n_pages)
         self._past: Any = None
         for name, module in modules.items():
             module.register_forward_hook(lambda _m, _x, y, name=name: self._see(name, y))
