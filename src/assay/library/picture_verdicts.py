@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -182,8 +183,7 @@ def _fed(
 ) -> _PromptDump:
     on = opened(model)
     read = read_values(values, patterns, lenient=True)
-    pictures = image_prompts(on, images, mmproj)
-    pictures = _with_their_rows(pictures, read)
+    pictures = _with_their_rows(image_prompts(on, images, mmproj), read)
     text = tuple(obs for obs in read.observations if not of_picture(obs.foreign or obs.name))
     if chat or system is not None:
         turns = [{"role": "system", "content": system}] if system is not None else []
@@ -213,20 +213,25 @@ def image_prompts(
 def _with_their_rows(pictures: Sequence[ImagePrompt], dump: Dump) -> list[ImagePrompt]:
     """The pictures with the rows of a dump, where it has them: what went wrong before them is judged without -p."""
     theirs = rows_of_images(dump)
-    at, found = 0, []
-    for picture in pictures:
-        pieces: list[str | ImageRows] = []
-        for piece in picture.pieces:
-            if isinstance(piece, ImageRows):
-                rows = theirs.get(at)
-                if rows is not None and rows.shape == piece.rows.shape:
-                    piece = replace(piece, rows=rows.astype(np.float32))
-                elif rows is not None:
-                    raise AssayError(
-                        f"{dump.source}: embd_{at}: not the rows of image {at} (found shape {list(rows.shape)}, "
-                        f"expected {list(piece.rows.shape)}); leave out -p to judge what the engine made of the picture"
-                    )
-                at += 1
-            pieces.append(piece)
-        found.append(ImagePrompt(tuple(pieces)))
-    return found
+    right = [piece.rows for picture in pictures for piece in picture.pieces if isinstance(piece, ImageRows)]
+    for j, rows in theirs.items():
+        if j < len(right) and rows.shape != right[j].shape:
+            raise AssayError(
+                f"{dump.source}: embd_{j}: not the rows of image {j} (found shape {list(rows.shape)}, "
+                f"expected {list(right[j].shape)}); leave out -p to judge what the engine made of the picture"
+            )
+    return with_rows(pictures, [theirs.get(j, rows) for j, rows in enumerate(right)])
+
+
+def with_rows(pictures: Sequence[ImagePrompt], rows: Iterable[NDArray[Any]]) -> list[ImagePrompt]:
+    """The same pictures with other rows, one array for each image in order."""
+    rest = iter(rows)
+    return [
+        ImagePrompt(
+            tuple(
+                replace(piece, rows=next(rest).astype(np.float32)) if isinstance(piece, ImageRows) else piece
+                for piece in picture.pieces
+            )
+        )
+        for picture in pictures
+    ]
