@@ -224,8 +224,8 @@ def page(lines: list[str], rows: list[Row], machine: str) -> str:
     half = lines.index("")
     return "\n".join([
         "# Score: engines that see", "",
-        f"Made by `bench/vision_faults.py --write` on {machine}, {date.today()}. The second engine (`tests/second_tower.py`)",
-        "shares no code with assay and runs nine golden mmproj files; each fault is planted on up to two of them that show it.",
+        f"Made by `bench/vision_faults.py --write` on {machine}, {date.today()}.",
+        "The second engine (`tests/second_tower.py`) shares no code with assay and runs nine golden mmproj files; each fault is planted on up to two of them that show it.",
         "*Named*: the fault is a cause of the diagnosis, or is recognised as what the trained model does. *Tied*: it is in the",
         "class of a cause. *Open*: no cause is named. *Wrong*: another fault is named.", "",
         "## Faults", "", *lines[:half], "",
