@@ -52,7 +52,7 @@ def _write(args: argparse.Namespace) -> int:
     manifest = _made(args, out)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     text = manifest.get("text", {})
-    counts = {name: len(manifest[name]) for name in ("probes", "ops", "blocks") if name in manifest}
+    counts: dict[str, int] = {name: len(manifest[name]) for name in ("probes", "ops", "blocks") if name in manifest}
     counts |= {name: len(text[name]) for name in ("tokenizer", "template") if name in text}
     counts |= {name: len(manifest[name]) for name in ("pictures", "prompts") if name in manifest}
     said = f"{out}: " + ", ".join(f"{n} {name}" for name, n in counts.items()) + f"; {size / 1e6:.1f} MB"

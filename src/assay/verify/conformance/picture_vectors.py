@@ -56,7 +56,10 @@ def built_in_picture() -> Bytes:
     y, x = np.mgrid[0:37, 0:53]
     waves = np.stack([np.sin(x / a) * np.cos(y / b) for a, b in ((3, 5), (7, 4), (11, 9))], -1)
     noise = np.random.default_rng(5).integers(-20, 21, (37, 53, 3))
-    return np.clip(128 + 80 * waves + noise + 40 * ((x // 17 + y // 13) % 2)[..., None], 0, 255).astype(np.uint8)
+    found: Bytes = np.clip(128 + 80 * waves + noise + 40 * ((x // 17 + y // 13) % 2)[..., None], 0, 255).astype(
+        np.uint8
+    )
+    return found
 
 
 def write_tower_kit(tower: Tower, pictures: Sequence[Bytes], out: Path) -> dict[str, Any]:

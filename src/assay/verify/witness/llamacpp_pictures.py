@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,10 @@ class LlamaCppEyes:
 
 def _libmtmd() -> Any:
     try:
-        from llama_cpp import mtmd_cpp
+        return import_module("llama_cpp.mtmd_cpp")
     except (ImportError, OSError, RuntimeError) as error:
         where = os.environ.get("MTMD_CPP_LIB") or "the package"
         raise AssayError(
             f"engine llamacpp: no libmtmd in {where} ({str(error)[:120]}); pictures need a llama-cpp-python that was "
             "built with it, or its folder in MTMD_CPP_LIB"
         ) from None
-    return mtmd_cpp
