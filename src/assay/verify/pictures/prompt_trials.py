@@ -19,7 +19,7 @@ from assay.engines.plan.given_rows import with_pictures
 from assay.graph import INPUTS, Graph
 from assay.models import Model
 from assay.models.arch_keys import ArchKeys
-from assay.models.pictures import PictureForm, pictured, rope_axes
+from assay.models.pictures import POSITIONS, PictureForm, pictured, rope_axes
 from assay.runtime.image_places import Images, rows_in_chunk
 from assay.runtime.pictured_prompt import prompt_with_pictures
 from assay.text import ChatTemplate, Tokenizer
@@ -97,6 +97,8 @@ def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT
     chunk = with_pictures(Chunk(tokens, 0, pages, "all", pictures=rows), form, hp.n_embd, np.dtype(np.float64))
     graph, at = _named_as_dumped(pictured(model.graph, form)), np.arange(n)
     given = {"inp_tokens": tokens.astype(np.int64), "inp_pos": at, "inp_kpos": at, **chunk.rows}
+    if POSITIONS in given:  # whole numbers, so that the noise of angles is that of positions
+        given[POSITIONS] = given[POSITIONS].astype(np.int64)
     if habits.advance == "one" and not hp.axes:
         moved = _after_one(at, images)
         if habits.masked:
