@@ -56,6 +56,8 @@ def _of_prompt(args: argparse.Namespace, model: str | None, dump: str, diagnosin
 
     args.model = model
     on = opened(args)
+    if getattr(args, "lora", ()):
+        on = on.with_adapters()
     names = read_map(Path(args.map)) if args.map else None
     if diagnosing:
         return diagnose_image_prompt(

@@ -137,6 +137,7 @@ def _prompt(model: Model, placed: Placed, text: str, files: KitFiles) -> dict[st
         "text": text,
         "tokens": [max(token, -1) for token in ids],
         "images": [{"slots": [p.start, p.end], "rows": files.put(file, p.image.rows)} for p in images],
+        "graph": [str(node) for node in fed.graph],
         "positions": rows[POSITIONS].astype(int).tolist() if POSITIONS in rows else list(range(n)),
     }
     if LAST in rows:
@@ -188,7 +189,8 @@ README = """
    whose definition is `tower.graph`; its `output` are the rows for the language model. `markers` are the texts around.
 6. `prompts`: the language model's run of `text`, where `<__media__>` is the picture. `tokens` has -1 at the rows of
    images; `images` has these rows, so that an engine without a tower can take them from here. `positions` are t, y, x
-   where they have three numbers. `last_seen`, where there is one, is the last slot that each slot sees.
+   where they have three numbers; `graph` has the definition of every node. `last_seen`, where there is one, is the
+   last slot that each slot sees.
 
     RESULTS/pictures/ID.npz        (or any dump assay reads) pixels_J, embd_J, and nodes as NAME, or NAME@J of image J
     RESULTS/prompts/ID.npz         (or any dump assay reads) logits and nodes

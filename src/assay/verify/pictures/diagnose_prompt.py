@@ -29,6 +29,7 @@ from assay.verify.dumps.resolve import resolve
 from assay.verify.faults.vision.prompt_edits import PROMPT_PLANTS, RIGHT_PROMPT, PromptHabits
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.pictures.prompt_trials import FedPrompt, Placed, fed_prompt
 from assay.verify.thresholds import GAIN, TIE
@@ -138,8 +139,9 @@ def _by_prompt(model: Model, placed: Placed, judged: JudgedPrompt, say: Callable
     wrong = [n for n in diff.nodes if n.verdict == "wrong"]
     if not wrong:  # what a coarse arithmetic would excuse must be explained to float32's noise
         exact = ARITHMETICS[0]
-        inputs = FaultTrials(judged.model, judged.dump, diff).inputs
-        nodes = tuple(decide(inputs, judged.dump, [n.evidence for n in diff.nodes], exact))
+        dump = judged.dump
+        inputs = run_inputs(judged.model, dump.tokens, dump.positions, dump.given)
+        nodes = tuple(decide(inputs, dump, [n.evidence for n in diff.nodes], exact))
         diff = replace(diff, arithmetic=exact, nodes=nodes)
         wrong = [n for n in diff.nodes if n.verdict == "wrong"]
     strict = diff is not judged.diff
