@@ -3,6 +3,7 @@
 python bench/vision_faults.py                 # each fault on two models that show it, and all right engines
 python bench/vision_faults.py --models 9      # on as many models as show it
 python bench/vision_faults.py --only vis-pad  # faults whose name begins so; "healthy" for the right engines
+python bench/vision_faults.py --jobs 16       # in so many processes; 1 unless told
 python bench/vision_faults.py --write "MACHINE"   # and write docs/lab/vision-score.md
 
 The engine is tests/second_tower.py, which shares no code with assay. It runs the golden mmproj files of the reference
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -43,6 +45,7 @@ RIGHT: dict[str, dict[str, object]] = {
     "llama.cpp's halves": {"halves": True},
 }
 USUAL = ("vis-stretch", "vis-class-first", "vis-gelu-erf")  # as the trained models do, where they differ from llama.cpp
+RECORDED = "recorded"
 PAGE = ROOT / "docs" / "lab" / "vision-score.md"
 
 
@@ -57,62 +60,63 @@ def photo() -> np.ndarray:
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def faults(most: int, only: str) -> Iterator[dict[str, object]]:
-    for bug in (*planting.PIXELS, *planting.TOWER):
-        if not bug.startswith(only):
-            continue
-        seen: Counter[str] = Counter()
-        for name in planting.MODELS:
-            golden = planting.golden_tower(name)
-            if golden is None or min(seen[s] for s in planting.STYLES[:2]) >= most:
-                continue
-            picture = photo() if bug == "vis-no-antialias" and name not in ("gemma4", "qwen25vl") else golden.picture
-            right, wrong = planting.run(golden, picture=picture), planting.run(golden, bug, picture=picture)
-            apart = max(
-                np.abs(a[0] - b[0]).max() if a[0].shape == b[0].shape else 9 for a, b in zip(wrong, right, strict=False)
-            )
-            if bug == "vis-no-antialias" and apart < 0.02:  # nothing is reduced: only a byte's rounding differs
-                continue
-            for style in planting.STYLES if bug in planting.PIXELS else planting.STYLES[:2]:
-                if seen[style] >= most or not planting.shown(wrong, right, style):
-                    continue
-                seen[style] += 1
-                start = time.process_time()
-                found = planting.judged(golden, wrong, style, picture)
-                result, sure = planting.grade(found, bug)
-                yield {
-                    "bug": bug, "model": name, "style": style, "grade": result, "sure": sure,
-                    "said": repr(found.diagnosis), "seconds": time.process_time() - start,
-                }  # fmt: skip
+Row = dict[str, object]
+Unit = tuple[str, int | str]  # a fault and on how many models, or a model and a right engine
 
 
-def healthy() -> Iterator[dict[str, object]]:
+def fault(bug: str, most: int) -> Iterator[Row]:
+    """One fault on the first models that show it."""
+    seen: Counter[str] = Counter()
     for name in planting.MODELS:
         golden = planting.golden_tower(name)
-        if golden is None:
+        if golden is None or min(seen[s] for s in planting.STYLES[:2]) >= most:
             continue
-        runs = {label: planting.run(golden, **options) for label, options in RIGHT.items()}
-        for bug in USUAL:
-            images = planting.run(golden, bug)
-            kind = golden.tower.keys.projector
-            applies = {"vis-stretch": kind == "gemma3" or kind.startswith("qwen"), "vis-class-first": kind == "mlp",
-                       "vis-gelu-erf": kind in ("qwen2vl_merger", "qwen2.5vl_merger", "pixtral", "mlp")}[bug]  # fmt: skip
-            if applies:
-                runs[f"trained model, {bug}"] = images
-        for label, images in runs.items():
-            for style in planting.STYLES:
-                found = planting.judged(golden, images, style)
-                yield {
-                    "right": label,
-                    "model": name,
-                    "style": style,
-                    "good": bool(found.diagnosis),
-                    "said": repr(found.diagnosis),
-                }
+        picture = photo() if bug == "vis-no-antialias" and name not in ("gemma4", "qwen25vl") else golden.picture
+        right, wrong = planting.run(golden, picture=picture), planting.run(golden, bug, picture=picture)
+        apart = max(
+            np.abs(a[0] - b[0]).max() if a[0].shape == b[0].shape else 9 for a, b in zip(wrong, right, strict=False)
+        )
+        if bug == "vis-no-antialias" and apart < 0.02:  # nothing is reduced: only a byte's rounding differs
+            continue
+        for style in planting.STYLES if bug in planting.PIXELS else planting.STYLES[:2]:
+            if seen[style] >= most or not planting.shown(wrong, right, style):
+                continue
+            seen[style] += 1
+            start = time.process_time()
+            found = planting.judged(golden, wrong, style, picture)
+            result, sure = planting.grade(found, bug)
+            yield {
+                "bug": bug, "model": name, "style": style, "grade": result, "sure": sure,
+                "said": repr(found.diagnosis), "seconds": time.process_time() - start,
+            }  # fmt: skip
+
+
+def right_engine(name: str, label: str) -> Iterator[Row]:
+    """A right engine on one model: one of RIGHT, of USUAL where it applies, or what was recorded."""
+    golden = planting.golden_tower(name)
+    if golden is None:
+        return
+    if label == RECORDED:
         yield from recorded(name, golden)
+        return
+    kind = golden.tower.keys.projector
+    applies = {"vis-stretch": kind == "gemma3" or kind.startswith("qwen"), "vis-class-first": kind == "mlp",
+               "vis-gelu-erf": kind in ("qwen2vl_merger", "qwen2.5vl_merger", "pixtral", "mlp")}  # fmt: skip
+    if not applies.get(label, True):
+        return
+    images = planting.run(golden, label) if label in USUAL else planting.run(golden, **RIGHT[label])
+    for style in planting.STYLES:
+        found = planting.judged(golden, images, style)
+        yield {
+            "right": f"trained model, {label}" if label in USUAL else label,
+            "model": name,
+            "style": style,
+            "good": bool(found.diagnosis),
+            "said": repr(found.diagnosis),
+        }
 
 
-def recorded(name: str, golden: planting.GoldenTower) -> Iterator[dict[str, object]]:
+def recorded(name: str, golden: planting.GoldenTower) -> Iterator[Row]:
     """llama.cpp's own values, and the exact ones."""
     path = golden.path.with_name(f"{name}.npz")
     if not path.exists():
@@ -135,7 +139,7 @@ def recorded(name: str, golden: planting.GoldenTower) -> Iterator[dict[str, obje
                 yield {"right": label, "model": name, "style": style, "good": bool(found), "said": repr(found)}
 
 
-def table(rows: list[dict[str, object]]) -> list[str]:
+def table(rows: list[Row]) -> list[str]:
     out = [
         "|  | needed | named or tied | named | tied | open | wrong | wrong at 0.9 or more |",
         "|---|---|---|---|---|---|---|---|",
@@ -152,24 +156,51 @@ def table(rows: list[dict[str, object]]) -> list[str]:
     return out
 
 
+def units(only: str, most: int) -> list[Unit]:
+    """What is graded, in parts that do not depend on each other."""
+    bugs: list[Unit] = [(bug, most) for bug in (*planting.PIXELS, *planting.TOWER) if bug.startswith(only)]
+    labels = (*RIGHT, *USUAL, RECORDED) if only in ("", "healthy") else ()
+    slowest_first = reversed(planting.MODELS)
+    return [*((name, label) for name in slowest_first for label in labels), *bugs]
+
+
+def graded(parts: list[Unit], jobs: int) -> Iterator[Row]:
+    """The rows of every part, as they are done."""
+    if jobs == 1:
+        for part in parts:
+            yield from rows_of(part)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        for found in pool.imap_unordered(rows_of, parts):
+            yield from found
+
+
+def rows_of(part: Unit) -> list[Row]:
+    name, what = part
+    return list(fault(name, what) if isinstance(what, int) else right_engine(name, what))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", metavar="MACHINE")
     args = parser.parse_args()
-    rows, right = [], []
-    for row in faults(args.models, args.only) if args.only != "healthy" else ():
-        rows.append(row)
-        if row["grade"] != "named":
-            print(
-                f"{row['bug']} {row['model']} {row['style']}: {row['grade']} {row['sure']:.2f} {row['said']}",
-                flush=True,
-            )
-    for row in healthy() if args.only in ("", "healthy") else ():
-        right.append(row)
-        if not row["good"]:
-            print(f"FALSE ALARM {row['right']} {row['model']} {row['style']}: {row['said']}", flush=True)
+    rows: list[Row] = []
+    right: list[Row] = []
+    for row in graded(units(args.only, args.models), args.jobs):
+        if "bug" in row:
+            rows.append(row)
+            if row["grade"] != "named":
+                said = f"{row['grade']} {row['sure']:.2f} {row['said']}"
+                print(f"{row['bug']} {row['model']} {row['style']}: {said}", flush=True)
+        else:
+            right.append(row)
+            if not row["good"]:
+                print(f"FALSE ALARM {row['right']} {row['model']} {row['style']}: {row['said']}", flush=True)
+    rows.sort(key=lambda row: (str(row["bug"]), str(row["model"]), str(row["style"])))
+    right.sort(key=lambda row: str(row["right"]))
     lines = table(rows)
     alarms = Counter(str(row["right"]) for row in right if not row["good"])
     of = Counter(str(row["right"]) for row in right)
@@ -184,7 +215,7 @@ def main() -> None:
         PAGE.write_text(page(lines, rows, args.write), "utf-8")
 
 
-def page(lines: list[str], rows: list[dict[str, object]], machine: str) -> str:
+def page(lines: list[str], rows: list[Row], machine: str) -> str:
     missed = [
         f"| {r['bug']} | {r['model']} | {WORDS[str(r['style'])]} | {r['grade']} | {str(r['said']).replace('|', chr(92) + '|')} |"
         for r in rows if r["grade"] not in ("named", "tied")
@@ -193,8 +224,8 @@ def page(lines: list[str], rows: list[dict[str, object]], machine: str) -> str:
     half = lines.index("")
     return "\n".join([
         "# Score: engines that see", "",
-        f"Made by `bench/vision_faults.py --write` on {machine}, {date.today()}. The second engine (`tests/second_tower.py`)",
-        "shares no code with assay and runs nine golden mmproj files; each fault is planted on up to two of them that show it.",
+        f"Made by `bench/vision_faults.py --write` on {machine}, {date.today()}.",
+        "The second engine (`tests/second_tower.py`) shares no code with assay and runs nine golden mmproj files; each fault is planted on up to two of them that show it.",
         "*Named*: the fault is a cause of the diagnosis, or is recognised as what the trained model does. *Tied*: it is in the",
         "class of a cause. *Open*: no cause is named. *Wrong*: another fault is named.", "",
         "## Faults", "", *lines[:half], "",

@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "witness": {"dumps"},
         "diagnosis": {"thresholds", "dumps", "judge", "faults"},
         "pictures": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
-        "conformance": {"thresholds", "dumps", "judge"},
+        "conformance": {"thresholds", "dumps", "judge", "faults", "pictures"},
         "endpoint": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
         "report": {"dumps", "judge", "faults", "diagnosis"},
     },

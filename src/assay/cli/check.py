@@ -8,18 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.cluster_options import add_cluster_argument
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened
+from assay.cli.common import (
+    add_json_argument,
+    add_mmproj_argument,
+    add_model_argument,
+    emit,
+    opened,
+    text_argument,
+)
 from assay.cli.number_types import lengths
 from assay.cli.trace import add_run_arguments
+from assay.errors import AssayError
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from assay.runtime.opening import Opened
+    from assay.verify.conformance.engine_check import Check
 
 HELP = "compare an engine with the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
 assay check smollm2 --engine cpu
-assay check smollm2 --engine tinygrad --lengths 1,5"""
+assay check smollm2 --engine tinygrad --lengths 1,5
+assay check gemma-3-4b.gguf --engine llamacpp --image cat.png   # pictures: the tower, and a prompt that has them"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", metavar="FILE", help="also write a page about the first check that fails, else the last one"
     )
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE",
+        help="check the vision tower and a prompt with this picture instead of prompts of text; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "-p", "--prompt", type=text_argument, metavar="TEXT", help="--image: the prompt, with <__media__> for a picture"
+    )
+    add_mmproj_argument(parser)
     add_cluster_argument(parser)
     add_json_argument(parser)
 
@@ -41,11 +61,17 @@ def run(args: argparse.Namespace) -> int:
 
     on = opened(args)
     options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type, "tier": args.tier}
-    if args.cluster is not None and _passes_on_cluster(args, on, options):
+    if args.cluster is not None and not args.image and _passes_on_cluster(args, on, options):
         return 0
     done = []
     page = None
-    for check in checks(on, args.engine, lengths=args.lengths or (), **options):
+    if args.image:
+        found_checks = _with_pictures(args, on, options)
+    elif args.prompt is not None:
+        raise AssayError("-p: is a prompt for pictures; name them with --image FILE")
+    else:
+        found_checks = checks(on, args.engine, lengths=args.lengths or (), **options)
+    for check in found_checks:
         done.append(replace(check, dump=None))
         if check.diff is not None and check.dump is not None and (page is None or page.passed):
             page = check if args.html else None
@@ -57,6 +83,14 @@ def run(args: argparse.Namespace) -> int:
     summary = repr(found).split("\n", len(done))[-1]  # the checks are already printed
     emit(args, {"model": str(on.file.path), "engine": args.engine} | found.to_dict(), summary)
     return 0 if found else 1
+
+
+def _with_pictures(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> Iterator[Check]:
+    from assay.library.picture_checks import picture_checks
+
+    if args.lengths or args.cluster is not None:
+        raise AssayError("--image: checks one prompt on this machine; leave --lengths and --cluster out")
+    return picture_checks(on, args.engine, args.image, args.prompt, mmproj=args.mmproj, **options)
 
 
 def _passes_on_cluster(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> bool:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from assay.cli.common import add_json_argument, emit, opened, read_text
+from assay.cli.common import add_json_argument, add_mmproj_argument, emit, opened, read_text
 from assay.cli.number_types import MOST_THREADS, whole
 from assay.errors import AssayError
 from assay.system.terminal import harmless
 
+if TYPE_CHECKING:
+    from assay.runtime.opening import Opened
+    from assay.runtime.receipts import Receipt
+    from assay.vision.rows import ImageRows
+
 HELP = "replay the receipt of an answer on this machine"
 EXAMPLE = """\
 assay verify answer.json --model model.gguf
-assay verify answer.json --model model.gguf --positions 10"""
+assay verify answer.json --model model.gguf --positions 10
+assay verify answer.json --model gemma-3-4b.gguf --image cat.png"""
 _LONGEST = 1 << 28  # bytes of a receipt
 
 
@@ -26,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--positions-seed", type=whole(0), metavar="N", help="seed of --positions; default: random")
     parser.add_argument("--engine", default="cpu", metavar="NAME", help="engine to replay on; default: cpu")
     parser.add_argument("-t", "--threads", type=whole(1, MOST_THREADS), metavar="N", help="threads; default: all cores")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE",
+        help="picture of the prompt; repeatable, in the order of the prompt",
+    )  # fmt: skip
+    add_mmproj_argument(parser)
     add_json_argument(parser)
 
 
@@ -45,12 +57,13 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError(f"{args.receipt}: has no receipts; start the server with --receipts KEY")
     engine, args.engine = args.engine, None
     on = opened(args)
+    read = [read_receipt(item, f"{args.receipt}: receipt {i}") for i, item in enumerate(receipts)]
     results = [
         replay(
-            read_receipt(item, f"{args.receipt}: receipt {i}"), on.model, key=args.key, positions=args.positions,
-            seed=args.positions_seed, engine=engine, threads=args.threads,
+            receipt, on.model, key=args.key, positions=args.positions, seed=args.positions_seed, engine=engine,
+            threads=args.threads, pictures=_pictures(args, on, receipt),
         )
-        for i, item in enumerate(receipts)
+        for receipt in read
     ]  # fmt: skip
     rows = [
         {"agrees": r.agrees, "reason": r.reason, "parts_at": r.parts_at, "compared": r.compared, "signed": r.signed}
@@ -59,3 +72,25 @@ def run(args: argparse.Namespace) -> int:
     lines = [f"{'agrees' if r else 'DIFFERS'}: {r.reason}{', signed' * r.signed}" for r in results]
     emit(args, {"receipts": rows}, "\n".join(lines))
     return 0 if all(results) else 1
+
+
+def _pictures(args: argparse.Namespace, on: Opened, receipt: Receipt) -> list[ImageRows]:
+    """The images of the pictures that were named, encoded with the receipt's precision."""
+    if not args.image:
+        return []
+    from assay.runtime.pictured_prompt import picture_bytes, projector_beside
+    from assay.vision.encode import encode_pictures
+    from assay.vision.projector import open_projector
+    from assay.vision.rows import ImageRows
+
+    path = Path(args.mmproj) if args.mmproj else projector_beside(on.file.path)
+    if not path.is_file():
+        raise AssayError(f"--mmproj {path}: no such file")
+    said = receipt.header.get("arithmetic")
+    exact = isinstance(said, list) and "exact" in said[1:2]
+    projector = open_projector(path, "cpu", threads=args.threads, precision="exact" if exact else "fast")
+    try:
+        prompts = encode_pictures(projector, [picture_bytes(image) for image in args.image])
+    finally:
+        projector.close()
+    return [piece for prompt in prompts for piece in prompt.pieces if isinstance(piece, ImageRows)]

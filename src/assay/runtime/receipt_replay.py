@@ -19,8 +19,10 @@ from assay.engines.contract import Arithmetic, Chunk, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.models import Model
 from assay.runtime.draws import Draws
+from assay.runtime.image_places import Images, PlacedImage, check_images, rows_in_chunk, without_rows
 from assay.runtime.receipts import Receipt, chain, ids_digest, row_digest, settings_of, signed_by
 from assay.runtime.sampler import sample
+from assay.vision.rows import ImageRows
 
 Array = NDArray[Any]
 AT_ONCE = 64  # rows whose logits are held together
@@ -49,12 +51,19 @@ def replay(
     seed: int | None = None,
     engine: str = "cpu",
     threads: int | None = None,
+    pictures: Sequence[ImageRows] = (),
 ) -> Replay:
-    """Check the hashes and the signature, then compute rows again on an engine with the receipt's arithmetic."""
+    """Check the hashes and the signature, then compute rows again on an engine with the receipt's arithmetic.
+
+    `pictures` are the images of a prompt that has some, in order, encoded with the receipt's precision.
+    """
     signed = bool(receipt.signature) and signed_by(receipt.key, receipt.link, receipt.signature)
     wrong = _wrong_hash(receipt, model, key, signed)
     if wrong:
         return Replay(False, wrong, signed=signed)
+    images = placed_pictures(receipt, pictures)
+    if isinstance(images, str):
+        return Replay(False, images, signed=signed)
     rows = sorted(range(len(receipt.tokens)))
     if positions is not None and positions < len(rows):
         rows = sorted(random.Random(seed).sample(rows, positions))
@@ -67,7 +76,8 @@ def replay(
         if made.arithmetic != Arithmetic(name, precision, kv_type, version):
             said = receipt.header["arithmetic"]
             return Replay(False, f"arithmetic: this engine has {made.arithmetic}, the receipt {said}", signed=signed)
-        return replace(_compare(receipt, made, rows), signed=signed)
+        check_images(made, images, len(receipt.prompt))
+        return replace(_compare(receipt, made, rows, images), signed=signed)
     finally:
         made.close()
 
@@ -98,16 +108,42 @@ def _arithmetic(receipt: Receipt) -> tuple[str, str, str, int]:
     return found[0], found[1], found[2], int(found[3])
 
 
-def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int]) -> Replay:
+def placed_pictures(receipt: Receipt, pictures: Sequence[ImageRows]) -> Images | str:
+    """The pictures at the places that the header names; a text if one of them is not the receipt's."""
+    named = receipt.header.get("pictures", [])
+    fields = {"at": int, "rows": int, "digest": str}
+    if not isinstance(named, list) or not all(
+        isinstance(one, dict) and all(type(one.get(key)) is kind for key, kind in fields.items()) for one in named
+    ):
+        raise AssayError("receipt: pictures: expected a list of at, rows and digest")
+    if len(named) != len(pictures):
+        raise AssayError(
+            f"receipt: its prompt has {len(named)} images of pictures (found {len(pictures)}); name each picture with "
+            "--image FILE, in the order of the prompt"
+        )
+    placed: list[PlacedImage] = []
+    for i, (one, image) in enumerate(zip(named, pictures, strict=True)):
+        start, end = one["at"], one["at"] + one["rows"]
+        before = placed[-1].end if placed else 0
+        if one["digest"] != image.digest.hex() or one["rows"] != len(image.rows):
+            return f"picture: image {i} is not the one that was used, or another mmproj file encodes it"
+        if not before <= start < end <= len(receipt.prompt):
+            return f"picture: image {i} has no place in the prompt"
+        placed.append(PlacedImage(start, image))
+    return tuple(placed)
+
+
+def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int], images: Images) -> Replay:
     params, seed = settings_of(receipt.header)
     ids = [*receipt.prompt, *receipt.tokens]
     tokens = np.asarray(ids, np.int32)
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
-    first, done = len(receipt.prompt), 0
+    first, done, m_rope = len(receipt.prompt), 0, bool(engine.model.hparams.axes)
 
     def chunk(begin: int, end: int, outputs: str) -> Chunk:
         prompt = max(0, min(first - 1, end) - begin)
-        return Chunk(tokens[begin:end], begin, pages, outputs, prompt=prompt)
+        given = rows_in_chunk(images, begin, end - begin, m_rope) if images else None
+        return Chunk(tokens[begin:end], begin, pages, outputs, prompt=prompt, pictures=given)
 
     for start in range(0, len(rows), AT_ONCE):
         for row, logits in _logits(engine, chunk, done, [first + r for r in rows[start : start + AT_ONCE]]):
@@ -115,7 +151,7 @@ def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int]) -> Repl
             if row_digest(logits, receipt.header["version"]) != receipt.rows[at]:
                 return Replay(False, f"logits: token {at} of the answer was computed otherwise", at, at)
             if not receipt.header.get("constrained"):
-                drawn = sample(logits, ids[:row], params, Draws(seed, row)).id
+                drawn = sample(logits, without_rows(ids[:row], images), params, Draws(seed, row)).id
                 if drawn != ids[row]:
                     words = f"token {at} of the answer: {ids[row]} was not drawn (expected {drawn})"
                     return Replay(False, words, at, at)

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from assay import _native
 from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
+from assay.runtime.image_places import Images
 from assay.runtime.params import SamplerParams
 from assay.system.extras import install
 
@@ -102,9 +103,17 @@ def chain(header: Mapping[str, Any], tokens: Sequence[int], rows: Sequence[bytes
 
 
 def header_of(
-    file: str, arithmetic: Arithmetic, params: SamplerParams, seed: int, prompt: Sequence[int], *, constrained: bool
+    file: str,
+    arithmetic: Arithmetic,
+    params: SamplerParams,
+    seed: int,
+    prompt: Sequence[int],
+    *,
+    constrained: bool,
+    images: Images = (),
 ) -> dict[str, Any]:
-    """The data that link 0 is the hash of."""
+    """The data that link 0 is the hash of. A prompt without pictures has no field for them."""
+    pictures = [{"at": p.start, "rows": p.end - p.start, "digest": p.image.digest.hex()} for p in images]
     settings: dict[str, Any] = {f.name: getattr(params, f.name) for f in fields(params) if f.name not in _SKIPPED}
     settings["logit_bias"] = [[token, "-inf" if math.isinf(bias) else bias] for token, bias in params.logit_bias]
     return {
@@ -113,9 +122,15 @@ def header_of(
         "arithmetic": [arithmetic.name, arithmetic.precision, arithmetic.kv_type, arithmetic.version],
         "settings": settings,
         "seed": str(seed),  # 64 bits, more than a JSON number holds in many languages
-        "prompt": ids_digest(prompt),
+        "prompt": ids_digest(plain_ids(prompt)),
         "constrained": constrained or bool(params.dry_breakers),
+        **({"pictures": pictures} if pictures else {}),
     }
+
+
+def plain_ids(prompt: Sequence[int]) -> list[int]:
+    """The ids as a receipt has them: 0 at the rows of pictures, which the header names."""
+    return [max(int(token), 0) for token in prompt]
 
 
 # --- keys
@@ -211,7 +226,7 @@ def make_receipt(
 ) -> Receipt:
     link = chain(header, tokens, rows)
     key, signature = (signer.public, signer.sign(link)) if signer is not None else ("", "")
-    return Receipt(header, tuple(prompt), tuple(tokens), tuple(rows), link, key, signature)
+    return Receipt(header, tuple(plain_ids(prompt)), tuple(tokens), tuple(rows), link, key, signature)
 
 
 def read_receipt(found: Any, where: str = "receipt") -> Receipt:

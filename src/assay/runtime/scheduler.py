@@ -187,9 +187,10 @@ class Scheduler:
             raise NoShift(self.engine.model.file.path.name)
         if job.images:
             check_images(self.engine, job.images, self.pages.step)
-            if job.prompt_logprobs is not None or job.receipt:
-                what = "a receipt" if job.receipt else "log-probabilities of the prompt"
-                raise AssayError(f"picture: {what} cannot be made for a prompt with pictures; ask without")
+            if job.prompt_logprobs is not None:
+                raise AssayError(
+                    "picture: log-probabilities of the prompt cannot be made for a prompt with pictures; ask without"
+                )
         sequence = Sequence(job, self.tokenizer, self.n_ctx, sink)
         sequence.m_rope = bool(self.engine.model.hparams.axes)
         sequence.hashed_on_device = bool(self.engine.top_values and self.engine.top_values.digests)

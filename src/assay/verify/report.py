@@ -27,7 +27,7 @@ from assay.system.documents import document, script, style
 from assay.system.files import write
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import words
-from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
+from assay.verify.dumps.observation import Dump, measure, patch, token_axis
 from assay.verify.faults import FAULTS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.known import ABSENT, KINDS, NOT_FINITE, Known, sentence, told
@@ -191,9 +191,8 @@ class _Sampler:
         self.graph, self.dump = model.graph, dump
         self.head_width = model.hparams.n_embd_head
         self.verdicts = {n.name: n for n in nodes}
-        given = inputs_of(dump.tokens, dump.positions)
-        self.truth: dict[str, Array] = dict(given)
-        self.theirs: dict[str, Array] = dict(given)
+        self.truth: dict[str, Array] = dump.inputs
+        self.theirs: dict[str, Array] = dump.inputs
         self.last = Last(model.graph)
         self.found: dict[str, list[list[Any]]] = {}
 

@@ -28,8 +28,9 @@ async def signed(state: State, entry: ServedModel, reader: Reader) -> dict[str, 
                 return []
             constrained = job.constraint is not None or job.thinking is not None
             header = header_of(
-                entry.file.sha256, arithmetic, job.params, sequence.seed, job.ids, constrained=constrained
-            )
+                entry.file.sha256, arithmetic, job.params, sequence.seed, job.ids, constrained=constrained,
+                images=job.images,
+            )  # fmt: skip
             found.append(make_receipt(header, job.ids, tokens, sequence.row_digests, signer).to_dict())
         return found
 

@@ -45,8 +45,6 @@ async def with_pictures(
         raise ApiError("unsupported", "images are not supported by this model (it has no mmproj file)", PARAM)
     if len(urls) > state.limits.pictures:
         raise ApiError("invalid_value", f"images: too many (found {len(urls)}, at most {state.limits.pictures})", PARAM)
-    if state.signer is not None and not counted:
-        raise ApiError("unsupported", "images: this server signs receipts, which do not name pictures", PARAM)
     pictures = [await _picture(state, entry, url, counted=counted) for url in urls]
     try:
         return await state.threads.run(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.system.stages import each
 from assay.verify.dumps.load import load_dump
+from assay.verify.pictures.picture_dump import PictureDump, any_planes, sort_arrays
 
 Array = NDArray[Any]
 
@@ -70,7 +71,7 @@ def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
 def total_score(results: Path, grades: tuple[Grade, ...]) -> Score:
     """All grades together."""
     if all(g.verdict == "missing" for g in grades):
-        raise AssayError(f"{results}: holds none of the kit's results; expected probes/, ops/, blocks/ or text.json")
+        raise AssayError(f"{results}: holds none of the kit's results; expected {', '.join(FOLDERS)} or text.json")
     return Score(grades)
 
 
@@ -98,7 +99,7 @@ def _answers(
     kit: Path, manifest: dict[str, Any], results: Path, section: str, label: str, key: str, ending: str = ""
 ) -> Iterator[Any]:
     """For each item of a section (item, the engine's numbers, the expected ones), or a grade where there are none."""
-    for item in manifest[section]:
+    for item in manifest.get(section, ()):
         if key not in item:
             continue
         name, want = f"{item[label]}{ending}", expected(kit, item[key])
@@ -160,7 +161,7 @@ def _text(manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
         raise AssayError(f"{path}: not JSON ({error})") from None
     for section, key in (("tokenizer", "ids"), ("template", "text")):
         given = answers.get(section) if isinstance(answers, dict) else None
-        cases = [case for case in manifest["text"][section] if key in case]
+        cases = [case for case in manifest.get("text", {}).get(section, ()) if key in case]
         for i, case in enumerate(cases):
             label = repr(case.get("text", ""))[:40] if section == "tokenizer" else f"chat {i}"
             if not isinstance(given, list) or i >= len(given) or given[i] is None:
@@ -172,9 +173,8 @@ def _text(manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
 
 
 def _probes(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
-    folder = results / "probes"
-    dumps = {path.stem: path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
-    for probe in manifest["probes"]:
+    dumps = _dumps(results / "probes")
+    for probe in manifest.get("probes", ()):
         for run in range(1, probe["runs"] + 1):
             stem = probe["id"] if run == 1 else f"{probe['id']}.{run}"
             if stem not in dumps:
@@ -220,9 +220,102 @@ def _part(kit: Path, item: str, value: Array, node: dict[str, Any], part: dict[s
     return _compare("probes", item, got, want, node["nmse"])
 
 
+def _dumps(folder: Path) -> dict[str, Path]:
+    """The dumps of a section by the item that they answer."""
+    return {path.stem: path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+
+
+def _prompts(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
+    """The language model's run of a prompt with pictures. Ids at the rows of pictures may be any, or left out."""
+    dumps = _dumps(results / "prompts")
+    for prompt in manifest.get("prompts", ()):
+        name = prompt["id"]
+        if name not in dumps:
+            yield Grade("prompts", name, "missing")
+            continue
+        dump = load_dump(dumps[name])
+        text = [token for token in prompt["tokens"] if token >= 0]
+        whole = len(dump.tokens) == len(prompt["tokens"])
+        fed = [t for t, right in zip(dump.tokens, prompt["tokens"], strict=False) if not whole or right >= 0]
+        if dump.tokens and (fed if whole else list(dump.tokens)) != text:
+            yield Grade("prompts", name, "wrong", f"other tokens were fed (found {list(dump.tokens)[:8]})")
+            continue
+        found = {alias: value for alias in dump.by_name if (value := dump.values(alias)) is not None}
+        if "logits" in found:
+            found.setdefault("result_output", found["logits"])
+        yield from _nodes("prompts", kit, name, prompt, found)
+
+
+def _pictures(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
+    dumps = _dumps(results / "pictures")
+    for picture in manifest.get("pictures", ()):
+        name = picture["id"]
+        if name not in dumps:
+            yield Grade("pictures", name, "missing")
+            continue
+        names = [node["name"] for node in picture["images"][0]["nodes"]]
+        dump = sort_arrays(load_dump(dumps[name]), names, manifest["tower"]["output"])
+        for j, image in enumerate(picture["images"]):
+            yield from _image(kit, f"{name} image {j}", image, dump, j)
+
+
+def _image(kit: Path, item: str, image: dict[str, Any], dump: PictureDump, j: int) -> Iterator[Grade]:
+    if j in dump.pixels:
+        yield _pixels(f"{item} pixels", dump.pixels[j], expected(kit, image["pixels"]), image["step"])
+    if j in dump.nodes:
+        yield from _nodes("pictures", kit, item, image, dump.nodes[j])
+    if j not in dump.pixels and j not in dump.nodes:
+        yield Grade("pictures", item, "missing")
+
+
+def _pixels(item: str, found: Array, want: Array, step: float) -> Grade:
+    got = any_planes(np.asarray(found))
+    if got is None or got.shape != want.shape:
+        return Grade("pictures", item, "wrong", f"shape {np.shape(found)} (expected {want.shape})")
+    error = np.abs(got.astype(np.float64) - want)
+    if not error.any():
+        return Grade("pictures", item, "exact")
+    if float(error.max()) <= 1.01 * step:
+        return Grade("pictures", item, "rounding", "at most one step of a byte away: another rounding of the resize")
+    at = np.unravel_index(int(np.nan_to_num(error, nan=np.inf).argmax()), error.shape)
+    values = f"found {got[at]:g}, expected {want[at]:g}"
+    return Grade(
+        "pictures", item, "wrong",
+        f"{int(np.sum(error > step))} of {error.size} values; largest error at {tuple(map(int, at))} ({values}); "
+        "`assay diagnose MMPROJ DUMP --image FILE` names the mistake",
+    )  # fmt: skip
+
+
+def _nodes(section: str, kit: Path, stem: str, run: dict[str, Any], found: dict[str, Array]) -> Iterator[Grade]:
+    """The nodes of one run, which has one arithmetic."""
+    known = {node["name"]: node for node in run["nodes"]}
+    mine = {name: value for name, value in found.items() if name in known}
+    if not mine:
+        yield Grade(section, stem, "missing", "the dump holds none of the kit's nodes")
+        return
+    grades = [_node(section, kit, f"{stem} {name}", value, known[name]) for name, value in mine.items()]
+    yield from _one_arithmetic(grades, run)
+
+
+def _node(section: str, kit: Path, item: str, value: Array, node: dict[str, Any]) -> Grade:
+    """A whole node, or its last rows. Axes of 1 and heads apart are read as the kit has them."""
+    want = expected(kit, node["parts"][0])
+    if value.size == want.size:
+        value = value.reshape(want.shape)
+    elif want.ndim == 2 and value.size < want.size and value.size % want.shape[1] == 0:
+        value = value.reshape(-1, want.shape[1])
+        want = want[-len(value) :]
+    if value.shape != want.shape:
+        return Grade(section, item, "wrong", f"shape {value.shape} (expected {want.shape})")
+    return _compare(section, item, value, want, node["nmse"])
+
+
+FOLDERS = ("probes/", "ops/", "blocks/", "pictures/", "prompts/")
 SECTIONS: dict[str, Callable[[Path, dict[str, Any], Path], Iterator[Grade]]] = {
     "blocks": _blocks,
     "ops": _ops,
     "text": lambda kit, manifest, results: _text(manifest, results),
     "probes": _probes,
+    "pictures": _pictures,
+    "prompts": _prompts,
 }

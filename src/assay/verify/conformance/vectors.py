@@ -4,17 +4,16 @@
     DIR/README.md              how to use it
     DIR/data/*.bin             little-endian float32 (block bytes for weights)
 
-Four sections. `probes` are whole runs with the values of nodes, and the states before and after each step. `ops` are
-inputs and output of single operations, with the state before and after where an operation keeps one.
-`blocks` are bytes of every block type and the floats that they decode to. `text` are tokenizer and template cases.
-Tolerances are the measured noise of each arithmetic on this model, per tensor.
+Four sections, and two more where there are pictures (`picture_vectors.py`). `probes` are whole runs with the values of
+nodes, and the states before and after each step. `ops` are inputs and output of single operations, with the state
+before and after where an operation keeps one. `blocks` are bytes of every block type and the floats that they decode
+to. `text` are tokenizer and template cases. Tolerances are the measured noise of each arithmetic on this model, per
+tensor.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,16 @@ from assay.gguf.types import TYPES, GGMLType
 from assay.graph import Node, Trait, split
 from assay.graph.state import KeptState
 from assay.models import Model
-from assay.system.files import new_folder, write
 from assay.system.stages import PERCENT, stage
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.vocab import NAMELESS
+from assay.verify.conformance.kit_files import KitFiles, Limits, new_kit, noise_limits
+from assay.verify.conformance.picture_vectors import README as PICTURES_README
+from assay.verify.conformance.picture_vectors import KitPictures, picture_sections
 from assay.verify.conformance.probes import ProbeSequence, make_probes
 from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.tracing import run_steps, take_trace
-from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
-from assay.verify.judge.noise import NoiseRuns, by_rows
 from assay.verify.judge.run_inputs import run_inputs
-from assay.verify.judge.shared_pass import Together, sweep
-from assay.verify.thresholds import RUN
-from assay.version import __version__
 
 Array = NDArray[Any]
 OUTPUTS = (
@@ -54,7 +50,6 @@ OUTPUTS = (
     "result_embd_pooled",
 )  # of probes that do not ask for every node
 WIDE = 64  # rows of a weight kept in a unit vector
-NO_LIMIT = 1e30  # NMSE that any value passes
 LONG = 16  # probes of more tokens keep the last row only
 
 TEXTS = (
@@ -68,36 +63,13 @@ CHATS: tuple[list[dict[str, str]], ...] = (
 )
 
 
-@dataclass
-class _Files:
-    """Collects numbers into one file a section and hands out where they lie."""
-
-    folder: Path
-    sizes: dict[str, int] = field(default_factory=dict)
-
-    def put(self, file: str, value: Array) -> dict[str, Any]:
-        raw = np.ascontiguousarray(value, value.dtype if value.dtype == np.uint8 else "<f4").tobytes()
-        offset = self.sizes.get(file, 0)
-        with (self.folder / file).open("ab") as out:
-            out.write(raw)
-        self.sizes[file] = offset + len(raw)
-        return {"file": f"data/{file}", "offset": offset, "shape": list(value.shape)}
-
-
-def write_kit(model: Model, tokenizer: Tokenizer, out: Path) -> dict[str, Any]:
-    """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
-    if out.exists() and not out.is_dir():
-        raise AssayError(f"{out}: is not a folder; name a new one")
-    if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
-        raise AssayError(f"{out}: a folder with other things in it; name a new one")
+def write_kit(model: Model, tokenizer: Tokenizer, out: Path, seen: KitPictures | None = None) -> dict[str, Any]:
+    """Write the kit; the manifest is returned as well. `seen`: pictures, and a prompt that has them."""
     probes = make_probes(model, tokenizer)
     noise = _limits(model, next(p for p in probes if p.id == "prompt"))
-    with new_folder(out) as unfinished:
-        (unfinished / "data").mkdir()
-        files = _Files(unfinished / "data")
-        manifest: dict[str, Any] = {
-            "assay_kit": 1,
-            "made_by": f"assay {__version__}",
+
+    def make(files: KitFiles) -> dict[str, Any]:
+        return {
             "model": {
                 "file": model.file.path.name,
                 "sha256": model.file.sha256,
@@ -111,33 +83,16 @@ def write_kit(model: Model, tokenizer: Tokenizer, out: Path) -> dict[str, Any]:
             "ops": _ops(model, tokenizer, files),
             "blocks": [_block(kind, files) for kind in TYPES.values()],
             "text": _text(model, tokenizer),
+            **({} if seen is None else picture_sections(seen, files, model)),
         }
-        files_written = {
-            "manifest.json": json.dumps(manifest, indent=1, ensure_ascii=False) + "\n",
-            "README.md": README.format(model=model.file.path.name),
-        }
-        for name, content in files_written.items():
-            write(unfinished / name, content)
-    return manifest
+
+    return new_kit(out, make, README.format(model=model.file.path.name) + (PICTURES_README if seen else ""))
 
 
-def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
-    """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
-    runs = NoiseRuns(run_inputs(model, probe.tokens, probe.positions))
-    sweep(model, [Together([runs.visit])], "measuring the noise of arithmetic")
-    found: dict[str, dict[str, float]] = {}
-    for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
-        value = obs.array()
-        if value.dtype.kind != "f" or obs.name not in runs.levels:  # states are not judged node by node
-            continue
-        rows = by_rows(value, token_axis(model.graph, obs.name))
-        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # masked scores do not count
-        noise = runs.levels[obs.name].rms  # [arithmetic, token]
-        some = rms > 0  # a row before the first is zero in every arithmetic
-        share = ((RUN * (noise[:, some] / rms[some] + UNIT["f32"])) ** 2).max(axis=1, initial=UNIT["f32"] ** 2)
-        share = np.minimum(share, NO_LIMIT)  # a value that nearly cancels has no bound that JSON can hold
-        found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
-    return found
+def _limits(model: Model, probe: ProbeSequence) -> dict[str, Limits]:
+    trace = take_trace(ReferenceEngine(model), probe.tokens)
+    values = {obs.name: obs.array() for obs in trace.observations}
+    return noise_limits(run_inputs(model, probe.tokens, probe.positions), values)
 
 
 def _kept(model: Model, probe: ProbeSequence) -> list[str]:
@@ -161,7 +116,7 @@ def _told(model: Model, probes: Sequence[ProbeSequence]) -> Iterator[tuple[Probe
 
 
 def _probe(
-    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, told: Callable[[int], None]
+    model: Model, probe: ProbeSequence, noise: dict[str, Limits], files: KitFiles, told: Callable[[int], None]
 ) -> dict[str, Any]:
     graph, engine = model.graph, ReferenceEngine(model)
     names = _kept(model, probe)
@@ -201,7 +156,7 @@ def _probe(
     }
 
 
-def _ops(model: Model, tokenizer: Tokenizer, files: _Files) -> list[dict[str, Any]]:
+def _ops(model: Model, tokenizer: Tokenizer, files: KitFiles) -> list[dict[str, Any]]:
     """One unit vector for each operation of the graph, from the first node that uses it."""
     graph, weights = model.graph, Weights(model.file, np.float64, budget=0)
     probe = next(p for p in make_probes(model, tokenizer) if p.id == "two-tokens")
@@ -263,7 +218,7 @@ class _OneState:
 
 
 def _ops_with_state(
-    node: Node, kept: KeptState, inputs: Sequence[Array], weights: Weights, entry: dict[str, Any], files: _Files
+    node: Node, kept: KeptState, inputs: Sequence[Array], weights: Weights, entry: dict[str, Any], files: KitFiles
 ) -> Iterator[dict[str, Any]]:
     """Two calls of an operation that keeps state: from zero, and on from there with the same inputs.
 
@@ -290,7 +245,7 @@ def _crop(op: str, weight: Any) -> Array:
     return np.asarray(weight[:WIDE] if op in ("embed", "linear") else weight[:])
 
 
-def _block(kind: GGMLType, files: _Files) -> dict[str, Any]:
+def _block(kind: GGMLType, files: KitFiles) -> dict[str, Any]:
     """Blocks whose bytes are random, rising, and extreme, with the floats they decode to."""
     raw, values = _decoded_blocks(kind)
     return {

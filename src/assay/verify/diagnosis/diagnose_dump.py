@@ -116,7 +116,7 @@ def _diagnose(
     early = early_part(model, dump) if budget.seconds < math.inf else None
     if early is not None:
         first, part, count = early
-        inputs = run_inputs(first, part.tokens, part.positions)
+        inputs = run_inputs(first, part.tokens, part.positions, part.given)
         diff = judge(first, part, cache=False, inputs=inputs)  # noise is kept on disk for whole models
         shown = f"layers 0 to {count - 1}" if count > 1 else "layer 0"
         if diff.first_wrong is not None:
@@ -127,7 +127,7 @@ def _diagnose(
             say(f"{shown}: {len(diff.nodes)} nodes are right; judging the other layers")
     elif large(model):
         say("nothing of the first layers was dumped, so the whole model is run; l_out-0 would give an answer sooner")
-    inputs = run_inputs(model, dump.tokens, dump.positions)
+    inputs = run_inputs(model, dump.tokens, dump.positions, dump.given)
     dump = with_states_apart(dump, model.graph)
     judged = judge(model, dump, cache=cache, inputs=inputs)
     if (told_by_states := by_states(judged, dump, model.graph)) is not None:
@@ -203,6 +203,8 @@ def _excused(diff: Diff) -> Diff:
 
 
 def _by_feed(trials: FaultTrials, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
+    if trials.dump.given:  # the rows of a picture: other feeds of such a prompt are `verify/pictures/prompt_trials`
+        return None
     cause = other_feed(trials, diff, say) or other_calls(trials, diff, say) or strange_state(trials, diff)
     names = tuple(n.name for n in wrong)
     return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")

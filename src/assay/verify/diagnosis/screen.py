@@ -121,7 +121,7 @@ class Screen:
         trials, target, segment = self.trials, self.unit.target, self.unit.segment
         seen = {name: trials.dump.values(name) for name in (target, *(self._inputs() - trials.given.keys()))}
         cheap = len(segment) < LONG_RUN and (len(segment) == 1 or trials.size(segment) < LARGE_LAYER)
-        if cheap or (trials.dump.steps or (len(trials.dump.tokens),))[0] <= HEAD:
+        if cheap or trials.dump.given or (trials.dump.steps or (len(trials.dump.tokens),))[0] <= HEAD:
             return None
         cut = []
         for name, whole in seen.items():

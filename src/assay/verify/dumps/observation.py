@@ -150,6 +150,7 @@ class Dump:
     prompt: str = ""  # The text of the run, if a log quotes it.
     claims: Claims | None = None  # Of a printed text.
     later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
+    given: Mapping[str, Array] = field(default_factory=dict)  # Further inputs of the graph: the rows of pictures.
 
     def __repr__(self) -> str:
         names = list(self.by_name)
@@ -176,6 +177,11 @@ class Dump:
     @property
     def phase(self) -> str:
         return "decode" if len(self.steps) > 1 else "prefill"
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """The graph's inputs for the whole sequence."""
+        return {**inputs_of(self.tokens, self.positions), **self.given}
 
     @cached_property
     def by_name(self) -> dict[str, tuple[Observation, ...]]:

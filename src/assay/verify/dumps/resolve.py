@@ -51,10 +51,16 @@ MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
 class Truth:
     """The definition's values for these tokens, computed when first asked for."""
 
-    def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        given: Mapping[str, Array] | None = None,
+    ) -> None:
         self._graph, self._weights = model.graph, Weights(model.file, np.float32, budget=1 << 30)
         self._feed = tuple(tokens), tuple(positions)
-        self._given = inputs_of(tokens, positions)
+        self._given = {**inputs_of(tokens, positions), **(given or {})}
         self._known: dict[str, Array] = {}
 
     def fits(self, model: Model, dump: Dump) -> bool:
@@ -97,7 +103,7 @@ def resolve(
     refuse_other_evidence(dump, model)
     dump = _check_tokens(dump, model, tuple(tokens))
     if truth is None or not truth.fits(model, dump):
-        truth = Truth(model, dump.tokens, dump.positions)
+        truth = Truth(model, dump.tokens, dump.positions, dump.given)
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note

@@ -21,7 +21,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import Node, Trait
 from assay.models import Model
-from assay.verify.dumps.observation import Dump, NotFinite, inputs_of
+from assay.verify.dumps.observation import Dump, NotFinite
 
 Array = NDArray[Any]
 HALF = 65504.0  # the largest half
@@ -89,7 +89,7 @@ Rule = Callable[[_Suspect], Why | None]
 def explain(model: Model, dump: Dump, found: NotFinite) -> NonFiniteOrigin:
     """Name the operation that made the first value which is not finite; `dump` holds the values before it."""
     graph = model.graph
-    known: dict[str, Array] = inputs_of(dump.tokens, dump.positions)
+    known: dict[str, Array] = dump.inputs
     for name in dump.by_name:
         if (value := dump.values(name)) is not None:
             known[name] = value.astype(np.float64) if value.dtype.kind == "f" else value

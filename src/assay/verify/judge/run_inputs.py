@@ -18,6 +18,7 @@ from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
 from assay.graph import Node, Trait
 from assay.models import Model
+from assay.models.pictures import LAST
 from assay.verify.dumps.observation import Dump, inputs_of
 
 Array = NDArray[Any]
@@ -50,10 +51,12 @@ class RunInputs:
         return interpret(self.model.graph, Weights(self.model.file, np.float32, budget=0), env, [name])[name]
 
 
-def run_inputs(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> RunInputs:
-    """The inputs of a run that begins its sequence."""
-    given = inputs_of(tokens, positions)
-    hidden = attn_mask(given["inp_pos"], given["inp_kpos"], causal=model.hparams.layers[0].causal)
+def run_inputs(
+    model: Model, tokens: Sequence[int], positions: Sequence[int], given: Mapping[str, Array] | None = None
+) -> RunInputs:
+    """The inputs of a run that begins its sequence. `given`: what the graph reads beside tokens and positions."""
+    given = {**inputs_of(tokens, positions), **(given or {})}
+    hidden = attn_mask(given["inp_pos"], given["inp_kpos"], causal=model.hparams.layers[0].causal, last=given.get(LAST))
     return RunInputs(model, tuple(tokens), tuple(positions), given, hidden)
 
 

@@ -43,7 +43,8 @@ def judge(
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
+    inputs = inputs or run_inputs(model, dump.tokens, dump.positions, dump.given)
+    cache = cache and not dump.given  # noise is kept by tokens alone
     with one_thread(model.graph), heap.kept():
         found = examine(inputs, dump, cache) if dump.by_name or dump.states else Examined([], [], [])
     evidence = found.evidence

@@ -30,6 +30,7 @@ from assay.vision.picture_plan import Size
 Array = NDArray[Any]
 PIXELS = ("pixels", "pixel_values", "inp_raw", "preprocessed", "image_pixels")
 ROWS = ("embd", "embeddings", "image_embeds", "image_embeddings", "image_features", "mm_embd", "result_embd")
+_THEIR_ROWS = ("image_embeds", "image_embeddings", "image_features", "mm_embd")  # of a picture whatever was run
 DECODED = ("decoded", "picture")
 _LAST = re.compile(r"(?:_|@)(\d{1,4})$")
 _OF_DEEPSTACK = {"ffn_up": "deepstack_up", "ffn_up_b": "deepstack_up_b", "ffn_gelu": "deepstack_gelu"} | {
@@ -64,8 +65,27 @@ def sort_arrays(dump: Dump, graph_names: Iterable[str], output: str) -> PictureD
         theirs = ", ".join(found.unmatched[:12]) or "none"
         raise AssayError(
             f"{dump.source}: holds nothing of a picture (found the names {theirs}; expected pixels_0, embd_0 or "
-            f"nodes such as {', '.join(sorted(known)[:4])}); `assay inspect MMPROJ --graph` lists the nodes"
+            f"nodes such as {', '.join(sorted(known)[:4])}); `assay inspect MMPROJ --graph` lists the nodes; for a run "
+            "of the language model give its prompt with -p TEXT"
         )
+    return found
+
+
+def of_picture(name: str) -> bool:
+    """Does a name of a dump of a prompt belong to a picture? `embd` alone is the language model's."""
+    last = _LAST.search(name)
+    plain = (name[: last.start()] if last else name).lower()
+    return plain in PIXELS or name.lower() in DECODED or (plain in ROWS and (last is not None or plain in _THEIR_ROWS))
+
+
+def rows_of_images(dump: Dump) -> dict[int, Array]:
+    """The rows of pictures that a dump of a prompt has, by image."""
+    found: dict[int, Array] = {}
+    for obs in dump.observations:
+        name = obs.foreign or obs.name
+        last = _LAST.search(name)
+        if obs.kind == "values" and of_picture(name) and (name[: last.start()] if last else name).lower() in ROWS:
+            found[int(last[1]) if last else 0] = obs.array()
     return found
 
 

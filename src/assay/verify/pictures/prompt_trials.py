@@ -1,12 +1,13 @@
-"""A prompt with pictures, judged by its logits: the definition's run, and the mistakes of the prompt tried one by one.
+"""A prompt with pictures as the graph reads it, fed rightly or with a mistake.
 
 The graph that takes given rows (`models/pictures.py`) reads all that a mistake can change as values: rows, which
-slots are text, the last slot that each token sees, positions t, y, x. Touch this when a prompt is fed in a new way.
+slots are text, the last slot that each token sees, positions t, y, x. Its embedding has the name that engines give to
+what the first layer reads: rows of tokens and of pictures together. Touch this when a prompt is fed in a new way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,31 +16,21 @@ from numpy.typing import NDArray
 
 from assay.engines.contract import Chunk, PictureRows, pages_for
 from assay.engines.plan.given_rows import with_pictures
-from assay.engines.reference import interpret
-from assay.engines.reference.weights import Weights
-from assay.graph import Graph
+from assay.graph import INPUTS, Graph
 from assay.models import Model
 from assay.models.arch_keys import ArchKeys
-from assay.models.pictures import PictureForm, pictured, rope_axes
+from assay.models.pictures import POSITIONS, PictureForm, pictured, rope_axes
 from assay.runtime.image_places import Images, rows_in_chunk
-from assay.verify.diagnosis.candidates import described
-from assay.verify.diagnosis.fault_trials import ObservationFit, grown_noise
-from assay.verify.diagnosis.posterior import gained, posterior
-from assay.verify.diagnosis.result import Cause
-from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.faults.vision.prompt_edits import PROMPT_PLANTS, RIGHT_PROMPT, PromptHabits
-from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.compare_nodes import Diff
-from assay.verify.judge.evidence import deviation, ratios
-from assay.verify.judge.noise import Level
-from assay.verify.judge.run_inputs import RunInputs
-from assay.verify.judge.verdict import judge
-from assay.verify.thresholds import ACCEPT, GAIN, RUN, TIE
+from assay.runtime.pictured_prompt import prompt_with_pictures
+from assay.text import ChatTemplate, Tokenizer
+from assay.verify.faults.vision.prompt_edits import RIGHT_PROMPT, PromptHabits
+from assay.vision.rows import ImagePrompt, ImageRows
 
 Array = NDArray[Any]
 Placed = Callable[[bool], tuple[tuple[int, ...], Images]]  # the prompt's ids and pictures, with or without markers
 ROPE = "inp_rope_pos"
-_UNITS = np.array([a.unit for a in ARITHMETICS])
+_TURN = {"add_generation_prompt": True}
+MIXED = "embd_mixed"  # of `pictured`: what the first layer reads
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,27 @@ class FedPrompt:
 
     graph: Graph
     given: dict[str, Array]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # 0 at the rows of pictures
+
+    @property
+    def rows(self) -> dict[str, Array]:
+        """What the graph reads beside tokens and positions."""
+        return {name: value for name, value in self.given.items() if name not in INPUTS}
+
+
+def placed_by(
+    tokenizer: Tokenizer,
+    said: str | Sequence[Mapping[str, Any]],
+    pictures: Sequence[ImagePrompt],
+    template: ChatTemplate | None = None,
+) -> Placed:
+    """The prompt of a text with marks, or of messages, around these pictures."""
+    bare = [ImagePrompt(tuple(p for p in picture.pieces if isinstance(p, ImageRows))) for picture in pictures]
+
+    def placed(markers: bool) -> tuple[tuple[int, ...], Images]:
+        return prompt_with_pictures(tokenizer, said, pictures if markers else bare, template, **_TURN)
+
+    return placed
 
 
 def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT) -> FedPrompt | None:
@@ -84,8 +95,10 @@ def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT
     tokens = np.array([max(token, 0) for token in ids], np.int32)
     pages = np.arange(pages_for(n), dtype=np.int32)
     chunk = with_pictures(Chunk(tokens, 0, pages, "all", pictures=rows), form, hp.n_embd, np.dtype(np.float64))
-    graph, at = pictured(model.graph, form), np.arange(n)
+    graph, at = _named_as_dumped(pictured(model.graph, form)), np.arange(n)
     given = {"inp_tokens": tokens.astype(np.int64), "inp_pos": at, "inp_kpos": at, **chunk.rows}
+    if POSITIONS in given:  # whole numbers, so that the noise of angles is that of positions
+        given[POSITIONS] = given[POSITIONS].astype(np.int64)
     if habits.advance == "one" and not hp.axes:
         moved = _after_one(at, images)
         if habits.masked:
@@ -96,6 +109,19 @@ def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT
     elif habits.masked:
         return None
     return FedPrompt(graph, given, tuple(int(t) for t in tokens))
+
+
+def _named_as_dumped(graph: Graph) -> Graph:
+    """The graph in which what the first layer reads has the embedding's name."""
+    plain = next(node for node in graph if node.name == "embd_text").inputs[0]
+    names = {MIXED: plain, **{name: f"{name}_of_ids" for name in (plain, "embd") if name in graph}}
+
+    def renamed(name: str) -> str:
+        return names.get(name, name)
+
+    return graph.rewrite(
+        lambda node: replace(node, name=renamed(node.name), inputs=tuple(map(renamed, node.inputs)))
+    ).check()
 
 
 def _with_other_rope(graph: Graph) -> Graph:
@@ -145,54 +171,3 @@ def _after_one(at: Array, images: Images) -> NDArray[np.int64]:
     for p in images:
         found[p.end :] -= p.end - p.start - 1
     return found
-
-
-def diagnose_prompt(model: Model, placed: Placed, logits: Array, source: str) -> tuple[Diff, list[Cause], bool]:
-    """The verdict on the logits of a prompt's last token, the mistakes that give them, and whether they are open."""
-    right = fed_prompt(model, placed)
-    assert right is not None
-    n, weights = len(right.tokens), Weights(model.file)
-    here = replace(model, graph=right.graph)
-    seen = np.asarray(logits).reshape(-1, int(right.graph.shapes[right.graph.output][-1]))[-1:]
-    obs = Observation(right.graph.output, "values", seen, rows=(n - 1, n), shape=seen.shape, foreign="logits")
-    dump = Dump("", right.tokens, tuple(range(n)), (n,), (obs,), source)
-    inputs = RunInputs(here, right.tokens, tuple(range(n)), right.given, np.zeros((n, n), bool))
-    diff = judge(here, dump, cache=False, inputs=inputs)
-    node = diff.nodes[0]
-    e = node.evidence
-    level = Level(e.noise_local.rms[:, -1:], e.noise_local.top[:, -1:])
-    whole = replace(obs, rows=None)
-    base = interpret(right.graph, weights, right.given, [right.graph.output])[right.graph.output][-1:]
-
-    def fit(value: Array) -> tuple[Array, float]:
-        with np.errstate(all="ignore"):
-            error, expected = deviation(whole, value, 0, 0, None)
-            noise = grown_noise(value, base, 0, level, _UNITS)
-            found = ratios(whole, error, expected, value, 0, noise, RUN)
-        return found, float(np.sum(error**2) / (np.sum(seen.astype(np.float64) ** 2) + 1e-300))
-
-    before = fit(base)
-    if before[0][0] <= 1:
-        return diff, [], False
-    tried = []
-    for fault, variants in PROMPT_PLANTS.items():
-        for label, habits in variants:
-            made = fed_prompt(model, placed, habits)
-            if made is not None:
-                value = interpret(made.graph, weights, made.given, [made.graph.output])[made.graph.output][-1:]
-                tried.append((fault, label, *fit(value)))
-    wrong = node.verdict == "wrong"
-    kinds: Sequence[int] = range(len(ARITHMETICS)) if wrong else [0]  # noise: only what is exact to float32 counts
-    for kind in kinds:
-        good = [t for t in tried if t[2][kind] <= (ACCEPT if wrong else 1) and t[3] <= GAIN * before[1]]
-        if good:
-            good.sort(key=lambda t: t[3])
-            best = good[0]
-            limit = max(1.0, TIE * float(best[2][kind]))
-            tied = tuple(dict.fromkeys(t[0] for t in good if t[0] != best[0] and t[2][kind] <= limit))
-            a, b = (ObservationFit(float(x[0][kind]), x[1], seen.size) for x in (before, (best[2], best[3])))
-            sure = posterior(gained(described(a, b), len(tried), False), rivals=len(tied))
-            cause = Cause(best[0], "result_output", best[1], ("result_output",), sure, 1 - b.residual / a.residual,
-                          tied, a.ratio, b.ratio)  # fmt: skip
-            return diff, [cause], False
-    return diff, [], wrong

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ _VIEWS = ("RESHAPE", "VIEW", "CONT", "PERMUTE", "TRANSPOSE")
 MAX_CTX = 4096
 
 
-class _Tensor(ctypes.Structure):
+class TensorHead(ctypes.Structure):
     """The head of `struct ggml_tensor`, as far as it has not moved since 2023."""
 
     _fields_ = (
@@ -94,7 +96,8 @@ class LlamaCppEngine(Engine):
         self.arithmetic = Arithmetic(self.name, "f32", kv_type)
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
         self.n_pages = pages_for(n_ctx)
-        self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
+        own = Path(llama_cpp.__file__ or "").parent / "lib"
+        self._ggml = _ggml(Path(os.environ.get("LLAMA_CPP_LIB_PATH") or own))  # as llama-cpp-python itself looks
         weighed = {op for _, ops in _BY_WEIGHT.values() for op in ops}
         self._by_weight = {(n.op, n.weights[0]): n.name for n in model.graph if n.op in weighed and len(n.weights) == 1}
         self._unary = {(n.op, str(n.all_attrs().get("act", "")), n.inputs[0]): n.name
@@ -194,7 +197,7 @@ class LlamaCppEngine(Engine):
 
     def _note_caches(self, pointer: int) -> None:
         """Remember the tensors of state that an operation reads or writes."""
-        for source in _Tensor.from_address(pointer).src:
+        for source in TensorHead.from_address(pointer).src:
             if source and _STATE.fullmatch(name := self._ggml.ggml_get_name(source).decode("utf-8", "replace")):
                 self._caches[name] = source
 
@@ -203,7 +206,7 @@ class LlamaCppEngine(Engine):
 
         A product, a norm, a bias or a convolution by its weight; a scaled or activated value by its source.
         """
-        sources = _Tensor.from_address(pointer).src
+        sources = TensorHead.from_address(pointer).src
         if op in _BY_WEIGHT:
             at, kinds = _BY_WEIGHT[op]
             weight = self._name_of(sources[at]) if sources[at] else ""
@@ -225,11 +228,11 @@ class LlamaCppEngine(Engine):
         for _ in range(len(_VIEWS)):
             if pointer in self._node_at:
                 return self._node_at[pointer]
-            tensor = _Tensor.from_address(pointer)
+            tensor = TensorHead.from_address(pointer)
             inner = tensor.src[0]
             if self._ggml.ggml_op_desc(pointer).decode() not in _VIEWS or not inner:
                 break
-            if math.prod(tensor.ne) != math.prod(_Tensor.from_address(inner).ne):
+            if math.prod(tensor.ne) != math.prod(TensorHead.from_address(inner).ne):
                 return None  # a part of the value
             pointer = inner
         name = self._ggml.ggml_get_name(pointer).decode("utf-8", "replace")
@@ -237,7 +240,7 @@ class LlamaCppEngine(Engine):
         return found[0] if found else None
 
     def _copy(self, pointer: int) -> Array:
-        tensor = _Tensor.from_address(pointer)
+        tensor = TensorHead.from_address(pointer)
         size = self._ggml.ggml_nbytes(pointer)
         raw = np.empty(size, np.uint8)
         self._ggml.ggml_backend_tensor_get(pointer, raw.ctypes.data, 0, size)
@@ -255,6 +258,58 @@ class LlamaCppEngine(Engine):
         if self.graph[name].op == "ssm_scan":  # ggml appends the new states to the result
             value = value.reshape(-1)[: math.prod(shape)]
         return value.reshape(shape) if value.size == math.prod(shape) else None
+
+    # -- for a prompt that another library feeds (`llamacpp_pictures.py`) --
+
+    @property
+    def library(self) -> Any:
+        return self._lib
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's model."""
+        return self._model
+
+    @property
+    def context(self) -> Any:
+        return self._context
+
+    @property
+    def quiet(self) -> Any:
+        """A callback that drops llama.cpp's log."""
+        return self._quiet
+
+    @property
+    def n_batch(self) -> int:
+        return int(self._lib.llama_n_batch(self._context))
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), 0, 0, -1)
+        self._length = 0
+
+    @contextmanager
+    def keeping(self, keep: Collection[str]) -> Iterator[Mapping[str, Array]]:
+        """While it is open, every decode leaves the values of these nodes here, as ggml has them."""
+        self._wanted, self._kept, self._views, self._node_at = set(keep), {}, set(), {}
+        yield self._kept
+        self._wanted = set()
+
+    def shaped(self, name: str, value: Array, n_tokens: int) -> Array | None:
+        """A node without keys in the graph's layout; None if it has other rows."""
+        return self._shaped(name, value, n_tokens, n_tokens)
+
+    def last_logits(self) -> Array:
+        """The logits of the last token."""
+        found = self._lib.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(found, (self.model.hparams.n_vocab,)).copy()
+
+    def copied(self, pointer: int) -> Array:
+        """The values of a tensor."""
+        return self._copy(pointer)
+
+    def name_of(self, pointer: int) -> str:
+        return str(self._ggml.ggml_get_name(pointer).decode("utf-8", "replace"))
 
     def close(self) -> None:
         if self._context:
