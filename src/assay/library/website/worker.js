@@ -1,9 +1,10 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
 // In:  {prompt, raw, maxTokens} · {cancel: true}
-// Out: {loaded, total} · {doing} · {ready} · {text} · {done, ids, hash} · {error}
-import { Runner, best, sha256 } from "./runner.js";
+// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, rate, first} · {error}
+import { Runner, sha256 } from "./runner.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
 
+const AHEAD = 4;  // steps submitted before the results of their predecessors are read; none in software, which gains nothing
 const say = (message) => postMessage(message);
 let cancelled = false;
 
@@ -11,7 +12,7 @@ async function open() {
   const plan = await (await fetch("plan.json")).json();
   const { body } = await fetch("weights.bin");
   const runner = await Runner.open(plan, body, say);
-  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context } });
+  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, seconds: runner.seconds } });
   return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer) };
 }
 
@@ -26,25 +27,35 @@ async function answer(model, { prompt, raw, maxTokens = 64 }) {
   const { plan, runner, tokenizer } = model;
   const detokenizer = new Detokenizer(tokenizer);
   const ids = encode(model, prompt, raw);
+  if (ids.length > plan.context) throw new Error(`the prompt has ${ids.length} tokens; this page holds ${plan.context}; shorten it`);
+  const most = Math.min(maxTokens, plan.context - ids.length + 1);
+  const ahead = runner.software ? 0 : AHEAD;
   const answered = [];
   const hashes = [];
-  let next = ids;
-  let start = 0;
+  const steps = [];
+  const times = [performance.now()];
+  let submitted = 0;
   cancelled = false;
-  while (answered.length < maxTokens && !cancelled && start + next.length <= plan.context) {
-    const logits = await runner.forward(next, start);
+  for (;;) {
+    while (submitted < most && steps.length <= ahead) {
+      steps.push(submitted ? runner.step(null, ids.length + submitted - 1) : runner.step(ids, 0));
+      submitted++;
+    }
+    if (!steps.length) break;
+    const { id, logits } = await steps.shift();
     hashes.push(await sha256(logits));
-    start += next.length;
-    const id = best(logits);
-    if (plan.tokenizer.eog.includes(id)) break;
+    times.push(performance.now());
+    if (cancelled || plan.tokenizer.eog.includes(id)) break;
     answered.push(id);
     say({ text: detokenizer.push(id) });
-    next = [id];
   }
+  await Promise.all(steps);  // submitted ahead, and not needed
   say({ text: detokenizer.flush() });
   const all = new TextEncoder().encode(hashes.join(" "));
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", all));
-  say({ done: true, prompt: ids, ids: answered, hash: Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("") });
+  const hash = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
+  const rate = times.length > 2 ? ((times.length - 2) * 1000) / (times.at(-1) - times[1]) : 0;
+  say({ done: true, prompt: ids, ids: answered, hash, rate, first: (times[1] - times[0]) / 1000 });
 }
 
 const opened = open();
