@@ -1,6 +1,7 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
-// In:  {prompt, raw, maxTokens} · {cancel: true}
-// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, rate, first} · {error}
+// In:  {prompt, raw, maxTokens, rows} · {cancel: true}
+// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, tokens, rows, rate, first} · {error}
+import { rowHash } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
 
@@ -22,8 +23,11 @@ function encode({ plan, tokenizer }, prompt, raw) {
   return tokenizer.encodeChat(plan.frame.before + (plan.frame.trimmed ? prompt.trim() : prompt) + plan.frame.after);
 }
 
-/** Greedy answer. `hash` is over the hashes of the logits of every step. */
-async function answer(model, { prompt, raw, maxTokens = 64 }) {
+/**
+ * Greedy answer. `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of
+ * every step and the hash of its logits as in a receipt.
+ */
+async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false }) {
   const { plan, runner, tokenizer } = model;
   const detokenizer = new Detokenizer(tokenizer);
   const ids = encode(model, prompt, raw);
@@ -32,6 +36,8 @@ async function answer(model, { prompt, raw, maxTokens = 64 }) {
   const ahead = runner.software ? 0 : AHEAD;
   const answered = [];
   const hashes = [];
+  const tokens = [];
+  const rows = [];
   const steps = [];
   const times = [performance.now()];
   let submitted = 0;
@@ -44,6 +50,8 @@ async function answer(model, { prompt, raw, maxTokens = 64 }) {
     if (!steps.length) break;
     const { id, logits } = await steps.shift();
     hashes.push(await sha256(logits));
+    if (wanted) rows.push(await rowHash(logits));
+    tokens.push(id);
     times.push(performance.now());
     if (cancelled || plan.tokenizer.eog.includes(id)) break;
     answered.push(id);
@@ -55,7 +63,7 @@ async function answer(model, { prompt, raw, maxTokens = 64 }) {
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", all));
   const hash = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
   const rate = times.length > 2 ? ((times.length - 2) * 1000) / (times.at(-1) - times[1]) : 0;
-  say({ done: true, prompt: ids, ids: answered, hash, rate, first: (times[1] - times[0]) / 1000 });
+  say({ done: true, prompt: ids, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
 }
 
 const opened = open();
