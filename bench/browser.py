@@ -5,9 +5,9 @@
     python bench/browser.py smollm2 --peer wllama/package    also the speed of wllama in the same browser
     python bench/browser.py smollm2 --flag=--use-angle=vulkan --flag=--enable-features=Vulkan    on a GPU
 
-Nothing but Python, the browser and the model is needed. Chromium's adapter in software (SwiftShader) takes about a second
-for a token of SmolLM2 on two cores. A peer is the unpacked npm package @wllama/wllama; it runs with WASM alone and with
-its WebGPU backend. The exit code is 1 if a text or hash of the page differs from the cpu engine's.
+Nothing but Python, the browser and the model is needed. Without a GPU, Chromium's adapter in software (SwiftShader)
+runs the page. A peer is the unpacked npm package @wllama/wllama; it runs with WASM alone and with its WebGPU backend.
+The exit code is 1 if a text or hash of the page differs from the cpu engine's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.text import encode_chat
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.chromium import Chromium  # noqa: E402
+from bench.chromium import Chromium
 
 PROMPTS = (
     "Why is the sky blue?", "Name three rivers.", "Write a haiku about snow.", "What is 12 times 12?",
@@ -70,7 +70,7 @@ def expected(opened: Opened, prompt: str, tokens: int) -> tuple[str, str]:
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of the site, and of `places` by the first part of their path. Pages are isolated, so WASM may use threads."""
+    """Files of the site, and of `places` by the first part of a path. Pages are isolated, so WASM may use threads."""
 
     places: ClassVar[dict[str, Path]] = {}
 
@@ -152,7 +152,8 @@ _PEER = """(async () => {
     const reply = await wllama.createChatCompletion({
       messages: [{ role: "user", content }], max_tokens: TOKENS, temperature: 0, top_k: 1, cache_prompt: false,
     });
-    found.push([reply.choices[0].message.content, reply.timings?.predicted_per_second, reply.timings?.prompt_per_second]);
+    const { predicted_per_second, prompt_per_second } = reply.timings ?? {};
+    found.push([reply.choices[0].message.content, predicted_per_second, prompt_per_second]);
   }
   return { opened, threads: wllama.getNumThreads(), found };
 })()"""
@@ -169,8 +170,8 @@ def peer(browser: Chromium, url: str, prompts: Sequence[str], tokens: int, layer
     prompt = [rate for _, _, rate in found["found"] if rate]
     print(*(f"  {text[:90]!r}" for text, _, _ in found["found"][:2]), sep="\n")
     return (
-        f"wllama, {'WebGPU' if layers else 'WASM'}, {found['threads']} threads: opened in {found['opened']:.1f} s, decode "
-        f"{np.median(rates):.1f} tok/s (median of {len(rates)}), prompt {np.median(prompt):.0f} tok/s"
+        f"wllama, {'WebGPU' if layers else 'WASM'}, {found['threads']} threads: opened in {found['opened']:.1f} s, "
+        f"decode {np.median(rates):.1f} tok/s (median of {len(rates)}), prompt {np.median(prompt):.0f} tok/s"
     )
 
 

@@ -115,6 +115,49 @@ def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     }  # fmt: skip
 
 
+COMPARE = """
+import { readFileSync } from "node:fs";
+const { rowHash, verdict } = await import(process.argv[1]);
+const cases = JSON.parse(readFileSync(0, "utf8"));
+const row = await rowHash(new Float32Array([9, 0, 1, -2.5, 3]).subarray(1));
+console.log(JSON.stringify([row, ...cases.map(([mine, said]) => verdict(mine, said))]));
+"""
+
+
+def test_the_comparison_with_a_server() -> None:
+    """The hash of a row is a receipt's, and the first token that differs is named."""
+    if NODE is None:
+        pytest.skip("there is no node")
+    mine = {"text": "ab", "tokens": [5, 6, 2], "rows": ["x", "y", "z"]}
+    receipt = {"tokens": [5, 6, 2], "rows": ["x", "y", "z"], "header": {"arithmetic": ["native", "fast", "f16", 1]}}
+    said: dict[str, Any] = {"choices": [{"text": "ab"}], "receipts": [receipt]}
+    cases = [
+        (mine, said),
+        (mine, {"choices": [{"text": "ab"}]}),
+        (mine, {"choices": [{"text": "ac"}], "receipts": [receipt | {"tokens": [5, 7, 2], "rows": ["x", "y", "w"]}]}),
+        (mine, {**said, "receipts": [receipt | {"rows": ["x", "y"], "tokens": [5, 6]}]}),
+        (mine | {"text": "a"}, said),
+    ]
+    command = [NODE, "--input-type=module", "-e", COMPARE, (ASSETS / "compare.js").as_uri()]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    row, *found = json.loads(done.stdout)
+    assert row == "bc412961432d3f0051e7fc6fd1b9da8e"  # docs/reference/receipts.md
+    assert [case["equal"] for case in found] == [True, False, False, False, False]
+    for case, words in zip(
+        found,
+        (
+            "all 3 tokens",
+            "--receipts KEY",
+            "token 2 of 3 on: the token",
+            "token 3 of 3 on: the logits",
+            "the text is different",
+        ),
+        strict=True,
+    ):
+        assert words in case["words"]
+
+
 def test_models_that_no_page_can_run(tmp_path: Path) -> None:
     opened = Opened(open_file(tiny.make(tmp_path / "m.gguf")), OpenOptions())
     opened.__dict__["template"] = template(tmp_path, "{{ messages[0]['content'] | upper }}")
@@ -125,8 +168,9 @@ def test_models_that_no_page_can_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """A tiny model in headless Chromium (SwiftShader): the text of `assay run`."""
+    """A tiny model in headless Chromium (SwiftShader): the text of `assay run`, and logits equal to a server's."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    pytest.importorskip("cryptography", reason="receipts need the package cryptography")
     if not CHROMIUM:
         pytest.skip("there is no chromium")
     path, site = tiny.make(tmp_path / "m.gguf", type="Q8_0"), tmp_path / "site"
@@ -135,18 +179,44 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    origin = f"http://127.0.0.1:{server.server_port}"
+    words = [
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--receipts",
+        str(tmp_path / "key"),
+        "--cors",
+        origin,
+        "-t",
+        "1",
+        "--json",
+    ]
+    assay = subprocess.Popen([sys.executable, "-m", "assay", *words], stdout=subprocess.PIPE, text=True)
+    assert assay.stdout
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"])
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.goto(origin)
         page.wait_for_function("!document.getElementById('send').disabled", timeout=280_000)
         page.fill("#prompt", "hello")
         page.fill("#most", "4")
         page.click("#send")
         page.wait_for_function("document.getElementById('facts').textContent.includes('hash')", timeout=60_000)
         said = page.evaluate("document.getElementById('answer').textContent")
+        page.click("summary")
+        page.fill("#server", json.loads(assay.stdout.readline())["url"])
+        page.click("#compare")
+        page.wait_for_function("document.getElementById('verdict').textContent", timeout=60_000)
+        verdict = page.evaluate("document.getElementById('verdict').textContent")
+        if picture := os.environ.get("ASSAY_SCREENSHOT"):
+            page.screenshot(path=picture)
         browser.close()
     server.shutdown()
+    assay.terminate()
+    assert assay.wait(60) == 0
     command = [sys.executable, "-m", "assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said == json.loads(done.stdout)["text"]
+    assert verdict == "Equal: the text, and the logits of all 4 tokens, to the bit."
