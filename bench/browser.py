@@ -141,8 +141,10 @@ def answers(browser: Chromium, url: str, prompts: Sequence[str], tokens: int, pa
 _FACTS = "document.getElementById('facts').textContent"
 _PEER = """(async () => {
   const { Wllama } = await import("/peer/esm/index.js");
-  const quiet = { debug() {}, log() {}, warn() {}, error() {} };
-  const wllama = new Wllama({ default: new URL("/peer/esm/wasm/wllama.wasm", location).href }, { logger: quiet });
+  const lines = [];
+  const keep = (...said) => lines.push(said.join(" "));
+  const logger = { debug: keep, log: keep, warn: keep, error: keep };
+  const wllama = new Wllama({ default: new URL("/peer/esm/wasm/wllama.wasm", location).href }, { logger });
   const began = performance.now();
   const blob = await (await fetch("/model.gguf")).blob();
   await wllama.loadModel([blob], OPTIONS);
@@ -155,7 +157,8 @@ _PEER = """(async () => {
     const { predicted_per_second, prompt_per_second } = reply.timings ?? {};
     found.push([reply.choices[0].message.content, predicted_per_second, prompt_per_second]);
   }
-  return { opened, threads: wllama.getNumThreads(), found };
+  const devices = lines.filter((line) => /webgpu|offloaded|model buffer/i.test(line)).slice(0, 8);
+  return { opened, threads: wllama.getNumThreads(), found, devices };
 })()"""
 
 
@@ -168,7 +171,7 @@ def peer(browser: Chromium, url: str, prompts: Sequence[str], tokens: int, layer
     found = browser.evaluate(script, timeout=patience)
     rates = [rate for _, rate, _ in found["found"] if rate]
     prompt = [rate for _, _, rate in found["found"] if rate]
-    print(*(f"  {text[:90]!r}" for text, _, _ in found["found"][:2]), sep="\n")
+    print(*(f"  {line[:110]}" for line in found["devices"]), sep="\n")
     return (
         f"wllama, {'WebGPU' if layers else 'WASM'}, {found['threads']} threads: opened in {found['opened']:.1f} s, "
         f"decode {np.median(rates):.1f} tok/s (median of {len(rates)}), prompt {np.median(prompt):.0f} tok/s"
