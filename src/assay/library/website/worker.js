@@ -44,7 +44,9 @@ async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false
   cancelled = false;
   for (;;) {
     while (submitted < most && steps.length <= ahead) {
-      steps.push(submitted ? runner.step(null, ids.length + submitted - 1) : runner.step(ids, 0));
+      const step = submitted ? runner.step(null, ids.length + submitted - 1) : runner.step(ids, 0);
+      step.catch(() => {});  // awaited below, unless an earlier one fails
+      steps.push(step);
       submitted++;
     }
     if (!steps.length) break;
