@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from assay.cli import main
@@ -20,6 +21,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.library.web_export import ASSETS, chat_frame, export_web
 from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.receipts import VERSION, row_digest
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.exported_tokenizer import exported_tokenizer
 from assay.text.pretokenize import PRETOKENIZERS, portable_split
@@ -117,19 +119,22 @@ def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 COMPARE = """
 import { readFileSync } from "node:fs";
-const { rowHash, verdict } = await import(process.argv[1]);
+const { rowHashes, verdict } = await import(process.argv[1]);
 const cases = JSON.parse(readFileSync(0, "utf8"));
-const row = await rowHash(new Float32Array([9, 0, 1, -2.5, 3]).subarray(1));
-console.log(JSON.stringify([row, ...cases.map(([mine, said]) => verdict(mine, said))]));
+const row = await rowHashes(new Float32Array([9, 0, 1, -2.5, 3]).subarray(1));
+const long = await rowHashes(Float32Array.from({ length: 101 }, (_, i) => i * i - 7.5));
+console.log(JSON.stringify([row, long, ...cases.map(([mine, said]) => verdict(mine, said))]));
 """
 
 
 def test_the_comparison_with_a_server() -> None:
     """The hash of a row is a receipt's, and the first token that differs is named."""
+    pytest.importorskip("cryptography", reason="receipts need the package cryptography")
     if NODE is None:
         pytest.skip("there is no node")
-    mine = {"text": "ab", "tokens": [5, 6, 2], "rows": ["x", "y", "z"]}
-    receipt = {"tokens": [5, 6, 2], "rows": ["x", "y", "z"], "header": {"arithmetic": ["native", "fast", "f16", 1]}}
+    mine = {"text": "ab", "tokens": [5, 6, 2], "rows": [{"3": "w", "4": x} for x in "xyz"]}
+    header = {"version": 4, "arithmetic": ["native", "fast", "f16", 1]}
+    receipt = {"tokens": [5, 6, 2], "rows": ["x", "y", "z"], "header": header}
     said: dict[str, Any] = {"choices": [{"text": "ab"}], "receipts": [receipt]}
     cases = [
         (mine, said),
@@ -137,13 +142,18 @@ def test_the_comparison_with_a_server() -> None:
         (mine, {"choices": [{"text": "ac"}], "receipts": [receipt | {"tokens": [5, 7, 2], "rows": ["x", "y", "w"]}]}),
         (mine, {**said, "receipts": [receipt | {"rows": ["x", "y"], "tokens": [5, 6]}]}),
         (mine | {"text": "a"}, said),
+        (mine, {**said, "receipts": [receipt | {"header": header | {"version": 99}}]}),
     ]
     command = [NODE, "--input-type=module", "-e", COMPARE, (ASSETS / "compare.js").as_uri()]
     done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
-    row, *found = json.loads(done.stdout)
-    assert row == "bc412961432d3f0051e7fc6fd1b9da8e"  # docs/reference/receipts.md
-    assert [case["equal"] for case in found] == [True, False, False, False, False]
+    row, long, *found = json.loads(done.stdout)
+    assert row == {
+        "3": "bc412961432d3f0051e7fc6fd1b9da8e",
+        "4": "3ed7897978efc2c316bd75d7114a7e04",
+    }  # reference/receipts.md
+    assert long[str(VERSION)] == row_digest(np.arange(101, dtype=np.float32) ** 2 - np.float32(7.5)).hex()
+    assert [case["equal"] for case in found] == [True, False, False, False, False, False]
     for case, words in zip(
         found,
         (
@@ -152,6 +162,7 @@ def test_the_comparison_with_a_server() -> None:
             "token 2 of 3 on: the token",
             "token 3 of 3 on: the logits",
             "the text is different",
+            "version 99",
         ),
         strict=True,
     ):

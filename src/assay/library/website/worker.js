@@ -1,7 +1,7 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
 // In:  {prompt, raw, maxTokens, rows} · {cancel: true}
 // Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, tokens, rows, rate, first} · {error}
-import { rowHash } from "./compare.js";
+import { rowHashes } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
 
@@ -25,7 +25,7 @@ function encode({ plan, tokenizer }, prompt, raw) {
 
 /**
  * Greedy answer. `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of
- * every step and the hash of its logits as in a receipt.
+ * every step and the hashes of its logits as in receipts.
  */
 async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false }) {
   const { plan, runner, tokenizer } = model;
@@ -52,7 +52,7 @@ async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false
     if (!steps.length) break;
     const { id, logits } = await steps.shift();
     hashes.push(await sha256(logits));
-    if (wanted) rows.push(await rowHash(logits));
+    if (wanted) rows.push(await rowHashes(logits));
     tokens.push(id);
     times.push(performance.now());
     if (cancelled || plan.tokenizer.eog.includes(id)) break;
