@@ -48,9 +48,13 @@ class Chromium:
         for fd in (reads, writes, *theirs):
             os.close(fd)
         self._number, self._pending = 0, b""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.call("Page.enable")
+        try:
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            self.call("Page.enable")
+        except BaseException:
+            self.close()
+            raise
 
     _session: str | None = None
 
@@ -106,6 +110,10 @@ class Chromium:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the browser."""
         self._process.terminate()
         try:
             self._process.wait(10)
