@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from assay.cli import main
@@ -20,6 +21,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.library.web_export import ASSETS, chat_frame, export_web
 from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.receipts import VERSION, row_digest
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.exported_tokenizer import exported_tokenizer
 from assay.text.pretokenize import PRETOKENIZERS, portable_split
@@ -115,6 +117,58 @@ def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     }  # fmt: skip
 
 
+COMPARE = """
+import { readFileSync } from "node:fs";
+const { rowHashes, verdict } = await import(process.argv[1]);
+const cases = JSON.parse(readFileSync(0, "utf8"));
+const row = await rowHashes(new Float32Array([9, 0, 1, -2.5, 3]).subarray(1));
+const long = await rowHashes(Float32Array.from({ length: 101 }, (_, i) => i * i - 7.5));
+console.log(JSON.stringify([row, long, ...cases.map(([mine, said]) => verdict(mine, said))]));
+"""
+
+
+def test_the_comparison_with_a_server() -> None:
+    """The hash of a row is a receipt's, and the first token that differs is named."""
+    pytest.importorskip("cryptography", reason="receipts need the package cryptography")
+    if NODE is None:
+        pytest.skip("there is no node")
+    mine = {"text": "ab", "tokens": [5, 6, 2], "rows": [{"3": "w", "4": x} for x in "xyz"]}
+    header = {"version": 4, "arithmetic": ["native", "fast", "f16", 1]}
+    receipt = {"tokens": [5, 6, 2], "rows": ["x", "y", "z"], "header": header}
+    said: dict[str, Any] = {"choices": [{"text": "ab"}], "receipts": [receipt]}
+    cases = [
+        (mine, said),
+        (mine, {"choices": [{"text": "ab"}]}),
+        (mine, {"choices": [{"text": "ac"}], "receipts": [receipt | {"tokens": [5, 7, 2], "rows": ["x", "y", "w"]}]}),
+        (mine, {**said, "receipts": [receipt | {"rows": ["x", "y"], "tokens": [5, 6]}]}),
+        (mine | {"text": "a"}, said),
+        (mine, {**said, "receipts": [receipt | {"header": header | {"version": 99}}]}),
+    ]
+    command = [NODE, "--input-type=module", "-e", COMPARE, (ASSETS / "compare.js").as_uri()]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    row, long, *found = json.loads(done.stdout)
+    assert row == {
+        "3": "bc412961432d3f0051e7fc6fd1b9da8e",
+        "4": "3ed7897978efc2c316bd75d7114a7e04",
+    }  # reference/receipts.md
+    assert long[str(VERSION)] == row_digest(np.arange(101, dtype=np.float32) ** 2 - np.float32(7.5)).hex()
+    assert [case["equal"] for case in found] == [True, False, False, False, False, False]
+    for case, words in zip(
+        found,
+        (
+            "all 3 tokens",
+            "--receipts KEY",
+            "token 2 of 3 on: the token",
+            "token 3 of 3 on: the logits",
+            "the text is different",
+            "version 99",
+        ),
+        strict=True,
+    ):
+        assert words in case["words"]
+
+
 def test_models_that_no_page_can_run(tmp_path: Path) -> None:
     opened = Opened(open_file(tiny.make(tmp_path / "m.gguf")), OpenOptions())
     opened.__dict__["template"] = template(tmp_path, "{{ messages[0]['content'] | upper }}")
@@ -125,8 +179,9 @@ def test_models_that_no_page_can_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """A tiny model in headless Chromium (SwiftShader): the text of `assay run`."""
+    """A tiny model in headless Chromium (SwiftShader): the text of `assay run`, and logits equal to a server's."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    pytest.importorskip("cryptography", reason="receipts need the package cryptography")
     if not CHROMIUM:
         pytest.skip("there is no chromium")
     path, site = tiny.make(tmp_path / "m.gguf", type="Q8_0"), tmp_path / "site"
@@ -135,18 +190,44 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    origin = f"http://127.0.0.1:{server.server_port}"
+    words = [
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--receipts",
+        str(tmp_path / "key"),
+        "--cors",
+        origin,
+        "-t",
+        "1",
+        "--json",
+    ]
+    assay = subprocess.Popen([sys.executable, "-m", "assay", *words], stdout=subprocess.PIPE, text=True)
+    assert assay.stdout
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"])
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.goto(origin)
         page.wait_for_function("!document.getElementById('send').disabled", timeout=280_000)
         page.fill("#prompt", "hello")
         page.fill("#most", "4")
         page.click("#send")
         page.wait_for_function("document.getElementById('facts').textContent.includes('hash')", timeout=60_000)
         said = page.evaluate("document.getElementById('answer').textContent")
+        page.click("summary")
+        page.fill("#server", json.loads(assay.stdout.readline())["url"])
+        page.click("#compare")
+        page.wait_for_function("document.getElementById('verdict').textContent", timeout=60_000)
+        verdict = page.evaluate("document.getElementById('verdict').textContent")
+        if picture := os.environ.get("ASSAY_SCREENSHOT"):
+            page.screenshot(path=picture)
         browser.close()
     server.shutdown()
+    assay.terminate()
+    assert assay.wait(60) == 0
     command = [sys.executable, "-m", "assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said == json.loads(done.stdout)["text"]
+    assert verdict == "Equal: the text, and the logits of all 4 tokens, to the bit."

@@ -101,6 +101,7 @@ def attention(build: ProgramBuilder, group: Attention) -> None:
     }  # fmt: skip
     words = {kind, "traced" if traced else "untraced", "turned" if turn else "still"}
     words |= ({"capped"} if mask.cap else set()) | (set() if kind == "f16" else {"not_f16"})
+    words.add(f"columns{next(n for n in (64, 128, MAX_HEAD) if v.dim <= n)}")
     quantised = {"quantised"} if acts else set()
     words |= {"finished"} | quantised if finished else {"parts"}
     build.emit(

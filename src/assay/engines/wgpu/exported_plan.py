@@ -37,7 +37,7 @@ class _Arrays:
 def exported_plan(model: Model, context: int) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
     """The plan as data for JSON, and the arrays of the file of weights in its order."""
     weights = StackedWeights(_Arrays(), model.file, model.graph, exact=False)
-    plans = [compile_dispatches(model.graph, weights, ProgramShape(n, context, KV_TYPE)) for n in ROWS]
+    plans = [compile_dispatches(model.graph, weights, ProgramShape(n, context, KV_TYPE, best=True)) for n in ROWS]
     primitives = Kernel("primitives")
     kernels = list(dict.fromkeys([primitives, *(d.kernel for plan in plans for d in plan.dispatches)]))
     number = {kernel: i for i, kernel in enumerate(kernels)}
@@ -96,6 +96,7 @@ def _engine_buffers(model: Model, context: int, rope_width: int) -> dict[str, in
         SPARE: 16,
         "step": 4 * words,
         "positions": 4 * PAGE * pages,
+        "chosen": 16,  # the most probable token and its logit
         **{
             f"pool {p.index}": 4 * PAGE * pages * p.heads * cache_words(p.dim, p.type(KV_TYPE))
             for p in sorted(pools, key=lambda pool: pool.index)

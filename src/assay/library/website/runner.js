@@ -22,7 +22,7 @@ export class Runner {
     const runner = new Runner(plan, device);
     runner.software = adapter.info?.architecture === "swiftshader" || adapter.info?.isFallbackAdapter === true;
     runner.adapter = [adapter.info?.vendor, adapter.info?.architecture, adapter.info?.description].filter(Boolean).join(" ");
-    await runner.load(stream, report);
+    await runner.timed("weights", () => runner.load(stream, report));
     await runner.chooseTier(report);
     return runner;
   }
@@ -36,7 +36,18 @@ export class Runner {
     this.buffers = new Map();
     for (const [name, bytes] of Object.entries(plan.buffers)) this.buffers.set(name, this.buffer(bytes));
     this.programs = [];
-    this.bytes = 0;
+    this.landings = [];
+    this.seconds = { weights: 0, kernels: 0, check: 0 };
+  }
+
+  /** Run a part of the opening and add its time to `seconds`. */
+  async timed(part, run) {
+    const began = performance.now();
+    try {
+      return await run();
+    } finally {
+      this.seconds[part] += (performance.now() - began) / 1000;
+    }
   }
 
   buffer(bytes) {
@@ -95,11 +106,15 @@ export class Runner {
       this.tier = tier;
       this.programs = this.plan.programs.map(() => null);
       this.pipelines = new Map();
-      const wrong = await this.wrongPrimitives();
+      await this.timed("kernels", () => this.compile([this.plan.primitives.kernel]));
+      const wrong = await this.timed("check", () => this.wrongPrimitives());
       if (!wrong) {
+        await this.timed("kernels", () => this.compile([...this.plan.kernels.keys()], report));
         const before = check.tokens.length - 1; // a prompt and a single token, so that every program is checked
-        await this.forward(check.tokens.slice(0, before), 0);
-        const logits = await this.forward(check.tokens.slice(before), before);
+        const { logits } = await this.timed("check", async () => {
+          await this.step(check.tokens.slice(0, before), 0);
+          return this.step(check.tokens.slice(before), before);
+        });
         if ((await sha256(logits)) === check.sha256) return;
       }
       this.failures.push(`tier ${tier}: ${wrong ? `${wrong} operations of recorded numbers differ` : "logits differ"}`);
@@ -114,7 +129,7 @@ export class Runner {
     const par = this.buffer(ALIGNMENT);
     this.device.queue.writeBuffer(x, 0, Uint32Array.from(vectors));
     this.device.queue.writeBuffer(par, 0, Uint32Array.of(0, count));
-    const { pipeline, layout } = this.pipeline(kernel);
+    const { pipeline, layout } = this.pipelines.get(kernel);
     const entries = [par, x, out].map((buffer, binding) => ({ binding, resource: { buffer } }));
     this.submit([{ pipeline, group: this.device.createBindGroup({ layout, entries }), counts: [Math.ceil(count / 64), 1, 1] }]);
     const found = new Uint32Array(await this.read(out, 4 * expected.length));
@@ -122,9 +137,12 @@ export class Runner {
     return expected.reduce((n, word, i) => n + (word !== found[i] && !(isNan(word) && isNan(found[i]))), 0);
   }
 
-  pipeline(index) {
-    const kernel = this.plan.kernels[index];
-    if (!this.pipelines.has(index)) {
+  /** Compile kernels in the tier at hand. All are requested at once: the browser compiles them on several threads. */
+  async compile(indices, report = () => {}) {
+    const missing = indices.filter((index) => !this.pipelines.has(index));
+    let done = 0;
+    await Promise.all(missing.map(async (index) => {
+      const kernel = this.plan.kernels[index];
       const code = kernel.source.replace("//#include arithmetic", () => this.plan.arithmetic[this.tier]);
       const entries = [false, ...kernel.writes].map((writes, binding) => ({
         binding,
@@ -132,13 +150,13 @@ export class Runner {
         buffer: { type: writes ? "storage" : "read-only-storage" },
       }));
       const layout = this.device.createBindGroupLayout({ entries });
-      const pipeline = this.device.createComputePipeline({
+      const pipeline = await this.device.createComputePipelineAsync({
         layout: this.device.createPipelineLayout({ bindGroupLayouts: [layout] }),
         compute: { module: this.device.createShaderModule({ code }), entryPoint: "main" },
       });
       this.pipelines.set(index, { pipeline, layout });
-    }
-    return this.pipelines.get(index);
+      report({ doing: `compiled ${++done} of ${missing.length} kernels, tier ${this.tier} of arithmetic` });
+    }));
   }
 
   /** A program bound to buffers, once. */
@@ -157,16 +175,34 @@ export class Runner {
     const numbers = this.buffer(words.byteLength);
     this.device.queue.writeBuffer(numbers, 0, words);
     const commands = dispatches.map((d, i) => {
-      const { pipeline, layout } = this.pipeline(d.kernel);
+      const { pipeline, layout } = this.pipelines.get(d.kernel);
       const entries = [{ binding: 0, resource: { buffer: numbers, offset: i * ALIGNMENT, size: ALIGNMENT } }];
       d.buffers.forEach((name, b) => entries.push({ binding: b + 1, resource: { buffer: own.get(name) ?? this.buffers.get(name) } }));
       return { pipeline, group: this.device.createBindGroup({ layout, entries }), groups: d.groups };
     });
-    return (this.programs[index] = { commands, own });
+    return (this.programs[index] = { commands, own, counted: new Map() });
   }
 
-  submit(commands) {
+  /** The commands of a step of so many tokens, output rows and blocks of keys; those without workgroups are left out. */
+  counted(program, T, R, B) {
+    const key = `${T} ${R} ${B}`;
+    if (!program.counted.has(key)) {
+      const sizes = { T, R, B };
+      const count = (c) => {  // a number, "T", "T*4" or "T/8"
+        if (typeof c === "number") return c;
+        const by = Number(c.slice(2) || 1);
+        return c[1] === "/" ? Math.ceil(sizes[c[0]] / by) : sizes[c[0]] * by;
+      };
+      const commands = program.commands.map((c) => ({ ...c, counts: c.groups.map(count) }));
+      program.counted.set(key, commands.filter((c) => c.counts.every(Boolean)));
+    }
+    return program.counted.get(key);
+  }
+
+  /** One submission: copies, the dispatches in one pass, copies. */
+  submit(commands, before = [], after = []) {
     const encoder = this.device.createCommandEncoder();
+    for (const copy of before) encoder.copyBufferToBuffer(...copy);
     const pass = encoder.beginComputePass();
     for (const { pipeline, group, counts } of commands) {
       pass.setPipeline(pipeline);
@@ -174,17 +210,18 @@ export class Runner {
       pass.dispatchWorkgroups(...counts);
     }
     pass.end();
+    for (const copy of after) encoder.copyBufferToBuffer(...copy);
     this.device.queue.submit([encoder.finish()]);
   }
 
   /** The words of a step of one sequence (step_words.py of the package). */
-  stepWords(tokens, start) {
+  stepWords(tokens, start, outputs) {
     const n = tokens.length;
     const pages = Math.ceil((start + n) / PAGE);
     const records = HEADER + RECORD * n;
     const widths = this.plan.ropes.map((rope) => rope.width);
     const words = new Uint32Array(records + pages + 1 + widths.reduce((sum, w) => sum + w * n, 0));
-    words.set([n, 1, records + pages]);
+    words.set([n, outputs, records + pages]);
     tokens.forEach((token, t) => words.set([token, start + t, start + t, start + n, records], HEADER + RECORD * t));
     for (let page = 0; page < pages; page++) words[records + page] = page;
     words[records + pages] = n - 1;
@@ -198,29 +235,46 @@ export class Runner {
     return words;
   }
 
-  /** The logits of the last of these tokens, which follow `start` cached ones. */
-  async forward(tokens, start) {
+  /**
+   * Submit tokens that follow `start` cached ones; null is the token that the step before chose, which is still on the
+   * device. Resolves to the logits of the last token, and the id of the largest.
+   */
+  async step(tokens, start) {
+    const follows = tokens === null;
+    const given = tokens ?? [0];
+    if (start + given.length > this.plan.context) throw new Error(`the context of ${this.plan.context} tokens is full`);
     const most = Math.max(...this.plan.programs.map((p) => p.rows));
-    for (let first = 0; first < tokens.length; first += most) {
-      const some = tokens.slice(first, first + most);
-      const index = this.plan.programs.findIndex((p) => p.rows >= some.length);
-      const begin = start + first;
-      if (begin + some.length > this.plan.context) throw new Error(`the context of ${this.plan.context} tokens is full`);
-      const { commands, own } = this.program(index);
-      this.device.queue.writeBuffer(this.buffers.get("step"), 0, this.stepWords(some, begin));
-      const sizes = { T: some.length, R: 1, B: Math.ceil((begin + some.length) / KEY_BLOCK) };
-      const count = (c) => {  // a number, "T", "T*4" or "T/8"
-        if (typeof c === "number") return c;
-        const by = Number(c.slice(2) || 1);
-        return c[1] === "/" ? Math.ceil(sizes[c[0]] / by) : sizes[c[0]] * by;
-      };
-      this.submit(commands.map((c) => ({ ...c, counts: c.groups.map(count) })));
-      if (first + most >= tokens.length) {
-        const { buffer, at, width } = this.plan.programs[index].logits;
-        return new Float32Array(await this.read(own.get(buffer), 4 * width, 4 * at));
-      }
-    }
-    throw new Error("no tokens");
+    let first = 0;
+    for (; given.length - first > most; first += most) this.part(given.slice(first, first + most), start + first, 0);
+    const some = given.slice(first);
+    const index = this.programFor(some.length);
+    const { buffer, at, width } = this.plan.programs[index].logits;
+    const landing = this.landings.pop() ?? this.device.createBuffer({
+      size: 16 + 4 * width,
+      usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
+    });
+    const chosen = this.buffers.get("chosen");
+    const before = follows ? [[chosen, 0, this.buffers.get("step"), 4 * HEADER, 4]] : [];
+    const logits = this.program(index).own.get(buffer);
+    this.part(some, start + first, 1, before, [[chosen, 0, landing, 0, 16], [logits, 4 * at, landing, 16, 4 * width]]);
+    await landing.mapAsync(GPUMapMode.READ);
+    const found = landing.getMappedRange().slice(0);
+    landing.unmap();
+    this.landings.push(landing);
+    if (this.lost) throw new Error(this.lost);
+    return { id: new Uint32Array(found, 0, 1)[0], logits: new Float32Array(found, 16) };
+  }
+
+  programFor(rows) {
+    return this.plan.programs.findIndex((p) => p.rows >= rows);
+  }
+
+  /** Submit the tokens of one program. Without outputs it fills the cache alone. */
+  part(tokens, start, outputs, before, after) {
+    const program = this.program(this.programFor(tokens.length));
+    this.device.queue.writeBuffer(this.buffers.get("step"), 0, this.stepWords(tokens, start, outputs));
+    const blocks = Math.ceil((start + tokens.length) / KEY_BLOCK);
+    this.submit(this.counted(program, tokens.length, outputs, blocks), before, after);
   }
 
   async read(buffer, bytes, at = 0) {
@@ -234,13 +288,6 @@ export class Runner {
     if (this.lost) throw new Error(this.lost);
     return found;
   }
-}
-
-/** The index of the largest logit, the lowest of equals. */
-export function best(logits) {
-  let at = 0;
-  for (let i = 1; i < logits.length; i++) if (logits[i] > logits[at]) at = i;
-  return at;
 }
 
 export async function sha256(floats) {

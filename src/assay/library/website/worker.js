@@ -1,9 +1,11 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
-// In:  {prompt, raw, maxTokens} · {cancel: true}
-// Out: {loaded, total} · {doing} · {ready} · {text} · {done, ids, hash} · {error}
-import { Runner, best, sha256 } from "./runner.js";
+// In:  {prompt, raw, maxTokens, rows} · {cancel: true}
+// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, tokens, rows, rate, first} · {error}
+import { rowHashes } from "./compare.js";
+import { Runner, sha256 } from "./runner.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
 
+const AHEAD = 4;  // steps submitted before the results of their predecessors are read; none in software, which gains nothing
 const say = (message) => postMessage(message);
 let cancelled = false;
 
@@ -11,7 +13,7 @@ async function open() {
   const plan = await (await fetch("plan.json")).json();
   const { body } = await fetch("weights.bin");
   const runner = await Runner.open(plan, body, say);
-  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context } });
+  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, seconds: runner.seconds } });
   return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer) };
 }
 
@@ -21,30 +23,49 @@ function encode({ plan, tokenizer }, prompt, raw) {
   return tokenizer.encodeChat(plan.frame.before + (plan.frame.trimmed ? prompt.trim() : prompt) + plan.frame.after);
 }
 
-/** Greedy answer. `hash` is over the hashes of the logits of every step. */
-async function answer(model, { prompt, raw, maxTokens = 64 }) {
+/**
+ * Greedy answer. `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of
+ * every step and the hashes of its logits as in receipts.
+ */
+async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false }) {
   const { plan, runner, tokenizer } = model;
   const detokenizer = new Detokenizer(tokenizer);
   const ids = encode(model, prompt, raw);
+  if (ids.length > plan.context) throw new Error(`the prompt has ${ids.length} tokens; this page holds ${plan.context}; shorten it`);
+  const most = Math.min(maxTokens, plan.context - ids.length + 1);
+  const ahead = runner.software ? 0 : AHEAD;
   const answered = [];
   const hashes = [];
-  let next = ids;
-  let start = 0;
+  const tokens = [];
+  const rows = [];
+  const steps = [];
+  const times = [performance.now()];
+  let submitted = 0;
   cancelled = false;
-  while (answered.length < maxTokens && !cancelled && start + next.length <= plan.context) {
-    const logits = await runner.forward(next, start);
+  for (;;) {
+    while (submitted < most && steps.length <= ahead) {
+      const step = submitted ? runner.step(null, ids.length + submitted - 1) : runner.step(ids, 0);
+      step.catch(() => {});  // awaited below, unless an earlier one fails
+      steps.push(step);
+      submitted++;
+    }
+    if (!steps.length) break;
+    const { id, logits } = await steps.shift();
     hashes.push(await sha256(logits));
-    start += next.length;
-    const id = best(logits);
-    if (plan.tokenizer.eog.includes(id)) break;
+    if (wanted) rows.push(await rowHashes(logits));
+    tokens.push(id);
+    times.push(performance.now());
+    if (cancelled || plan.tokenizer.eog.includes(id)) break;
     answered.push(id);
     say({ text: detokenizer.push(id) });
-    next = [id];
   }
+  await Promise.all(steps);  // submitted ahead, and not needed
   say({ text: detokenizer.flush() });
   const all = new TextEncoder().encode(hashes.join(" "));
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", all));
-  say({ done: true, prompt: ids, ids: answered, hash: Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("") });
+  const hash = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
+  const rate = times.length > 2 ? ((times.length - 2) * 1000) / (times.at(-1) - times[1]) : 0;
+  say({ done: true, prompt: ids, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
 }
 
 const opened = open();

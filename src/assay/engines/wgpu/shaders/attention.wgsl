@@ -43,7 +43,16 @@ var<workgroup> some : array<u32, 16>;
 var<workgroup> query : array<u32, 256>;
 var<workgroup> wild_queries : atomic<u32>;
 var<workgroup> nan_scores : atomic<u32>;
-var<workgroup> parts_of_pages : array<u32, 2048>;  // 8 pages of up to 256 columns
+//#if columns64
+const COLUMNS = 64u;  // at least those of a head's values
+//#end
+//#if columns128
+const COLUMNS = 128u;
+//#end
+//#if columns256
+const COLUMNS = 256u;
+//#end
+var<workgroup> parts_of_pages : array<u32, 8u * COLUMNS>;
 fn key_word(base : u32, word : u32) -> u32 { return keys[base + word * 32u]; }
 fn float16(word : u32, i : u32) -> u32 { return from_half((word >> (16u * (i & 1u))) & 0xffffu); }
 fn bfloat(word : u32, i : u32) -> u32 { return (word >> (16u * (i & 1u))) << 16u; }

@@ -42,8 +42,8 @@ const TOKENS = 1u;  // of a workgroup
 const TOKENS = 8u;
 //#end
 const DEPTH = 256u / R;  // units at once
-const SPAN = 2048u / (R * TOKENS);  // units between two barriers
-var<workgroup> part : array<u32, 2048>;  // of SPAN units
+const SPAN = SUMS / (R * TOKENS);  // units between two barriers
+var<workgroup> part : array<u32, SUMS>;  // of SPAN units
 var<workgroup> some_wild : atomic<u32>;
 fn dot16(a : vec4<u32>, b : vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);

@@ -29,6 +29,7 @@ fn fused(x : u32, y : u32, z : u32) -> u32 {
 }
 // The same without tests, for operands that are not `wild` (integers.wgsl).
 const QUICK = true;
+const SUMS = 2048u;  // words of workgroup memory for partial sums
 fn quick_add(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x + y)); }
 fn halves(word : u32) -> vec2<f32> { return unpack2x16float(word); }  // the probe finds a device that flushes them
 fn quick_mul(x : f32, y : f32) -> f32 { return bitcast<f32>(hide(x * y)); }

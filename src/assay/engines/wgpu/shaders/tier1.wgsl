@@ -43,6 +43,7 @@ fn odd_sum(a : f32, b : f32) -> f32 {  // a + b rounded to odd
 }
 // The same without tests, for operands that are not `wild` (integers.wgsl).
 const QUICK = true;
+const SUMS = 2048u;  // words of workgroup memory for partial sums
 fn quick_add(x : f32, y : f32) -> f32 { return kept(x + y); }
 fn halves(word : u32) -> vec2<f32> { return bitcast<vec2<f32>>(vec2<u32>(from_half(word & 0xffffu), from_half(word >> 16u))); }
 fn quick_mul(x : f32, y : f32) -> f32 { return kept(x * y); }
