@@ -176,6 +176,7 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     }
     return r;
 }
+inline uint32_t permute_signed(uint32_t a, uint32_t b, uint32_t selector) { return permute(a, b, selector); }
 
 inline float shuffle(float x, int from) { return shim::exchange(x, from); }
 inline int shuffle(int x, int from) { return shim::exchange(x, from); }

@@ -383,41 +383,30 @@ OUTLINED void window_step(const WalkStep& step) {
     }
 }
 
-// One token of a recurrence: a warp takes rows of the state, four at a time, which it reads before the operands arrive.
-template <int K>
+// One token of a recurrence. A warp has four rows of the state of a head: it reads them before the operands arrive, and
+// polls all operands together.
+template <bool DELTA, int K>
 DEVICE void recurrence(const WalkStep& step) {
     const ScanArgs& a = step.scan;
     const Sequence of = sequence_of(a, 0);
     const Awaited get{bool(step.fresh & AWAIT_X)};
-    const int total = a.heads * a.rows, stride = grid_x() * (team() / 32), n = a.channels;
-    constexpr int some = 4;
+    const int per_head = (a.rows + kScanRows - 1) / kScanRows, n = a.channels;
 #pragma unroll 1
-    for (int first = block_of(step) * (team() / 32) + thread() / 32; first < total; first += some * stride) {
-        float state[some][K];
+    for (int i = thread() / 32 * grid_x() + block_of(step); i < a.heads * per_head; i += team() / 32 * grid_x()) {
+        const int head = i / per_head, in_head = (i - head * per_head) * kScanRows, row = head * a.rows + in_head;
+        const int rows = a.rows - in_head < kScanRows ? a.rows - in_head : kScanRows;
+        const auto state = [&](int k) { return Channels<K>(of.from && k < rows ? of.from + int64_t(row + k) * n : nullptr, n); };
+        Channels<K> S[kScanRows] = {state(0), state(1), state(2), state(3)};
+        recur<DELTA, K>(a, of, head, row, rows, S, get);
 #pragma unroll
-        for (int i = 0; i < some; i++) {
-            const int row = first + i * stride;
-            const Channels<K> S(of.from && row < total ? of.from + int64_t(row) * n : nullptr, n);
-#pragma unroll
-            for (int k = 0; k < K; k++) state[i][k] = S.v[k];
-        }
-#pragma unroll
-        for (int i = 0; i < some; i++) {
-            const int row = first + i * stride;
-            if (row >= total) break;
-            Channels<K> S(nullptr, 0);
-#pragma unroll
-            for (int k = 0; k < K; k++) S.v[k] = state[i][k];
-            const int head = row / a.rows;
-            if (a.kind == DELTA_RULE) delta_rule<K>(a, of, head, S, row, get);
-            else ssm_scan<K>(a, of, head, S, row, get);
-            S.store(of.to + int64_t(row) * n, n);
-        }
+        for (int k = 0; k < kScanRows; k++)
+            if (k < rows) S[k].store(of.to + int64_t(row + k) * n, n);
     }
 }
 OUTLINED void recurrence_step(const WalkStep& step) {
-    if (step.scan.channels <= 64) recurrence<2>(step);
-    else recurrence<4>(step);
+    const bool delta = step.scan.kind == DELTA_RULE;
+    if (step.scan.channels <= 64) delta ? recurrence<true, 2>(step) : recurrence<false, 2>(step);
+    else delta ? recurrence<true, 4>(step) : recurrence<false, 4>(step);
 }
 
 template <class A, class B>

@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import ACTS, ExpertGate, Gating, Prologue, Routing, StepFlag, StepKind
+from assay.engines.cuda.abi.enumerations import (
+    ACTS,
+    SCAN_ROWS,
+    ExpertGate,
+    Gating,
+    Prologue,
+    Routing,
+    StepFlag,
+    StepKind,
+)
 from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Layout, Value
@@ -234,7 +243,9 @@ def _batch_experts(r: Resolver, w: BatchExperts) -> Any:
         parts=array, x=r.at(w.x), expert_bytes=matrix.size, n_parts=len(w.parts), tokens=r.context.shape.tokens,
         columns=matrix.columns, n_experts=matrix.count, shift=matrix.group.bit_length() - 1, stages=w.sums,
     )  # fmt: skip
-    args = structs.StepUnion(experts=_expert_args(r, w, product))
+    experts = _expert_args(r, w, product)
+    experts.by_matrix, experts.costs = w.by_matrix, int.from_bytes(bytes(w.costs), "little")
+    args = structs.StepUnion(experts=experts)
     step = _walk_step(r, StepKind.EXPERT_ROWS, _awaited(r, [w.x]), w.x, w.parts[0].out, args)
     step.ahead = piece_bytes(matrix.format)
     return step
@@ -267,7 +278,7 @@ def _scan(r: Resolver, w: Scan) -> Any:
     window = w.kernel == "causal_conv"
     kind = StepKind.WINDOW if window else StepKind.RECURRENCE
     step = _walk_step(r, kind, _awaited(r, w.x), w.x[0], w.out, args)
-    step.first = -(-w.channels // (32 * WARPS)) if window else -(-w.heads * w.rows // WARPS)
+    step.first = -(-w.channels // (32 * WARPS)) if window else w.heads * -(-w.rows // SCAN_ROWS)
     return step
 
 

@@ -586,6 +586,8 @@ class BatchExperts:
     gating: Node
     down: bool
     sums: int  # partial sums that shared memory has room for
+    by_matrix: int  # tokens of an expert from which `mma` multiplies
+    costs: tuple[int, ...]  # time of a tile of an expert with one token, two, ...: blocks share the tiles out by it
 
 
 @dataclass(frozen=True)

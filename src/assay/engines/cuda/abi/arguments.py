@@ -305,7 +305,9 @@ WalkExperts = _define(
     ("int32_t", "down which", "which: of two places of choices in shared memory; several tokens: choices before it"),
     ("int32_t", "gated", "ExpertGate"),
     ("float", "alpha limit", "of OAI_GATE"),
-    ("int32_t", "halved padding", "halved: down has two groups for each group of rows, each of half of the experts"),
+    ("int32_t", "halved", "down has two groups for each group of rows, each of half of the experts"),
+    ("int32_t", "by_matrix", "several tokens: tokens of an expert from which `mma` multiplies"),
+    ("int64_t", "costs padding", "several tokens: byte n - 1 is the time of a tile that n tokens are multiplied by"),
     ("float*", "partial", "of halved: the sums of the first half"),
     base="ProductArgs",
 )
