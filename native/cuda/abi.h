@@ -28,6 +28,7 @@ constexpr int kChosen = 32;  // most experts of a token in a walk
 constexpr int kChoiceBytes = 512;  // shared memory of the choices of two layers
 constexpr int kFewChoiceBytes = 3392;  // shared memory of the choice of WALK_ROWS tokens
 constexpr int kMostExperts = 512;  // most experts of a layer in a walk
+constexpr int kMostMaps = 3;  // elementwise operations of one walk step
 constexpr int kScanRows = 4;  // rows of a state that a warp of a walk has at a time
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
@@ -362,6 +363,12 @@ struct MapArgs {
     float number, second;  // a lower bound or a factor; an upper bound or a limit
 };
 
+// Elementwise operations as one walk step. An operand at the address of the last result is that of the one before.
+struct MapChain {
+    MapArgs maps[3];
+    int32_t count, padding;
+};
+
 // An operation on whole rows (rows.cu).
 struct RowArgs {
     const float *x, *w, *b;  // w, b: weights and bias of a norm, or null
@@ -419,7 +426,7 @@ struct WalkStep {
         WalkAttention attention;
         NormArgs norm;
         WalkExperts experts;
-        MapArgs map;
+        MapChain chain;
         RowArgs row;
         ScanArgs scan;
     };
@@ -710,10 +717,10 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
     STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) STRUCT(TensorAttentionArgs, 320) \
-    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
-    STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
-    STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
-    STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
+    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(MapChain, 248) \
+    STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) \
+    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) \
+    STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 72) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -760,10 +767,11 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) \
     FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) \
     FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) \
-    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) \
-    FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) \
-    FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) \
-    FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
+    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(MapChain, maps, 0) FIELD(MapChain, count, 240) \
+    FIELD(MapChain, padding, 244) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) \
+    FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) \
+    FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) \
+    FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
     FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) \
     FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) \
     FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) \

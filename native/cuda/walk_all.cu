@@ -326,12 +326,7 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
 }
 
 // ---- single operations of a row ------------------------------------------------------------------------------------
-OUTLINED void map_step(const WalkStep& step) {
-    const MapArgs& a = step.map;
-#pragma unroll 1
-    for (int i = block_of(step) * team() + thread(); i < a.width; i += grid_x() * team())
-        store_fresh(a.out + i, map_value(a, 0, i, Awaited{bool(step.fresh & AWAIT_X)}));
-}
+OUTLINED void map_step(const WalkStep& step) { run_chain(step); }
 
 // rms_norm of parts of a row, or l2_norm: a warp has a part of up to 256 values.
 OUTLINED void part_norms_step(const WalkStep& step) {

@@ -9,7 +9,6 @@
 #define WALK_MORE
 #include "walk_few.cu"
 
-#include "map.h"
 #include "walk_experts.h"
 
 namespace assay {
@@ -402,15 +401,7 @@ OUTLINED void weigh_experts_step(const WalkStep& step, const FewChosen& chosen) 
 }
 
 // ---- single operations of rows -------------------------------------------------------------------------------------
-OUTLINED void map_rows_step(const WalkStep& step) {
-    const MapArgs& a = step.map;
-    const int all = int(a.rows) * a.width;
-#pragma unroll 1
-    for (int i = block_of(step) * team() + thread(); i < all; i += grid_x() * team()) {
-        const int row = i / a.width;
-        store_fresh(a.out + i, map_value(a, row, i - row * a.width, Awaited{bool(step.fresh & AWAIT_X)}));
-    }
-}
+OUTLINED void map_rows_step(const WalkStep& step) { run_chain(step); }
 
 template <class A, class B>
 struct FewSteps {

@@ -13,6 +13,7 @@ walk.py explains producer warps, consumer warps and the ring buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from assay.engines.cuda.steps import (
     BatchQuantise,
     KernelStep,
     Map,
+    MapChain,
     NormRows,
     Part,
     RowSums,
@@ -258,10 +260,16 @@ def _weigh(r: Resolver, w: WeighExperts) -> Any:
     return _walk_step(r, StepKind.WEIGH_EXPERTS, _awaited(r, [w.x], [w.residual]), w.x, w.out, args)
 
 
-def _map(r: Resolver, w: Map) -> Any:
-    args = structs.StepUnion(map=ROWS[Map](r, w).args)
-    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, [w.x, w.y]), w.x, w.out, args)
-    step.first = -(-w.rows * w.width // (32 * WARPS))
+def _maps(r: Resolver, w: MapChain) -> Any:
+    chain, first, last = structs.MapChain(count=len(w.maps)), w.maps[0], w.maps[-1]
+    # A value between two operations has no memory; the kernel knows it by the address of the result.
+    inner = {m.out for m in w.maps[:-1]}
+    maps = [replace(m, out=last.out, **{k: last.out for k in "xy" if getattr(m, k) in inner}) for m in w.maps]
+    for i, each in enumerate(maps):
+        chain.maps[i] = ROWS[Map](r, each).args
+    operands = [v for m in w.maps for v in (m.x, m.y) if v not in inner]
+    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, operands), first.x, last.out, structs.StepUnion(chain=chain))
+    step.first = -(-last.rows * last.width // (32 * WARPS))
     return step
 
 
@@ -368,7 +376,7 @@ WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     BatchFloatRows: _batch_float_rows,
     BatchExperts: _batch_experts,
     WeighExperts: _weigh,
-    Map: _map,
+    MapChain: _maps,
     NormRows: _part_norms,
     RowSums: _part_norms,
     Scan: _scan,

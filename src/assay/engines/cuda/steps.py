@@ -140,6 +140,13 @@ class Map:
 
 
 @dataclass(frozen=True)
+class MapChain:
+    """Elementwise operations as one step of a walk: x of each behind the first is the result of the one before."""
+
+    maps: tuple[Map, ...]
+
+
+@dataclass(frozen=True)
 class NormRows:
     kernel: str
     x: Value
@@ -678,7 +685,7 @@ ProductWork = (
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
     WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows
-    | BatchExperts | WeighExperts | WalkNorms | WalkAttend
+    | BatchExperts | WeighExperts | WalkNorms | WalkAttend | MapChain
 )  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 AdapterWork = AdapterInputs | AdapterOutputs

@@ -269,6 +269,12 @@ MapArgs = _define(
     ("int32_t", "z_rows parts z_width", "parts: heads or experts of a row of out"),
     ("float", "number second", "a lower bound or a factor; an upper bound or a limit"),
 )
+MapChain = _define(
+    "MapChain",
+    "Elementwise operations as one walk step. An operand at the address of the last result is that of the one before.",
+    ("MapArgs", "maps[3]"),
+    ("int32_t", "count padding"),
+)
 RowArgs = _define(
     "RowArgs",
     "An operation on whole rows (rows.cu).",
@@ -318,7 +324,7 @@ StepUnion = _define(
     ("WalkAttention", "attention"),
     ("NormArgs", "norm"),
     ("WalkExperts", "experts"),
-    ("MapArgs", "map"),
+    ("MapChain", "chain"),
     ("RowArgs", "row"),
     ("ScanArgs", "scan"),
     union=True,
