@@ -398,6 +398,22 @@ DEVICE void recurrence(const WalkStep& step) {
             if (k < rows) S[k].store(of.to + int64_t(row + k) * n, n);
     }
 }
+// The producer warp brings this block's rows of the state to the second-level cache: weights in flight would delay them.
+DEVICE void fetch_states(const WalkStep& step) {
+    const ScanArgs& a = step.scan;
+    const Sequence of = sequence_of(a, 0);
+    if (!of.from) return;
+    const int per_head = (a.rows + kScanRows - 1) / kScanRows, n = a.channels;
+#pragma unroll 1
+    for (int i = block_of(step); i < a.heads * per_head; i += grid_x()) {
+        const int head = i / per_head, in_head = (i - head * per_head) * kScanRows;
+        const int rows = a.rows - in_head < kScanRows ? a.rows - in_head : kScanRows;
+        const float* const from = of.from + int64_t(head * a.rows + in_head) * n;
+#pragma unroll 1
+        for (int at = 32 * lane(); at < rows * n; at += 32 * 32) prefetch(from + at);
+    }
+    sync_warp();
+}
 OUTLINED void recurrence_step(const WalkStep& step) {
     const bool delta = step.scan.kind == DELTA_RULE;
     if (step.scan.channels <= 64) delta ? recurrence<true, 2>(step) : recurrence<false, 2>(step);
@@ -410,8 +426,8 @@ struct AllSteps {
     static constexpr int bytes = kChoiceBytes;
     template <bool TWO>
     static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
-        if (step.kind != EXPERT_ROWS) return;
-        fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
+        if (step.kind == RECURRENCE) fetch_states(step);
+        if (step.kind == EXPERT_ROWS) fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
         switch (step.kind) {

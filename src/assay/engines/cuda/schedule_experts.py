@@ -43,8 +43,8 @@ from assay.graph import Graph, Node
 
 # Tokens of an expert from which `mma` multiplies, and the time of a tile of an expert with one token to eight
 # (docs/lab/gpu-measured.md). Up to two tokens of most formats it is the time in which the tile arrives.
-BY_MATRIX, COSTS = {"MXFP4": 2}, {"MXFP4": (2, 3, 3, 3, 3, 3, 3, 3)}
-_BY_MATRIX, _COSTS = 5, (2, 2, 3, 3, 4, 4, 4, 4)
+BY_MATRIX, COSTS = {"mxfp4": 3}, {"mxfp4": (4, 5, 8, 8, 8, 8, 8, 8)}
+_BY_MATRIX, _COSTS = 5, (4, 5, 8, 8, 8, 8, 8, 8)
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
 
