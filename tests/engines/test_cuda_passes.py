@@ -6,6 +6,7 @@ The device here computes nothing, so that a program is compiled in milliseconds.
 from __future__ import annotations
 
 import bisect
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -123,7 +124,7 @@ def test_operations_that_only_the_next_one_reads_are_one_step() -> None:
 
     def maps(op: str, kept: int = -1, twice: int = -1) -> list[list[str]]:
         values = [Value(4) for _ in range(6)]
-        pairs = [*zip(values, values[1:], strict=False), *([(values[twice], Value(4))] if twice >= 0 else [])]
+        pairs = [*pairwise(values), *([(values[twice], Value(4))] if twice >= 0 else [])]
         steps = [
             KernelStep(str(i), Map(op, x, x, y, 1, 1, 1, 1), (x,), (y,), WalkNeeds()) for i, (x, y) in enumerate(pairs)
         ]
