@@ -28,6 +28,8 @@ constexpr int kChosen = 32;  // most experts of a token in a walk
 constexpr int kChoiceBytes = 512;  // shared memory of the choices of two layers
 constexpr int kFewChoiceBytes = 3392;  // shared memory of the choice of WALK_ROWS tokens
 constexpr int kMostExperts = 512;  // most experts of a layer in a walk
+constexpr int kMostMaps = 3;  // elementwise operations of one walk step
+constexpr int kScanRows = 4;  // rows of a state that a warp of a walk has at a time
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
 // Activation of a gate (arithmetic.h).
@@ -361,6 +363,12 @@ struct MapArgs {
     float number, second;  // a lower bound or a factor; an upper bound or a limit
 };
 
+// Elementwise operations as one walk step. An operand at the address of the last result is that of the one before.
+struct MapChain {
+    MapArgs maps[3];
+    int32_t count, padding;
+};
+
 // An operation on whole rows (rows.cu).
 struct RowArgs {
     const float *x, *w, *b;  // w, b: weights and bias of a norm, or null
@@ -396,7 +404,9 @@ struct WalkExperts : ProductArgs {
     int32_t down, which;  // which: of two places of choices in shared memory; several tokens: choices before it
     int32_t gated;  // ExpertGate
     float alpha, limit;  // of OAI_GATE
-    int32_t halved, padding;  // halved: down has two groups for each group of rows, each of half of the experts
+    int32_t halved;  // down has two groups for each group of rows, each of half of the experts
+    int32_t by_matrix;  // several tokens: tokens of an expert from which `mma` multiplies
+    int64_t costs, padding;  // several tokens: byte n - 1 is the time of a tile that n tokens are multiplied by
     float* partial;  // of halved: the sums of the first half
 };
 
@@ -416,7 +426,7 @@ struct WalkStep {
         WalkAttention attention;
         NormArgs norm;
         WalkExperts experts;
-        MapArgs map;
+        MapChain chain;
         RowArgs row;
         ScanArgs scan;
     };
@@ -708,10 +718,10 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
     STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) STRUCT(TensorAttentionArgs, 320) \
-    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(RowArgs, 80) \
-    STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 616) STRUCT(WalkStep, 672) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) \
-    STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) \
-    STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) STRUCT(RepackArgs, 112)
+    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(MapChain, 248) \
+    STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) \
+    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) \
+    STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -758,10 +768,11 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) \
     FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) \
     FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) \
-    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) \
-    FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) \
-    FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) \
-    FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
+    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(MapChain, maps, 0) FIELD(MapChain, count, 240) \
+    FIELD(MapChain, padding, 244) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) \
+    FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) \
+    FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) \
+    FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
     FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) \
     FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) \
     FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) \
@@ -770,34 +781,35 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) FIELD(WalkExperts, scale, 576) \
     FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) FIELD(WalkExperts, gated, 588) \
     FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) FIELD(WalkExperts, halved, 600) \
-    FIELD(WalkExperts, padding, 604) FIELD(WalkExperts, partial, 608) FIELD(WalkStep, kind, 0) \
-    FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) FIELD(WalkStep, of_block, 12) FIELD(WalkStep, dim_shift, 16) \
-    FIELD(WalkStep, per_group, 20) FIELD(WalkStep, in_copies, 24) FIELD(WalkStep, in_bytes, 28) \
-    FIELD(WalkStep, out_copies, 32) FIELD(WalkStep, out_bytes, 36) FIELD(WalkStep, first, 40) \
-    FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) FIELD(WalkStep, per_row, 52) FIELD(WalkStep, product, 56) \
-    FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) FIELD(WalkArgs, n_steps, 16) FIELD(WalkArgs, slots, 20) \
-    FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) FIELD(ClearArgs, at, 0) FIELD(ClearArgs, vectors, 8) \
-    FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 312) FIELD(ShortArgs, copies, 344) \
-    FIELD(ShortArgs, padding, 348) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) FIELD(HalveArgs, out, 16) \
-    FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) FIELD(HalveArgs, eps, 36) \
-    FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) FIELD(StepArgs, cache, 40) \
-    FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) FIELD(StepArgs, out, 160) \
-    FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) FIELD(StepArgs, width, 192) \
-    FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) FIELD(RopeArgs, x, 0) \
-    FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) FIELD(RopeArgs, width, 32) \
-    FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) FIELD(RopeArgs, offset, 48) \
-    FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) FIELD(PositionArgs, which, 16) \
-    FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) FIELD(PositionArgs, offset, 40) \
-    FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) \
-    FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) FIELD(ScoreArgs, positions, 32) \
-    FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) FIELD(ScoreArgs, mask, 56) \
-    FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) FIELD(ScoreArgs, op, 108) \
-    FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, sums, 16) FIELD(BestArgs, out, 24) \
-    FIELD(BestArgs, tokens, 32) FIELD(BestArgs, positions, 40) FIELD(BestArgs, slots, 48) FIELD(BestArgs, left, 56) \
-    FIELD(BestArgs, width, 64) FIELD(BestArgs, n_lists, 68) FIELD(BestArgs, k, 72) FIELD(BestArgs, padding, 76) \
-    FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) \
-    FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) \
-    FIELD(RepackArgs, expert_bytes, 96) FIELD(RepackArgs, half, 104) FIELD(RepackArgs, part, 108)
+    FIELD(WalkExperts, by_matrix, 604) FIELD(WalkExperts, costs, 608) FIELD(WalkExperts, padding, 616) \
+    FIELD(WalkExperts, partial, 624) FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) \
+    FIELD(WalkStep, of_block, 12) FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) \
+    FIELD(WalkStep, in_copies, 24) FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) \
+    FIELD(WalkStep, out_bytes, 36) FIELD(WalkStep, first, 40) FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) \
+    FIELD(WalkStep, per_row, 52) FIELD(WalkStep, product, 56) FIELD(WalkArgs, steps, 0) FIELD(WalkArgs, slot, 8) \
+    FIELD(WalkArgs, n_steps, 16) FIELD(WalkArgs, slots, 20) FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) \
+    FIELD(ClearArgs, at, 0) FIELD(ClearArgs, vectors, 8) FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 312) \
+    FIELD(ShortArgs, copies, 344) FIELD(ShortArgs, padding, 348) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
+    FIELD(HalveArgs, out, 16) FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) \
+    FIELD(HalveArgs, eps, 36) FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) \
+    FIELD(StepArgs, cache, 40) FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) \
+    FIELD(StepArgs, out, 160) FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) \
+    FIELD(StepArgs, width, 192) FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) \
+    FIELD(RopeArgs, x, 0) FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) \
+    FIELD(RopeArgs, width, 32) FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) \
+    FIELD(RopeArgs, offset, 48) FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) \
+    FIELD(PositionArgs, which, 16) FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) \
+    FIELD(PositionArgs, offset, 40) FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) \
+    FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) \
+    FIELD(ScoreArgs, positions, 32) FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) \
+    FIELD(ScoreArgs, mask, 56) FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) \
+    FIELD(ScoreArgs, op, 108) FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, sums, 16) \
+    FIELD(BestArgs, out, 24) FIELD(BestArgs, tokens, 32) FIELD(BestArgs, positions, 40) FIELD(BestArgs, slots, 48) \
+    FIELD(BestArgs, left, 56) FIELD(BestArgs, width, 64) FIELD(BestArgs, n_lists, 68) FIELD(BestArgs, k, 72) \
+    FIELD(BestArgs, padding, 76) FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) \
+    FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) \
+    FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, expert_bytes, 96) FIELD(RepackArgs, half, 104) \
+    FIELD(RepackArgs, part, 108)
 #define ABI_SIZE_IS(name, size) static_assert(sizeof(name) == size, #name);
 ABI_STRUCTS(ABI_SIZE_IS)
 #undef ABI_SIZE_IS

@@ -6,7 +6,8 @@
 // are one row half of an `mma` fragment.
 //
 //   kind   chunks of codes
-//   N4     8, one a block: byte i has column i in its low nibble, column 16 + i in its high one
+//   N4     8, one a block: byte i has column i in its low nibble, column 16 + i in its high one; with a code book, word
+//          w has columns 4 w to 4 w + 3 in its low four nibbles and 16 + 4 w to 16 + 4 w + 3 in its high four
 //   N5     as N4, then 2: word b of them has the fifth bits of block b; bit w of byte j is column 4 w + j
 //   N6     as N4, then 4, half a chunk a block: word h, bits 2 w of byte j are the high bits of column 16 h + 4 w + j
 //   N8     16, two a block
@@ -33,17 +34,27 @@ DEVICE uint32_t book_word(int book, int i) {
     const uint32_t mx4[4] = {pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)};
     return book == IQ4 ? iq4[i] : mx4[i];
 }
-// Look up eight 4-bit codes in the book: the low nibbles, then the high ones. A nibble is a selector of `permute`
-// except for its top bit, which chooses between the halves of the book.
+// Look up eight 4-bit codes in the book: the low four, then the high four. A nibble is a selector of `permute` except
+// for its top bit, which chooses between the halves of the book.
 template <int BOOK>
 DEVICE void look_up(uint32_t codes, uint32_t& low, uint32_t& high) {
     const uint32_t index = codes & 0x77777777u, half = (codes >> 1 & 0x44444444u) | 0x32103210u;
     const auto four = [&](int shift) {
-        return permute(permute(book_word(BOOK, 0), book_word(BOOK, 1), index >> shift), permute(book_word(BOOK, 2), book_word(BOOK, 3), index >> shift),
-                       half >> shift);
+        const uint32_t first = permute_signed(book_word(BOOK, 0), book_word(BOOK, 1), index >> shift);
+        return permute_signed(first, permute_signed(book_word(BOOK, 2), book_word(BOOK, 3), index >> shift), half >> shift);
     };
-    const uint32_t first = four(0), second = four(16);
-    low = permute(first, second, 0x6420), high = permute(first, second, 0x7531);
+    low = four(0), high = four(16);
+}
+// The same in MX4, plus kMx4Offset. A selector with its top bit repeats the sign of a byte: 0 in these halves of the
+// book. So one half gives 0 where the other gives the entry.
+constexpr int kMx4Offset = 12;
+DEVICE void look_up_mx4(uint32_t codes, uint32_t& low, uint32_t& high) {
+    const uint32_t flipped = codes ^ 0x88888888u;
+    const auto four = [&](int shift) {
+        return permute_signed(pack4(12, 13, 14, 15), pack4(16, 18, 20, 24), codes >> shift) |
+               permute_signed(pack4(12, 11, 10, 9), pack4(8, 6, 4, 0), flipped >> shift);
+    };
+    low = four(0), high = four(16);
 }
 
 // SUB16: a scale per 16 columns. MIN: has minima. OFFSET: subtracted from the codes. With minima, products centre the
@@ -52,7 +63,8 @@ template <Kind KIND, Scales SCALES, bool SUB16, bool MIN, int OFFSET = 0, Book B
 struct Layout {
     static constexpr bool sub16 = SUB16, min = MIN;
     static constexpr int offset = OFFSET;
-    static constexpr bool negative = KIND == N8 || BOOK != PLAIN;  // codes are signed bytes
+    static constexpr bool negative = KIND == N8 || BOOK == IQ4;  // `words` are signed bytes
+    static constexpr Book book = BOOK;
     static constexpr Kind kind = KIND;
     static constexpr Scales scales_kind = SCALES;
     static constexpr int codes = KIND == N4 ? 8 : KIND == N5 ? 10 : KIND == N6 ? 12 : 16;
@@ -70,6 +82,7 @@ struct Layout {
             return;
         }
         const uint32_t v = chunk(i, t);
+        if constexpr (BOOK == MX4) return look_up_mx4(v, low, high);
         if constexpr (BOOK != PLAIN) return look_up<BOOK>(v, low, high);
         low = v & 0x0f0f0f0fu;
         high = v >> 4 & 0x0f0f0f0fu;
@@ -83,6 +96,16 @@ struct Layout {
             low |= x >> 2 * t << 4 & 0x30303030u;
             high |= y >> 2 * t << 4 & 0x30303030u;
         }
+    }
+
+    // The same as signed bytes, minus the offset.
+    template <class Chunk>
+    static DEVICE void signed_words(const Chunk& chunk, int i, int t, uint32_t& low, uint32_t& high) {
+        if constexpr (BOOK == MX4) return look_up<BOOK>(chunk(i, t), low, high);
+        words(chunk, i, t, low, high);
+        // codes are small, so bytes do not carry into each other
+        const auto minus = [](uint32_t x) { return (x + (0x80u - uint32_t(OFFSET)) * 0x01010101u) ^ 0x80808080u; };
+        if constexpr (OFFSET != 0) low = minus(low), high = minus(high);
     }
 
     // The same for N6, as four times the signed codes: flipping the sign bit of each byte then subtracts the offset.
@@ -162,7 +185,7 @@ template <> struct LayoutOf<Q5_K> : Layout<N5, SUPER, false, true, 16> { static 
 template <> struct LayoutOf<Q6_K> : Layout<N6, SUPER, true, false, 32> { static constexpr int number = Q6_K; };
 template <> struct LayoutOf<IQ4_NL> : Layout<N4, HALVES, false, false, 0, IQ4> { static constexpr int number = IQ4_NL; };
 template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> { static constexpr int number = IQ4_XS; };
-template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> { static constexpr int number = MXFP4; };
+template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, kMx4Offset, MX4> { static constexpr int number = MXFP4; };
 // any other type, expanded
 template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };
 template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { static constexpr int number = WIDE16_MIN; };

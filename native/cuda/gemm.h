@@ -28,11 +28,6 @@ struct Held {
     }
 };
 
-template <class L>
-DEVICE uint32_t signed_codes(uint32_t x) {  // codes are small, so bytes do not carry into each other
-    return L::offset == 0 ? x : (x + (0x80u - uint32_t(L::offset)) * 0x01010101u) ^ 0x80808080u;
-}
-
 // Source of a thread's weight copies: one of `rows` rows from layout row `first`, every `count / rows`-th chunk. In
 // shared memory they are [chunks][rows][16], then the rows' words if the layout has any.
 struct Source {
@@ -110,10 +105,7 @@ struct Stage {
 #pragma unroll
             for (int r = 0; r < ROWS / 8; r++) {
                 const InStage w{stage + weights_at, rows, g + 8 * r};
-                uint32_t low, high;
-                L::words(w, i, t, low, high);
-                a[r / 2][r % 2] = signed_codes<L>(low);
-                a[r / 2][2 + r % 2] = signed_codes<L>(high);
+                L::signed_words(w, i, t, a[r / 2][r % 2], a[r / 2][2 + r % 2]);
                 d[r] = factors[i * rows + 8 * r];
                 if constexpr (L::sub16 && L::min) m[r] = factors[(8 + i) * rows + 8 * r];
             }

@@ -56,7 +56,7 @@ KERNEL(make_factors, FactorArgs, 256) {
 template <class L>
 DEVICE void codes_as_halves(const InStage& row, int i, int t, uint32_t (&x)[2][2]) {
     constexpr uint32_t magic = 0x64006400u, off = L::negative ? 128u : uint32_t(L::offset), minus = (0xe400u + off) * 0x10001u;
-    if constexpr (L::kind == N4 && !L::negative) {
+    if constexpr (L::kind == N4 && L::book == PLAIN) {
         constexpr uint32_t sixteenth = 0x2c002c00u, less = (0xd400u + 16 * off) * 0x10001u;  // 1 / 16, -(64 + off)
         const uint32_t v = row(i, t), w = v >> 8;
         x[0][0] = add_halves(masked_or(v, 0x000f000fu, magic), minus), x[0][1] = add_halves(masked_or(w, 0x000f000fu, magic), minus);

@@ -54,10 +54,7 @@ struct Tile {
                 const Held held{w, w.chunk(i), i};
                 uint32_t l[4], h[4];
 #pragma unroll
-                for (int t = 0; t < 4; t++) {
-                    L::words(held, i, t, l[t], h[t]);
-                    l[t] = signed_codes<L>(l[t]), h[t] = signed_codes<L>(h[t]);
-                }
+                for (int t = 0; t < 4; t++) L::signed_words(held, i, t, l[t], h[t]);
                 low = {l[0], l[1], l[2], l[3]}, high = {h[0], h[1], h[2], h[3]};
             }
             uint4* to = reinterpret_cast<uint4*>(shared + row * kLine + i * 32);

@@ -8,6 +8,11 @@ namespace assay {
 // one (walk.h, Awaited).
 struct Plain {
     DEVICE float operator()(const float* p) const { return *p; }
+    template <int N>
+    DEVICE void read(const float* const (&from)[N], float (&v)[N]) const {  // zero where there is no operand
+#pragma unroll
+        for (int k = 0; k < N; k++) v[k] = from[k] ? *from[k] : 0.0f;
+    }
     static DEVICE void put(float* p, float y) { *p = y; }
 };
 

@@ -76,7 +76,8 @@ DEVICE Terms<L> block_terms(const Half<L>& w, uint32_t super, int i, const int4&
         terms.a[0] = (as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0];
     } else {
         if constexpr (L::sub16) t = start;
-        if constexpr (L::offset != 0 && !(L::sub16 && L::min)) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
+        if constexpr (L::offset != 0 && !L::sub16) s = dp2a(sum, low_of | high_of, s);
+        else if constexpr (L::offset != 0 && !L::min) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
 #pragma unroll
         for (int g = 0; g < 4; g++) {
             uint32_t c, e;
@@ -155,6 +156,24 @@ DEVICE float multiply(const uint8_t* tile, const uint8_t* rest, const int8_t* q,
     float part[1];
     multiply<L, 1>({tile}, rest, q, ds, n, part);
     return part[0];
+}
+
+// Partial sums of the lane's item for two rows of x, `units` units apart: codes are unpacked once.
+template <class L>
+DEVICE void multiply_two(const uint8_t* tile, const uint8_t* rest, const int8_t* q, const float2* ds, const uint32_t* n, int units, float (&parts)[2]) {
+    const Scaled<L> of(rest, lane());
+    const uint4 *const at = reinterpret_cast<const uint4*>(tile) + lane(), *const more = reinterpret_cast<const uint4*>(rest) + lane();
+    parts[0] = parts[1] = 0.0f;
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const Columns<L> first(q, ds, n, half), second(q + units * 256, ds + units * 8, n + units * 8, half);
+        const Half<L> w(at, more, half, of.scales, of.minima);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            parts[0] = first.block(w, of.super, i).onto(parts[0]);
+            parts[1] = second.block(w, of.super, i).onto(parts[1]);
+        }
+    }
 }
 
 // Partial sum of an item by two lanes, l and l + 16. Lane l computes the first 128 columns; lane l + 16 gets the sum.

@@ -117,7 +117,14 @@ DEVICE int dp2a(uint32_t a, int b, int c) {  // two signed 16-bit values of a by
     asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // 128 bytes to the second-level cache
 DEVICE uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+// The same, for selectors whose top bit may be set: it repeats the sign of the byte.
+DEVICE uint32_t permute_signed(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
 
 DEVICE float shuffle(float x, int from) { return __shfl_sync(~0u, x, from); }
 DEVICE int shuffle(int x, int from) { return __shfl_sync(~0u, x, from); }

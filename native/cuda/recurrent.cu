@@ -55,10 +55,10 @@ DEVICE void scan_row(const ScanArgs& a) {
     const int64_t at = column ? int64_t(head) * a.rows * n + row % a.rows : row * n, step = column ? a.rows : 1;
     const Sequence whole = sequence_of(a, block_y());
     if (!whole.tokens) return;
-    Channels<K> S(whole.from ? whole.from + at : nullptr, n, step);
+    Channels<K> states[1] = {{whole.from ? whole.from + at : nullptr, n, step}}, &S = states[0];
     each_part(a, [&](const Sequence& of) {
-        if (a.kind == DELTA_RULE) delta_rule(a, of, head, S, row);
-        if (a.kind == SSM_SCAN) ssm_scan(a, of, head, S, row);
+        if (a.kind == DELTA_RULE) recur<true>(a, of, head, row, 1, states);
+        if (a.kind == SSM_SCAN) recur<false>(a, of, head, row, 1, states);
         if (a.kind == WKV6) wkv6(a, of, head, S, row);
         if (a.kind == WKV7) wkv7(a, of, head, S, row);
         S.store(of.to + at, n, step);

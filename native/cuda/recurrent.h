@@ -59,11 +59,14 @@ struct Channels {
     float v[K];
     template <class Get = Plain>
     DEVICE Channels(const float* p, int n, int64_t step = 1, Get get = {}) {
+        const float* from[K];
 #pragma unroll
-        for (int k = 0; k < K; k++) {
-            const int i = lane() + 32 * k;
-            v[k] = p && i < n ? get(p + i * step) : 0.0f;
-        }
+        for (int k = 0; k < K; k++) from[k] = p && lane() + 32 * k < n ? p + (lane() + 32 * k) * step : nullptr;
+        get.read(from, v);
+    }
+    DEVICE Channels(const float (&of)[K]) {
+#pragma unroll
+        for (int k = 0; k < K; k++) v[k] = of[k];
     }
     DEVICE void store(float* p, int n, int64_t step = 1) const {
 #pragma unroll
@@ -80,45 +83,76 @@ DEVICE float dot(const Channels<K>& x, const Channels<K>& y) {
     return all_chains(s[0], s[1]);
 }
 
-template <int K, class Get = Plain>
-DEVICE void delta_rule(const ScanArgs& a, const Sequence& of, int head, Channels<K>& S, int64_t row, Get get = {}) {
-    const int n = a.channels, key = head % a.groups;
-    for (int t = 0; t < of.tokens; t++) {
-        const int64_t at = of.first + t;
-        const Channels<K> q(a.x[0] + (at * a.groups + key) * n, n, 1, get), k(a.x[1] + (at * a.groups + key) * n, n, 1, get);
-        const float v = get(a.x[2] + at * a.heads * a.rows + row), beta = get(a.x[4] + at * a.heads + head);
-        if (a.per_channel) {
-            const Channels<K> g(a.x[3] + (at * a.heads + head) * n, n, 1, get);
+// What a row of a head has in common with the others at one token: of the delta rule q, k, its decay (of each channel,
+// or `second`) and beta; of an ssm B, C and dt.
+template <int K>
+struct Operands {
+    Channels<K> a, b, decay;
+    float first, second;
+};
+
+// One token of a row of the state; its value of the result.
+template <int K>
+DEVICE float delta_rule(const ScanArgs& a, const Operands<K>& of, Channels<K>& S, float v) {
+    const float all = a.per_channel ? 0.0f : exponential(of.second);
 #pragma unroll
-            for (int i = 0; i < K; i++) S.v[i] = S.v[i] * exponential(g.v[i]);
-        } else {
-            const float decay = exponential(get(a.x[3] + at * a.heads + head));
+    for (int i = 0; i < K; i++) S.v[i] = S.v[i] * (a.per_channel ? exponential(of.decay.v[i]) : all);
+    const float d = of.first * (v - dot(S, of.b));
 #pragma unroll
-            for (int i = 0; i < K; i++) S.v[i] = S.v[i] * decay;
-        }
-        const float d = beta * (v - dot(S, k));
+    for (int i = 0; i < K; i++) S.v[i] = fma(d, of.b.v[i], S.v[i]);
+    return dot(S, of.a) * a.scale;
+}
+// A: the head's weights, of each channel or `all`.
+template <int K>
+DEVICE float ssm_scan(const ScanArgs& a, const Operands<K>& of, const Channels<K>& A, float all, Channels<K>& S, float x) {
+    const float dt = of.first, u = dt * x, decay = exponential(dt * all);
 #pragma unroll
-        for (int i = 0; i < K; i++) S.v[i] = fma(d, k.v[i], S.v[i]);
-        const float y = dot(S, q) * a.scale;
-        if (lane() == 0) Get::put(a.out + at * a.heads * a.rows + row, y);
-    }
+    for (int i = 0; i < K; i++) S.v[i] = fma(u, of.a.v[i], (a.per_channel ? exponential(dt * A.v[i]) : decay) * S.v[i]);
+    return dot(S, of.b);
 }
 
-template <int K, class Get = Plain>
-DEVICE void ssm_scan(const ScanArgs& a, const Sequence& of, int head, Channels<K>& S, int64_t row, Get get = {}) {
-    const int n = a.channels, group = head / (a.heads / a.groups);
-    const Channels<K> A(a.per_channel ? a.weight + int64_t(head) * n : nullptr, n);
-    const float all = a.per_channel ? 0.0f : a.weight[head];
+// N rows of a head, from `row` on, at token `at`: their operands, requested together.
+template <bool DELTA, int K, int N, class Get>
+DEVICE Operands<K> operands_of(const ScanArgs& a, int64_t at, int head, int64_t row, int rows, Get get, float (&own)[N]) {
+    const int n = a.channels, group = DELTA ? head % a.groups : head / (a.heads / a.groups);
+    const int64_t of_head = at * a.heads + head, of_group = (at * a.groups + group) * n;
+    const float* from[3 * K + N + 2];
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int i = lane() + 32 * k;
+        from[k] = i < n ? a.x[DELTA ? 0 : 2] + of_group + i : nullptr;
+        from[K + k] = i < n ? a.x[DELTA ? 1 : 3] + of_group + i : nullptr;
+        from[2 * K + k] = i < n && DELTA && a.per_channel ? a.x[3] + of_head * n + i : nullptr;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) from[3 * K + i] = i < rows ? a.x[DELTA ? 2 : 0] + at * a.heads * a.rows + row + i : nullptr;
+    from[3 * K + N] = a.x[DELTA ? 4 : 1] + of_head;
+    from[3 * K + N + 1] = DELTA && !a.per_channel ? a.x[3] + of_head : nullptr;
+    float v[3 * K + N + 2];
+    get.read(from, v);
+    const Channels<K> none(nullptr, 0);
+    Operands<K> found{none, none, none, v[3 * K + N], v[3 * K + N + 1]};
+#pragma unroll
+    for (int k = 0; k < K; k++) found.a.v[k] = v[k], found.b.v[k] = v[K + k], found.decay.v[k] = v[2 * K + k];
+#pragma unroll
+    for (int i = 0; i < N; i++) own[i] = v[3 * K + i];
+    return found;
+}
+
+// All tokens of a sequence, one after the other, for N rows of a head.
+template <bool DELTA, int K, int N, class Get = Plain>
+DEVICE void recur(const ScanArgs& a, const Sequence& of, int head, int64_t row, int rows, Channels<K> (&S)[N], Get get = {}) {
+    const Channels<K> A(!DELTA && a.per_channel ? a.weight + int64_t(head) * a.channels : nullptr, a.channels);
+    const float all = DELTA || a.per_channel ? 0.0f : a.weight[head];
     for (int t = 0; t < of.tokens; t++) {
         const int64_t at = of.first + t;
-        const Channels<K> B(a.x[2] + (at * a.groups + group) * n, n, 1, get), C(a.x[3] + (at * a.groups + group) * n, n, 1, get);
-        const float dt = get(a.x[1] + at * a.heads + head), u = dt * get(a.x[0] + at * a.heads * a.rows + row);
-        const float decay = exponential(dt * all);
+        float own[N], y[N];
+        const Operands<K> x = operands_of<DELTA, K>(a, at, head, row, rows, get, own);
 #pragma unroll
-        for (int i = 0; i < K; i++)
-            S.v[i] = fma(u, B.v[i], (a.per_channel ? exponential(dt * A.v[i]) : decay) * S.v[i]);
-        const float y = dot(S, C);
-        if (lane() == 0) Get::put(a.out + at * a.heads * a.rows + row, y);
+        for (int i = 0; i < N; i++) y[i] = DELTA ? delta_rule<K>(a, x, S[i], own[i]) : ssm_scan<K>(a, x, A, all, S[i], own[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (lane() == 0 && i < rows) Get::put(a.out + at * a.heads * a.rows + row + i, y[i]);
     }
 }
 

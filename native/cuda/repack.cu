@@ -41,13 +41,16 @@ DEVICE void put_block(const RepackArgs& a, const uint8_t* row, int64_t r, int b,
     const int i = b % 8;
     const auto chunk = [&](int c) { return tile + c * 512 + at * 16; };
     const auto half = [&](int c, uint16_t h) { reinterpret_cast<uint16_t*>(chunk(c))[i] = h; };
-    uint32_t fifth = 0;
+    uint32_t fifth = 0, nibbles = 0;
 #pragma unroll 1
     for (int k = 0; k < 16; k++) {
         const int x = code<FORMAT>(row, b, k), y = code<FORMAT>(row, b, 16 + k);
         if constexpr (L::kind == N8) {
             chunk(2 * i)[k] = uint8_t(x);
             chunk(2 * i + 1)[k] = uint8_t(y);
+        } else if constexpr (L::book != PLAIN) {
+            nibbles = (k % 4 ? nibbles : 0u) | uint32_t(x | y << 16) << 4 * (k % 4);
+            reinterpret_cast<uint32_t*>(chunk(i))[k / 4] = nibbles;
         } else {
             chunk(i)[k] = uint8_t((x & 15) | (y & 15) << 4);
             fifth |= uint32_t(x >> 4 & 1) << (8 * (k % 4) + k / 4) | uint32_t(y >> 4 & 1) << (8 * (k % 4) + 4 + k / 4);

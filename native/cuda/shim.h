@@ -165,6 +165,7 @@ inline int dp2a(uint32_t a, int b, int c) {
     for (int i = 0; i < 2; i++) c += int16_t(a >> 16 * i) * int8_t(uint32_t(b) >> 8 * i);
     return c;
 }
+inline void prefetch(const void*) {}
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t(b) << 32 | a;
     uint32_t r = 0;
@@ -176,6 +177,7 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     }
     return r;
 }
+inline uint32_t permute_signed(uint32_t a, uint32_t b, uint32_t selector) { return permute(a, b, selector); }
 
 inline float shuffle(float x, int from) { return shim::exchange(x, from); }
 inline int shuffle(int x, int from) { return shim::exchange(x, from); }

@@ -21,6 +21,22 @@ DEVICE float await(const float* p, bool fresh) {
 struct Awaited {
     bool fresh;
     DEVICE float operator()(const float* p) const { return await(p, fresh); }
+    // Poll all that is missing together; polling in turn adds one latency each.
+    template <int N>
+    DEVICE void read(const float* const (&from)[N], float (&v)[N]) const {
+        bool wanted[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) v[k] = 0.0f, wanted[k] = from[k];
+        Patience patience;
+        for (bool more = true; more; patience.lose()) {
+            more = false;
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                if (wanted[k]) v[k] = load_fresh(from[k]);
+#pragma unroll
+            for (int k = 0; k < N; k++) wanted[k] = wanted[k] && fresh && bits(v[k]) == kNotYet, more |= wanted[k];
+        }
+    }
     static DEVICE void put(float* p, float y) { store_fresh(p, y); }
 };
 DEVICE bool there(const uint4& v) {

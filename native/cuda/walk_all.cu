@@ -326,12 +326,7 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
 }
 
 // ---- single operations of a row ------------------------------------------------------------------------------------
-OUTLINED void map_step(const WalkStep& step) {
-    const MapArgs& a = step.map;
-#pragma unroll 1
-    for (int i = block_of(step) * team() + thread(); i < a.width; i += grid_x() * team())
-        store_fresh(a.out + i, map_value(a, 0, i, Awaited{bool(step.fresh & AWAIT_X)}));
-}
+OUTLINED void map_step(const WalkStep& step) { run_chain(step); }
 
 // rms_norm of parts of a row, or l2_norm: a warp has a part of up to 256 values.
 OUTLINED void part_norms_step(const WalkStep& step) {
@@ -383,41 +378,46 @@ OUTLINED void window_step(const WalkStep& step) {
     }
 }
 
-// One token of a recurrence: a warp takes rows of the state, four at a time, which it reads before the operands arrive.
-template <int K>
+// One token of a recurrence. A warp has four rows of the state of a head: it reads them before the operands arrive, and
+// polls all operands together.
+template <bool DELTA, int K>
 DEVICE void recurrence(const WalkStep& step) {
     const ScanArgs& a = step.scan;
     const Sequence of = sequence_of(a, 0);
     const Awaited get{bool(step.fresh & AWAIT_X)};
-    const int total = a.heads * a.rows, stride = grid_x() * (team() / 32), n = a.channels;
-    constexpr int some = 4;
+    const int per_head = (a.rows + kScanRows - 1) / kScanRows, n = a.channels;
 #pragma unroll 1
-    for (int first = block_of(step) * (team() / 32) + thread() / 32; first < total; first += some * stride) {
-        float state[some][K];
+    for (int i = thread() / 32 * grid_x() + block_of(step); i < a.heads * per_head; i += team() / 32 * grid_x()) {
+        const int head = i / per_head, in_head = (i - head * per_head) * kScanRows, row = head * a.rows + in_head;
+        const int rows = a.rows - in_head < kScanRows ? a.rows - in_head : kScanRows;
+        const auto state = [&](int k) { return Channels<K>(of.from && k < rows ? of.from + int64_t(row + k) * n : nullptr, n); };
+        Channels<K> S[kScanRows] = {state(0), state(1), state(2), state(3)};
+        recur<DELTA, K>(a, of, head, row, rows, S, get);
 #pragma unroll
-        for (int i = 0; i < some; i++) {
-            const int row = first + i * stride;
-            const Channels<K> S(of.from && row < total ? of.from + int64_t(row) * n : nullptr, n);
-#pragma unroll
-            for (int k = 0; k < K; k++) state[i][k] = S.v[k];
-        }
-#pragma unroll
-        for (int i = 0; i < some; i++) {
-            const int row = first + i * stride;
-            if (row >= total) break;
-            Channels<K> S(nullptr, 0);
-#pragma unroll
-            for (int k = 0; k < K; k++) S.v[k] = state[i][k];
-            const int head = row / a.rows;
-            if (a.kind == DELTA_RULE) delta_rule<K>(a, of, head, S, row, get);
-            else ssm_scan<K>(a, of, head, S, row, get);
-            S.store(of.to + int64_t(row) * n, n);
-        }
+        for (int k = 0; k < kScanRows; k++)
+            if (k < rows) S[k].store(of.to + int64_t(row + k) * n, n);
     }
 }
+// The producer warp brings this block's rows of the state to the second-level cache: weights in flight would delay them.
+DEVICE void fetch_states(const WalkStep& step) {
+    const ScanArgs& a = step.scan;
+    const Sequence of = sequence_of(a, 0);
+    if (!of.from) return;
+    const int per_head = (a.rows + kScanRows - 1) / kScanRows, n = a.channels;
+#pragma unroll 1
+    for (int i = block_of(step); i < a.heads * per_head; i += grid_x()) {
+        const int head = i / per_head, in_head = (i - head * per_head) * kScanRows;
+        const int rows = a.rows - in_head < kScanRows ? a.rows - in_head : kScanRows;
+        const float* const from = of.from + int64_t(head * a.rows + in_head) * n;
+#pragma unroll 1
+        for (int at = 32 * lane(); at < rows * n; at += 32 * 32) prefetch(from + at);
+    }
+    sync_warp();
+}
 OUTLINED void recurrence_step(const WalkStep& step) {
-    if (step.scan.channels <= 64) recurrence<2>(step);
-    else recurrence<4>(step);
+    const bool delta = step.scan.kind == DELTA_RULE;
+    if (step.scan.channels <= 64) delta ? recurrence<true, 2>(step) : recurrence<false, 2>(step);
+    else delta ? recurrence<true, 4>(step) : recurrence<false, 4>(step);
 }
 
 template <class A, class B>
@@ -426,8 +426,8 @@ struct AllSteps {
     static constexpr int bytes = kChoiceBytes;
     template <bool TWO>
     static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
-        if (step.kind != EXPERT_ROWS) return;
-        fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
+        if (step.kind == RECURRENCE) fetch_states(step);
+        if (step.kind == EXPERT_ROWS) fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
         switch (step.kind) {

@@ -1,6 +1,7 @@
-// Shared by walks with experts of one token (walk_all.cu) and of several (walk_few_all.cu): rows of float weights, and the
-// choice of experts.
+// Shared by walks with experts of one token (walk_all.cu) and of several (walk_few_all.cu): rows of float weights, the
+// choice of experts, and chains of elementwise operations.
 #pragma once
+#include "map.h"
 #include "softmax.h"
 #include "walk.h"
 
@@ -31,6 +32,30 @@ DEVICE float row_part(const uint4* w, const float* x) {
         }
     }
     return even + odd;
+}
+
+// ---- single operations of rows -------------------------------------------------------------------------------------
+// Operands of a chain: at `at` is the result of the operation before.
+struct Carried : Awaited {
+    const float* at;
+    float v;
+    DEVICE float operator()(const float* p) const { return p == at ? v : await(p, fresh); }
+};
+
+// Publish this thread's values of all rows.
+DEVICE void run_chain(const WalkStep& step) {
+    const MapChain& chain = step.chain;
+    const bool fresh = step.fresh & AWAIT_X;
+    const int count = chain.count, width = chain.maps[0].width, all = int(chain.maps[0].rows) * width;
+    float* const out = chain.maps[count - 1].out;
+#pragma unroll 1
+    for (int i = block_of(step) * team() + thread(); i < all; i += grid_x() * team()) {
+        const int row = i / width;
+        float v = 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < count; k++) v = map_value(chain.maps[k], row, i - row * width, Carried{{fresh}, k ? out + i : nullptr, v});
+        store_fresh(out + i, v);
+    }
 }
 
 // ---- the choice ------------------------------------------------------------------------------------------------------

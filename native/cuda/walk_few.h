@@ -254,10 +254,9 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
             for (int r = 0; r < 2; r++) {
                 rows[r].first = wide ? 2 * (first + k) : first + k;
                 rows[r].own[0] = codes[wide ? k : 0][wide ? r : 2 * k + r], rows[r].own[1] = codes[wide ? k : 0][2 + r];
-                uint32_t low, high;
                 if constexpr (by_four) rows[r].high = *reinterpret_cast<const uint2*>(rows[r].rest + (8 + first / 2) * 512 + k * 8);
                 if constexpr (by_four) L::words_by_four(rows[r], first + k, t, a[r], a[2 + r]);
-                else L::words(rows[r], first + k, t, low, high), a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
+                else L::signed_words(rows[r], first + k, t, a[r], a[2 + r]);
             }
             const uint32_t b0 = k ? b.z : b.x, b1 = k ? b.w : b.y;
             if constexpr (L::sub16) {

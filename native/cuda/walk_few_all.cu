@@ -4,12 +4,11 @@
 // by the arithmetic of the separate kernels. One warp lists the experts that some token chose, each with its tokens, in
 // shared memory, and the producer warp waits for this list. An item of gate and up, or of down, is a group of rows of a
 // listed expert: blocks share the items out by their cost, so that a block has items of one expert or two. A tile of
-// weights is read once and multiplied by the row of each token that chose its expert, one by one or, of more tokens, by
-// `mma`. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
+// weights is read once and multiplied by the row of each token that chose its expert, two at a time or, of more tokens,
+// by `mma`. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
 #define WALK_MORE
 #include "walk_few.cu"
 
-#include "map.h"
 #include "walk_experts.h"
 
 namespace assay {
@@ -91,13 +90,11 @@ OUTLINED void few_float_rows_step(const WalkStep& step, uint8_t* work) {
 
 // ---- experts -------------------------------------------------------------------------------------------------------
 constexpr int kMostListed = kWalkRows * kChosen;
-// Tokens of an expert from which a tile is multiplied by `mma` for all of them at once: measured (docs/lab/gpu-measured.md).
-template <class L>
-constexpr int kByMatrix = L::number == MXFP4 ? 2 : 4;
 
 struct FewChosen {
     Arrival listed, taken;  // the list is there; the producer warp has used it
-    int32_t count, cost, by_matrix, padding;  // cost: of a row of all listed experts; by_matrix: kByMatrix of gate and up
+    int32_t count, cost;  // cost: of a row of all listed experts
+    int64_t costs;        // WalkExperts::costs of gate and up
     int32_t pair[kWalkRows];  // of the expert at hand: its choices (token * used + j)
     Chosen of[kWalkRows];
     uint16_t expert[kMostListed];  // by index; rows: bits of the tokens that chose it
@@ -106,16 +103,13 @@ struct FewChosen {
         uint8_t tokens_of[kMostExperts];  // while the list is made
         uint16_t before[kMostListed];     // then: the cost of the experts before
     };
-    // Time of a tile of a listed expert. Up to two tokens it is the time in which the tile arrives.
-    DEVICE int cost_of(int at) const {
-        const int n = count_bits(rows[at]);
-        return n < 3 ? 2 : n < by_matrix ? 3 : 4;
-    }
+    // Time of a tile of a listed expert.
+    DEVICE int cost_of(int at) const { return int(costs >> 8 * (count_bits(rows[at]) - 1) & 255); }
 };
 static_assert(kFewChoiceBytes == sizeof(FewChosen));
 
 // A warp lists the chosen experts in the order of their numbers.
-DEVICE void list_experts(const WalkExperts& e, int by_matrix, FewChosen& to) {
+DEVICE void list_experts(const WalkExperts& e, FewChosen& to) {
     const int n = e.n_experts;
 #pragma unroll 1
     for (int i = lane(); i < kMostExperts / 4; i += 32) reinterpret_cast<uint32_t*>(to.tokens_of)[i] = 0;
@@ -134,7 +128,7 @@ DEVICE void list_experts(const WalkExperts& e, int by_matrix, FewChosen& to) {
         if (rows) to.expert[at] = uint16_t(base + lane()), to.rows[at] = uint8_t(rows);
         count += count_bits(present);
     }
-    if (lane() == 0) to.by_matrix = by_matrix;
+    if (lane() == 0) to.costs = e.costs;
     sync_warp();
     int cost = 0;
 #pragma unroll 1
@@ -154,13 +148,13 @@ DEVICE void list_experts(const WalkExperts& e, int by_matrix, FewChosen& to) {
 }
 
 // `which` counts the choices of the walk. The list of the one before must have been used.
-DEVICE void choose_all(const WalkExperts& e, int by_matrix, FewChosen& to) {
+DEVICE void choose_all(const WalkExperts& e, FewChosen& to) {
     const int warp = thread() / 32, warps = team() / 32;
     if (e.which) piece_here(&to.taken, (e.which - 1) & 1);
 #pragma unroll 1
     for (int row = warp; row < e.tokens; row += warps) choose(e, e.logits + row * e.n_experts, to.of[row]);
     sync_team();
-    if (warp == warps - 1) list_experts(e, by_matrix, to), leave_place(&to.listed);
+    if (warp == warps - 1) list_experts(e, to), leave_place(&to.listed);
 #pragma unroll 1
     for (int row = warp; row < e.tokens && warp < warps - 1; row += warps - 1) weigh(e, to.of[row]);
     sync_team();
@@ -261,8 +255,7 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
     const WalkExperts& e = step.experts;
     const Matrix& w = e.parts[0].w;
     const bool is_first = A::number == B::number || w.format == A::number;
-    const int from_tokens = is_first ? kByMatrix<A> : kByMatrix<B>;
-    if (!DOWN) choose_all(e, from_tokens, chosen);
+    if (!DOWN) choose_all(e, chosen);
     const Items my(step, chosen);
     const int units = w.units, shift = e.shift, rows = 1 << shift, x_units = e.tokens * units, n_parts = DOWN ? 1 : e.n_parts;
     const int warp = thread() / 32, warps = team() / 32, wide = units | 1, cut = step.fresh & SPLIT_TILE ? 1 : 0;
@@ -285,7 +278,7 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
             if (is >> lane() & 1) chosen.pair[count_bits(uint32_t(of_tokens & ((1 << warp) - 1)))] = warp * e.used + lane();
         }
         sync_team();
-        const bool by_matrix = n_rows >= from_tokens && shift >= 4;
+        const bool by_matrix = n_rows >= e.by_matrix && shift >= 4;
         take_rows_of<DOWN>(step, chosen, n_rows, by_matrix, q, ds, n);
         const int each = n_parts * n_rows * wide << shift, fit = e.stages / each, batch = fit > 1 ? fit : 1;
 #pragma unroll 1
@@ -320,12 +313,19 @@ OUTLINED int few_experts_step(const WalkStep& step, Ring ring, FewChosen& chosen
                     }
                 }
 #pragma unroll 1
-                for (int slot = 0; !by_matrix && slot < n_rows; slot++) {
+                for (int slot = 0; !by_matrix && slot < n_rows; slot += 2) {
                     const int x = slot * units + unit;
-                    float part;
-                    if (is_first) part = multiply<A>(piece, rest, q + x * 256, ds + x * 8, n + x * 8);
-                    else part = multiply<B>(piece, rest, q + x * 256, ds + x * 8, n + x * 8);
-                    if (whole < units) to[(slot << shift) * wide] = part;
+                    const bool two = slot + 1 < n_rows;
+                    float parts[2];
+                    const auto multiply_by = [&](auto layout) {
+                        using L = decltype(layout);
+                        if (two) multiply_two<L>(piece, rest, q + x * 256, ds + x * 8, n + x * 8, units, parts);
+                        else parts[0] = multiply<L>(piece, rest, q + x * 256, ds + x * 8, n + x * 8);
+                    };
+                    if (is_first) multiply_by(A{});
+                    else multiply_by(B{});
+                    if (whole < units) to[(slot << shift) * wide] = parts[0];
+                    if (whole < units && two) to[((slot + 1) << shift) * wide] = parts[1];
                 }
                 if (cut) ring.leave(1);
                 ring.leave((warps << cut) - cut);
@@ -401,15 +401,7 @@ OUTLINED void weigh_experts_step(const WalkStep& step, const FewChosen& chosen) 
 }
 
 // ---- single operations of rows -------------------------------------------------------------------------------------
-OUTLINED void map_rows_step(const WalkStep& step) {
-    const MapArgs& a = step.map;
-    const int all = int(a.rows) * a.width;
-#pragma unroll 1
-    for (int i = block_of(step) * team() + thread(); i < all; i += grid_x() * team()) {
-        const int row = i / a.width;
-        store_fresh(a.out + i, map_value(a, row, i - row * a.width, Awaited{bool(step.fresh & AWAIT_X)}));
-    }
-}
+OUTLINED void map_rows_step(const WalkStep& step) { run_chain(step); }
 
 template <class A, class B>
 struct FewSteps {

@@ -6,6 +6,7 @@ The device here computes nothing, so that a program is compiled in milliseconds.
 from __future__ import annotations
 
 import bisect
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from assay.engines.contract import Chunk
 from assay.engines.cuda import CudaEngine
+from assay.engines.cuda.chain_maps import chain_maps
 from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower import LOWERINGS
 from assay.engines.cuda.lower_walk import WALK_LOWERINGS
@@ -114,7 +116,28 @@ def test_launches_depend_on_addresses_only(tmp_path: Path, name: str, precision:
 
 def test_every_kind_of_work_has_one_lowering() -> None:
     assert {*LOWERINGS} | {*WALK_LOWERINGS} == {*get_args(Work)}
-    assert {*LOWERINGS} & {*WALK_LOWERINGS} == {Map, NormRows, RowSums, Scan}  # single operations have both
+    assert {*LOWERINGS} & {*WALK_LOWERINGS} == {NormRows, RowSums, Scan}  # maps of a walk are chains
+
+
+def test_operations_that_only_the_next_one_reads_are_one_step() -> None:
+    """a -> b -> c -> d -> e: three at a time; a value that is read twice, or is a result, ends a chain."""
+
+    def maps(op: str, kept: int = -1, twice: int = -1) -> list[list[str]]:
+        values = [Value(4) for _ in range(6)]
+        pairs = [*pairwise(values), *([(values[twice], Value(4))] if twice >= 0 else [])]
+        steps = [
+            KernelStep(str(i), Map(op, x, x, y, 1, 1, 1, 1), (x,), (y,), WalkNeeds()) for i, (x, y) in enumerate(pairs)
+        ]
+        results = ((External("", "tokens", 1), values[kept]),) if kept >= 0 else ()
+        chained = chain_maps(Schedule(tuple(steps), results, {})).steps
+        names = {y: str(i) for i, (_, y) in enumerate(pairs)}
+        assert [step.reads for step in chained] == [(step.work.maps[0].x,) for step in chained]
+        return [[names[m.out] for m in step.work.maps] for step in chained]
+
+    assert maps("exp") == [["0", "1", "2"], ["3", "4"]]
+    assert maps("slice") == [["0"], ["1"], ["2"], ["3"], ["4"]]
+    assert maps("exp", kept=2) == [["0", "1"], ["2", "3", "4"]]
+    assert maps("exp", twice=1) == [["0"], ["1", "2", "3"], ["4"], ["5"]]
 
 
 @settings(max_examples=200, deadline=None)

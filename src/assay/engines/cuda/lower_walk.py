@@ -13,12 +13,22 @@ walk.py explains producer warps, consumer warps and the ring buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import ACTS, ExpertGate, Gating, Prologue, Routing, StepFlag, StepKind
+from assay.engines.cuda.abi.enumerations import (
+    ACTS,
+    SCAN_ROWS,
+    ExpertGate,
+    Gating,
+    Prologue,
+    Routing,
+    StepFlag,
+    StepKind,
+)
 from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Layout, Value
@@ -35,6 +45,7 @@ from assay.engines.cuda.steps import (
     BatchQuantise,
     KernelStep,
     Map,
+    MapChain,
     NormRows,
     Part,
     RowSums,
@@ -234,7 +245,9 @@ def _batch_experts(r: Resolver, w: BatchExperts) -> Any:
         parts=array, x=r.at(w.x), expert_bytes=matrix.size, n_parts=len(w.parts), tokens=r.context.shape.tokens,
         columns=matrix.columns, n_experts=matrix.count, shift=matrix.group.bit_length() - 1, stages=w.sums,
     )  # fmt: skip
-    args = structs.StepUnion(experts=_expert_args(r, w, product))
+    experts = _expert_args(r, w, product)
+    experts.by_matrix, experts.costs = w.by_matrix, int.from_bytes(bytes(w.costs), "little")
+    args = structs.StepUnion(experts=experts)
     step = _walk_step(r, StepKind.EXPERT_ROWS, _awaited(r, [w.x]), w.x, w.parts[0].out, args)
     step.ahead = piece_bytes(matrix.format)
     return step
@@ -247,10 +260,16 @@ def _weigh(r: Resolver, w: WeighExperts) -> Any:
     return _walk_step(r, StepKind.WEIGH_EXPERTS, _awaited(r, [w.x], [w.residual]), w.x, w.out, args)
 
 
-def _map(r: Resolver, w: Map) -> Any:
-    args = structs.StepUnion(map=ROWS[Map](r, w).args)
-    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, [w.x, w.y]), w.x, w.out, args)
-    step.first = -(-w.rows * w.width // (32 * WARPS))
+def _maps(r: Resolver, w: MapChain) -> Any:
+    chain, first, last = structs.MapChain(count=len(w.maps)), w.maps[0], w.maps[-1]
+    # A value between two operations has no memory; the kernel knows it by the address of the result.
+    inner = {m.out for m in w.maps[:-1]}
+    maps = [replace(m, out=last.out, **{k: last.out for k in "xy" if getattr(m, k) in inner}) for m in w.maps]
+    for i, each in enumerate(maps):
+        chain.maps[i] = ROWS[Map](r, each).args
+    operands = [v for m in w.maps for v in (m.x, m.y) if v not in inner]
+    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, operands), first.x, last.out, structs.StepUnion(chain=chain))
+    step.first = -(-last.rows * last.width // (32 * WARPS))
     return step
 
 
@@ -267,7 +286,7 @@ def _scan(r: Resolver, w: Scan) -> Any:
     window = w.kernel == "causal_conv"
     kind = StepKind.WINDOW if window else StepKind.RECURRENCE
     step = _walk_step(r, kind, _awaited(r, w.x), w.x[0], w.out, args)
-    step.first = -(-w.channels // (32 * WARPS)) if window else -(-w.heads * w.rows // WARPS)
+    step.first = -(-w.channels // (32 * WARPS)) if window else w.heads * -(-w.rows // SCAN_ROWS)
     return step
 
 
@@ -357,7 +376,7 @@ WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     BatchFloatRows: _batch_float_rows,
     BatchExperts: _batch_experts,
     WeighExperts: _weigh,
-    Map: _map,
+    MapChain: _maps,
     NormRows: _part_norms,
     RowSums: _part_norms,
     Scan: _scan,

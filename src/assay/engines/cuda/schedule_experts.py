@@ -41,6 +41,10 @@ from assay.engines.cuda.steps import (
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Graph, Node
 
+# Tokens of an expert from which `mma` multiplies, and the time of a tile of an expert with one token to eight
+# (docs/lab/gpu-measured.md). Up to two tokens of most formats it is the time in which the tile arrives.
+BY_MATRIX, COSTS = {"mxfp4": 3}, {"mxfp4": (4, 5, 8, 8, 8, 8, 8, 8)}
+_BY_MATRIX, _COSTS = 5, (4, 5, 8, 8, 8, 8, 8, 8)
 HANDING_ON = 8  # tiles in whose time one block of threads passes a sum to another
 
 
@@ -107,7 +111,11 @@ def _batch_experts(steps: StepList, folded: FoldedExperts) -> None:
         matrix, tokens = some[0].matrix, c.shape.tokens
         group = tokens * len(some) * matrix.group * (matrix.units | 1)  # partial sums of a group that all tokens chose
         free = most - walk_few_experts_bytes(tokens, matrix.units, 0)
-        work = BatchExperts(some, of, logits, folded.choice, folded.gating, is_down, max(group, free // 4))
+        name = matrix.format.name
+        by_matrix, costs = BY_MATRIX.get(name, _BY_MATRIX), COSTS.get(name, _COSTS)
+        work = BatchExperts(
+            some, of, logits, folded.choice, folded.gating, is_down, max(group, free // 4), by_matrix, costs
+        )
         shared = walk_few_experts_bytes(tokens, matrix.units, work.sums)
         needs = WalkNeeds(frozenset({matrix.format.name}), shared, tier=Tier.ALL)
         steps.add(some[0].name, work, [of, logits], [some[0].out], needs)

@@ -140,6 +140,13 @@ class Map:
 
 
 @dataclass(frozen=True)
+class MapChain:
+    """Elementwise operations as one step of a walk: x of each behind the first is the result of the one before."""
+
+    maps: tuple[Map, ...]
+
+
+@dataclass(frozen=True)
 class NormRows:
     kernel: str
     x: Value
@@ -588,6 +595,8 @@ class BatchExperts:
     gating: Node
     down: bool
     sums: int  # partial sums that shared memory has room for
+    by_matrix: int  # tokens of an expert from which `mma` multiplies
+    costs: tuple[int, ...]  # time of a tile of an expert with one token, two, ...: blocks share the tiles out by it
 
 
 @dataclass(frozen=True)
@@ -678,7 +687,7 @@ ProductWork = (
 AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = (
     WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows
-    | BatchExperts | WeighExperts | WalkNorms | WalkAttend
+    | BatchExperts | WeighExperts | WalkNorms | WalkAttend | MapChain
 )  # fmt: skip
 StateWork = Scan | ShowState | AdvanceStates | RowSums
 AdapterWork = AdapterInputs | AdapterOutputs

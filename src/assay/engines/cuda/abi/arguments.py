@@ -269,6 +269,12 @@ MapArgs = _define(
     ("int32_t", "z_rows parts z_width", "parts: heads or experts of a row of out"),
     ("float", "number second", "a lower bound or a factor; an upper bound or a limit"),
 )
+MapChain = _define(
+    "MapChain",
+    "Elementwise operations as one walk step. An operand at the address of the last result is that of the one before.",
+    ("MapArgs", "maps[3]"),
+    ("int32_t", "count padding"),
+)
 RowArgs = _define(
     "RowArgs",
     "An operation on whole rows (rows.cu).",
@@ -305,7 +311,9 @@ WalkExperts = _define(
     ("int32_t", "down which", "which: of two places of choices in shared memory; several tokens: choices before it"),
     ("int32_t", "gated", "ExpertGate"),
     ("float", "alpha limit", "of OAI_GATE"),
-    ("int32_t", "halved padding", "halved: down has two groups for each group of rows, each of half of the experts"),
+    ("int32_t", "halved", "down has two groups for each group of rows, each of half of the experts"),
+    ("int32_t", "by_matrix", "several tokens: tokens of an expert from which `mma` multiplies"),
+    ("int64_t", "costs padding", "several tokens: byte n - 1 is the time of a tile that n tokens are multiplied by"),
     ("float*", "partial", "of halved: the sums of the first half"),
     base="ProductArgs",
 )
@@ -316,7 +324,7 @@ StepUnion = _define(
     ("WalkAttention", "attention"),
     ("NormArgs", "norm"),
     ("WalkExperts", "experts"),
-    ("MapArgs", "map"),
+    ("MapChain", "chain"),
     ("RowArgs", "row"),
     ("ScanArgs", "scan"),
     union=True,

@@ -33,6 +33,8 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "CHOICE_BYTES": (512, "shared memory of the choices of two layers"),
     "FEW_CHOICE_BYTES": (3392, "shared memory of the choice of WALK_ROWS tokens"),
     "MOST_EXPERTS": (512, "most experts of a layer in a walk"),
+    "MOST_MAPS": (3, "elementwise operations of one walk step"),
+    "SCAN_ROWS": (4, "rows of a state that a warp of a walk has at a time"),
     "CUT_BYTES": (4096, "first piece of a tile that is fetched as two pieces: its chunks of low bits"),
 }
 
@@ -56,6 +58,7 @@ WALK_WARPS, WALK_ROWS, WALK_UNIT_BYTES, WALK_CODE_BYTES, WALK_HEAD, CUT_BYTES = 
 CHOSEN, CHOICE_BYTES, FEW_CHOICE_BYTES, MOST_EXPERTS = (
     CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES", "FEW_CHOICE_BYTES", "MOST_EXPERTS")
 )
+MOST_MAPS, SCAN_ROWS = CONSTANTS["MOST_MAPS"][0], CONSTANTS["SCAN_ROWS"][0]
 
 
 class Act(IntEnum):
