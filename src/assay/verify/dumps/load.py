@@ -22,7 +22,7 @@ from assay.verify.dumps.formats.folders import has_values, read_database, read_f
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
-from assay.verify.dumps.formats.raw_manifest import manifest_of, read_manifest
+from assay.verify.dumps.formats.raw_manifest import raw_source, read_manifest
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
@@ -110,6 +110,10 @@ def _is_torch(source: DumpSource) -> bool:
     return source.head[:1] == b"\x80" and source.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
+def _has_raw_files(folder: Path) -> bool:
+    return not any(folder.glob("*.npy")) and raw_source(folder)
+
+
 _BUILT_IN = (
     DumpReader(
         "llama-debug's logits", 105, lambda s: saved_logits(s.path) is not None, lambda s: read_saved_logits(s.path)
@@ -123,6 +127,9 @@ _BUILT_IN = (
     DumpReader("torch.save, pickle", 103, _is_torch, lambda s: read_torch(s.path)),
     DumpReader(
         "ONNX Runtime's database", 102, lambda s: s.head[:15] == b"SQLite format 3", lambda s: read_database(s.path)
+    ),
+    DumpReader(
+        "folder of raw numbers", 101, lambda s: s.is_folder and _has_raw_files(s.path), lambda s: read_manifest(s.path)
     ),
     DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
     DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
@@ -140,7 +147,7 @@ _BUILT_IN = (
     ),
     DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
     DumpReader(
-        "raw numbers with a manifest", 55, lambda s: manifest_of(s.path) is not None, lambda s: read_manifest(s.path)
+        "raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)
     ),
     DumpReader(
         "llama-eval-callback",

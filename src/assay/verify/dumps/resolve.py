@@ -48,6 +48,10 @@ Array = NDArray[Any]
 MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
 
 
+class _OtherShape(AssayError):
+    """An array whose shape is not its node's. Few of them are left out; many are a dump of another model."""
+
+
 class Truth:
     """The definition's values for these tokens, computed when first asked for."""
 
@@ -124,13 +128,21 @@ def resolve(
     matched += spoken
     notes += note
     laid: list[Observation] = []
+    strange: list[tuple[Observation, _OtherShape]] = []
     for obs in (*named, *matched):
-        done, label = _lay(obs, model, dump, truth)
+        try:
+            done, label = _lay(obs, model, dump, truth)
+        except _OtherShape as error:
+            strange.append((obs, error))
+            continue
         if done is None:
             continue
         laid.append(done)
         if label:
             notes.append(f"{obs.name}: read as {label}")
+    if 2 * len(strange) > len(laid):
+        raise strange[0][1]
+    notes += [f"{obs.foreign}: not used; its shape {list(obs.shape or ())} is not {obs.name}'s" for obs, _ in strange]
     laid, note = _orders(laid, model, truth)
     notes += note
     laid, note = one_print_of_each(laid, model, truth) if dump.log else (laid, [])
@@ -207,7 +219,8 @@ def decide_by_values(
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
-    if given and dump.tokens and given != dump.tokens:
+    prompt = len(dump.steps) > 1 and given == dump.tokens[: dump.steps[0]]
+    if given and dump.tokens and given != dump.tokens and not prompt:
         at = next((i for i, (a, b) in enumerate(zip(given, dump.tokens, strict=False)) if a != b), -1)
         raise AssayError(
             f"{dump.source}: holds other tokens (found {list(dump.tokens)[:8]}…, expected {list(given)[:8]}…"
@@ -320,7 +333,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
-        raise AssayError(
+        raise _OtherShape(
             f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )

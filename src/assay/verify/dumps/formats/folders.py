@@ -125,7 +125,7 @@ def read_folder(folder: Path) -> Dump:
         for name, array in FILES[file.suffix](file, tags.name).items():
             into[name if name not in into else file.stem] = array
     notes = (f"{skipped} files of ranks above 0 were left out; dump with one rank",) if skipped else ()
-    return _joined([_step(folder, steps[number]) for number in sorted(steps)], notes)
+    return join_steps([_step(folder, steps[number]) for number in sorted(steps)], notes)
 
 
 def read_database(path: Path) -> Dump:
@@ -133,7 +133,7 @@ def read_database(path: Path) -> Dump:
     steps = database_arrays(path)
     if not steps:
         raise AssayError(f"{path}: the table Tensors is empty; set ORT_DEBUG_NODE_IO_DUMP_OUTPUT_DATA=1")
-    return _joined([_step(path, steps[number]) for number in sorted(steps)], ())
+    return join_steps([_step(path, steps[number]) for number in sorted(steps)], ())
 
 
 def _step(path: Path, arrays: Arrays) -> Dump:
@@ -144,7 +144,7 @@ def _step(path: Path, arrays: Arrays) -> Dump:
     return from_arrays(path, {name: array for name, array in arrays.items() if name != "positions"})
 
 
-def _joined(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
+def join_steps(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
     """One dump of all steps; row t of a value is the token at index t of the whole sequence."""
     first = parts[0]
     if len(parts) == 1:
