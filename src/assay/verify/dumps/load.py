@@ -22,6 +22,7 @@ from assay.verify.dumps.formats.folders import has_values, read_database, read_f
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
+from assay.verify.dumps.formats.number_tables import is_number_table, read_number_table
 from assay.verify.dumps.formats.raw_manifest import raw_source, read_manifest
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
@@ -159,6 +160,7 @@ _BUILT_IN = (
     DumpReader(
         "ExecuTorch's numeric gap", 40, lambda s: is_inspector_table(s.head), lambda s: read_inspector_table(s.path)
     ),
+    DumpReader("table of numbers", 30, lambda s: is_number_table(s.head), lambda s: read_number_table(s.path)),
     DumpReader("printed text", 10, lambda s: True, _read_print),
 )
 for _row in _BUILT_IN:

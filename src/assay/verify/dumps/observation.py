@@ -69,6 +69,7 @@ class Observation:
     layer: int | None = None
     vague: bool = False  # The text names the layer, but no node of it.
     alternatives: tuple[Observation, ...] = ()  # Of a printed line: the observations of its second reading.
+    head: int | None = None  # Of a printed line: the attention head whose values it gives.
     unnumbered: bool = False  # A node of a layer whose number is not printed.
 
     @property

@@ -27,6 +27,7 @@ from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
+from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
 from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
@@ -107,7 +108,11 @@ def resolve(
     notes += note
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
+    chosen, unread, note = _by_width(chosen, unread, model, len(dump.tokens))
+    notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = place_heads(named, model, len(dump.tokens), dump.steps)
+    notes += note
     named, note = after_rotation(named, model, len(dump.tokens), truth)
     notes += note
     named, broken = up_to_first(named, model.graph, dump.steps)
@@ -216,6 +221,21 @@ def decide_by_values(
     found, more = overrule_words(found, model, n, truth)
     notes = [*chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
+
+
+def _by_width(
+    chosen: list[Observation], unread: Sequence[Observation], model: Model, n: int
+) -> tuple[list[Observation], list[Observation], list[str]]:
+    """Lists without a name that are as long as the vocabulary are logits: of their row, of all rows, of the last one."""
+    long = [o for o in unread if o.kind == "first" and len(o.data) == model.hparams.n_vocab]
+    if not long or not {o.rows for o in long} <= {None, *((i, i + 1) for i in range(n))}:
+        return chosen, list(unread), []
+    whole = len(long) == n and all(o.rows is None for o in long)
+    for i, obs in enumerate(long):
+        rows = obs.rows or ((i, i + 1) if whole else (n - 1, n))
+        chosen = [*chosen, replace(obs, name="result_output", rows=rows)]
+    note = f"result_output: {len(long)} lists without a name, as long as the vocabulary"
+    return chosen, [o for o in unread if not any(o is other for other in long)], [note]
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
@@ -432,7 +452,9 @@ def _lay_part(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> t
     if short or (obs.kind == "top" and stop - start > 1):
         obs = replace(obs, rows=(stop - 1, stop))
     if obs.kind in ("at", "top"):
-        room = math.prod(last if obs.row is not None else whole)
+        keys = next((end for end in accumulate(steps) if end >= stop), n)
+        room = math.prod(last if obs.row is not None else whole) // (stop if symbolic[-1] == "S" else 1)
+        room *= keys if symbolic[-1] == "S" else 1
         high = max(i for i, _ in obs.data)
         if high >= room:
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")

@@ -94,6 +94,19 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     )  # fmt: skip
 
 
+_IDS = re.compile(
+    r"^\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
+    r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}$",
+    re.IGNORECASE,
+)
+
+
+def ids_of_line(line: str) -> tuple[int, ...]:
+    """The token ids of a line that lists nothing else: `# tokens: 1 403 407`."""
+    m = _IDS.match(line) if len(line) < 100_000 else None
+    return tuple(int(n) for n in re.findall(r"\d{1,7}", m[1])) if m else ()
+
+
 def _plainer(line: str) -> str:
     """The line with four habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, ids with their text and logit, and
     `= l2` of a legend, which is the norm and no layer."""

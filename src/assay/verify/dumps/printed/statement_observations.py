@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, layer_of
+from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, head_of, layer_of
 from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.print_rounding import half_units
@@ -42,13 +42,15 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
             )
     side = statement.side or context.side
     template, integers = _template(statement.label)
+    head = _head(words, context)
     found: list[Observation] = []
     for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
+        mine = _weights(item, mine)
         names = _names(mine) or ("",)
         common: dict[str, Any] = {
             "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
             "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
-            "layer": mine.layer, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
+            "layer": mine.layer, "head": head, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
         }  # fmt: skip
         if mine.verbatim:
             common |= {"others": (), "fallbacks": names[1:]}
@@ -56,6 +58,31 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     return found
 
 
+def _head(words: list[str], context: HeadingStack) -> int | None:
+    """The attention head that the line names, or the heading above it."""
+    own = head_of(words, layer_of(words)[1])
+    above = split_words(context.words) if own is None else []
+    return own if own is not None else head_of(above, layer_of(above)[1])
+
+
+def _weights(item: Quantity, mine: Meaning) -> Meaning:
+    """Values of attention that are shares of one are its weights, whatever the words call them."""
+    values = item.data
+    if item.kind != "list" or not mine.nodes or mine.nodes[0] not in _OF_ATTENTION or mine.verbatim:
+        return mine
+    rows = [values] if isinstance(values, NumberList) else [*values.first, *values.last]
+    return replace(mine, nodes=("kq_soft_max-",), vague=False) if rows and all(map(_shares, rows)) else mine
+
+
+def _shares(values: NumberList) -> bool:
+    """Whether the numbers are at least 0 and add up to 1, within what was printed."""
+    numbers = values.all
+    if values.elided or len(numbers) < 2 or any(not 0 <= n.value <= 1 for n in numbers):
+        return False
+    return abs(sum(n.value for n in numbers) - 1) <= 1e-4 + sum(n.half for n in numbers)
+
+
+_OF_ATTENTION = ("attn_out-", "kqv_out-", "kq-")
 _IN_NAME = re.compile(r"[A-Za-z_][\w.]*-\d{1,4}")  # ffn_out-3
 
 
@@ -97,6 +124,8 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in statement.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
         dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5
+        if found and found[-1].nodes[:1] and found[-1].nodes[0].startswith(("Qcur", "Kcur")):
+            dull = dull - {"v"}  # k=[...] v=[...]
         alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
         if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
