@@ -111,7 +111,7 @@ def resolve(
     chosen, unread, note = _by_width(chosen, unread, model, len(dump.tokens))
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
-    named, note = place_heads(named, model, len(dump.tokens), dump.steps)
+    named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
     notes += note
     named, note = after_rotation(named, model, len(dump.tokens), truth)
     notes += note
@@ -217,10 +217,16 @@ def decide_by_values(
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
-    found, note = choose_readings([*clear, *(o for o in done if o.name)], model, n, truth)
+    found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
     notes = [*chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
+
+
+def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:
+    """The observations that have a node. Vague ones that the values do not confirm count only where nothing is clear."""
+    known = {o.name for o in clear} | {o.name for o in done if not o.vague}
+    return [o for o in done if o.name and not (o.vague and (o.name in known or (known and len(o.target()) < 3)))]
 
 
 def _by_width(

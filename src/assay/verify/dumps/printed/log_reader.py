@@ -20,10 +20,11 @@ from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
-from assay.verify.dumps.printed.json_documents import one_record_a_line
+from assay.verify.dumps.printed.documents import one_record_a_line
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
+from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
@@ -82,7 +83,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, one_record_a_line(text)):
+    for number, line, block in blocks(path, one_record_a_line(in_decimal(text))):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     now, later = _steps_of(reader)

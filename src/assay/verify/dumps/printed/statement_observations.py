@@ -42,6 +42,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
             )
     side = statement.side or context.side
     template, integers = _template(statement.label)
+    if _over_heads({*words, *split_words(context.words)}):
+        return []  # no node holds the mean of the heads' weights
     head = _head(words, context)
     found: list[Observation] = []
     for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
@@ -58,6 +60,11 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     return found
 
 
+def _over_heads(words: set[str]) -> bool:
+    """Whether the values are averages over attention heads."""
+    return bool(words & {"average", "averages", "averaged", "avg"}) and bool(words & {"head", "heads"})
+
+
 def _head(words: list[str], context: HeadingStack) -> int | None:
     """The attention head that the line names, or the heading above it."""
     own = head_of(words, layer_of(words)[1])
@@ -71,7 +78,8 @@ def _weights(item: Quantity, mine: Meaning) -> Meaning:
     if item.kind != "list" or not mine.nodes or mine.nodes[0] not in _OF_ATTENTION or mine.verbatim:
         return mine
     rows = [values] if isinstance(values, NumberList) else [*values.first, *values.last]
-    return replace(mine, nodes=("kq_soft_max-",), vague=False) if rows and all(map(_shares, rows)) else mine
+    shares = all(map(_shares, rows)) or (item.outer is not None and all(0 <= n.value <= 1 for r in rows for n in r.all))
+    return replace(mine, nodes=("kq_soft_max-",), vague=False) if rows and shares else mine
 
 
 def _shares(values: NumberList) -> bool:
@@ -148,7 +156,8 @@ def _of_item(item: Quantity, name: str, row: int | None, common: dict[str, Any])
         item = replace(item, kind="at")  # q: 0:1.5 1:2.5
 
     def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
-        return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)
+        rows = None if row is None else (row, row + 1)
+        return Observation(name, kind, data, rows, printed=tuple(printed), outer=item.outer, **common)
 
     if item.kind == "list":
         yield from _of_list(item, row, observe)
@@ -205,7 +214,7 @@ def joined(found: list[Observation]) -> list[Observation]:
     seen: dict[tuple[Any, ...], list[Any]] = {}
     places: dict[tuple[Any, ...], int] = {}
     for obs in found:
-        key = (obs.name, obs.kind, obs.rows, obs.side, obs.possible_row)
+        key = (obs.name, obs.kind, obs.rows, obs.side, obs.possible_row, obs.outer, obs.head)
         if obs.kind == "at" and key in places:
             last = out[places[key]]
             have = dict(last.data)

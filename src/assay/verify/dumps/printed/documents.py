@@ -1,0 +1,184 @@
+"""Rewrites a document (JSON, YAML) so that each record stands on one line and can be read by lines.
+
+A record is an object of plain values and lists. Behind it stand the keys that lead to it: `layers.0.attn.q: [...]`. An
+object in a list is named by its own number or name (`"idx": 0`), or by its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_MOST = 1 << 25  # characters; a longer text stays as it is
+_DEEPEST = 12
+_NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block", "id", "i", "n")
+_NAME_KEYS = ("name", "node", "tensor", "op", "label", "stage")
+_YAML_KEY = re.compile(r"(?P<indent> *)(?P<dash>(?:- +)*)(?P<key>[\w .\"'/-]{1,80}?)\s*:(?:\s+(?P<value>\S.{0,1000000}))?\s*")
+_YAML_ITEM = re.compile(r"(?P<indent> *)- +(?P<value>\S.{0,1000000})")
+_PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def one_record_a_line(text: str) -> str:
+    """The text; if all of it is one document, with each record and list of records on one line."""
+    if len(text) > _MOST or "\n" not in text.strip():
+        single = text[:1] in "{[" and len(text) <= _MOST
+        document = _json(text) if single else None
+        return "\n".join(_paths(document, "", 0)) + "\n" if _nested(document) else text
+    document = _json(text) if text[:1] in ("{", "[") else _yaml(text)
+    if document is None:
+        return text
+    if _nested(document):
+        return "\n".join(_paths(document, "", 0)) + "\n"
+    return "\n".join(_lines(document, "", "")) + "\n"
+
+
+class _Text(str):
+    """A number as it was printed."""
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_float=_Text, parse_int=_Text, parse_constant=_Text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _nested(document: Any, depth: int = 0) -> bool:
+    """Whether objects in lists hold objects or arrays of their own: the keys alone do not tell which record is whose."""
+    if depth > _DEEPEST:
+        return False
+    if isinstance(document, dict):
+        return any(_nested(v, depth + 1) for v in document.values())
+    if isinstance(document, list) and document and all(isinstance(v, dict) for v in document):
+        inner = [w for v in document[:4] for w in v.values()]
+        return any(isinstance(w, dict) or (isinstance(w, list) and w and isinstance(w[0], list)) for w in inner)
+    return False
+
+
+def _flat(value: Any) -> bool:
+    return not isinstance(value, (dict, list)) or (
+        isinstance(value, list) and all(not isinstance(v, (dict, list)) or _record(v) for v in value)
+    )
+
+
+def _record(value: Any) -> bool:
+    return isinstance(value, dict) and all(not isinstance(v, (dict, list)) for v in value.values())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, _Text):
+        return value
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: {_short(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_short, value)) + "]"
+    return json.dumps(value)
+
+
+def _lines(value: Any, indent: str, key: str) -> list[str]:
+    if _flat(value):
+        return [f"{indent}{key}{_short(value)}"]
+    items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
+    inner = [
+        line
+        for name, item in items
+        for line in _lines(item, indent + "  ", "" if name is None else f"{json.dumps(name)}: ")
+    ]
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return [f"{indent}{key}{opened}", *inner, f"{indent}{closed}"]
+
+
+def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
+    """A line for each record or array, behind the keys that lead to it."""
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        for i, item in enumerate(value):
+            yield from _paths(item, f"{path}.{_own_name(item, i)}" if path else _own_name(item, i), depth + 1)
+    elif isinstance(value, dict) and not _statistics(value):
+        for key, item in value.items():
+            key = re.sub(r"(?<=[a-z])_(?=\d+$)", ".", str(key))
+            yield from _paths(item, f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, dict):
+        yield f"{path} " + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
+    elif path.rpartition(".")[2] not in _NUMBER_KEYS or isinstance(value, list):
+        yield f"{path.rpartition('.')[2] if _ids(path, value) else path}: {_short(value)}"
+
+
+def _ids(path: str, value: Any) -> bool:
+    """Whether it is a list of whole numbers; its last key names it: `prompt.ids`."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, _Text) and v.isdecimal() for v in value)
+
+
+def _statistics(value: dict[str, Any]) -> bool:
+    """Whether all of an object's values are numbers or lists of numbers, one of them a number: a record of one node."""
+    numbers = [isinstance(v, _Text) for v in value.values()]
+    lists = [isinstance(v, list) and all(isinstance(x, _Text) for x in v) for v in value.values()]
+    return bool(value) and all(a or b for a, b in zip(numbers, lists, strict=True)) and any(numbers)
+
+
+def _own_name(item: dict[str, Any], place: int) -> str:
+    number = next((str(item[k]) for k in _NUMBER_KEYS if str(item.get(k, "")).isdecimal()), "")
+    name = next((item[k] for k in _NAME_KEYS if isinstance(item.get(k), str)), "")
+    return ".".join(filter(None, (number, name))) or str(place)
+
+
+def _yaml(text: str) -> Any:
+    """A document of keys, dashes and plain values, as YAML's emitters write it; None for any other text."""
+    lines: list[tuple[int, bool, str, str]] = []  # indent, begins an item, key, value
+    for line in text.splitlines():
+        if not line.strip() or line.startswith(("---", "#", "%")):
+            continue
+        if m := _YAML_KEY.fullmatch(line):
+            lines.append((len(m["indent"]) + len(m["dash"]), bool(m["dash"]), m["key"].strip("\"'"), m["value"] or ""))
+        elif m := _YAML_ITEM.fullmatch(line):
+            lines.append((len(m["indent"]) + 2, True, "", m["value"]))
+        else:
+            return None
+    sections = sum(1 for _, _, key, value in lines if key and not value)
+    if len(lines) < 8 or sections < 3 or 4 * sections < len([line for line in lines if line[2]]) // 4:
+        return None
+    return _block(lines, 0, 0)[0]
+
+
+def _block(lines: list[tuple[int, bool, str, str]], at: int, depth: int) -> tuple[Any, int]:
+    """The object or list that begins at a line, and the line behind it."""
+    indent, is_list = lines[at][0], lines[at][1]
+    found: Any = [] if is_list else {}
+    while at < len(lines) and depth <= _DEEPEST:
+        here, dash, key, value = lines[at]
+        if here < indent or (not is_list and dash) or (here > indent):
+            break
+        if is_list and not dash:
+            break
+        if is_list and not key:
+            found.append(_scalar(value))
+            at += 1
+            continue
+        target: dict[str, Any] = {} if is_list else found
+        first = True
+        while at < len(lines) and lines[at][0] == indent and (first or not lines[at][1]) and lines[at][2]:
+            _, _, key, value = lines[at]
+            at, first = at + 1, False
+            opens = at < len(lines) and (
+                lines[at][0] > indent or (not value and lines[at][1] and lines[at][0] == indent + 2)
+            )
+            if not value and opens:
+                target[key], at = _block(lines, at, depth + 1)
+            else:
+                target[key] = _scalar(value)
+        if is_list:
+            found.append(target)
+    return found, max(at, 1)
+
+
+def _scalar(value: str) -> Any:
+    text = value.strip()
+    if text[:1] == "[" and text[-1:] == "]" and '"' not in text and "[" not in text[1:]:
+        return [_scalar(part) for part in text[1:-1].split(",") if part.strip()]
+    if _PLAIN.fullmatch(text):
+        return _Text(text)
+    inner = _json(text) if text[:1] in ("[", "{") else None
+    return inner if inner is not None else text.strip("\"'")
