@@ -111,6 +111,13 @@ def _is_torch(source: DumpSource) -> bool:
     return source.head[:1] == b"\x80" and source.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
+def _has_tensor_header(source: DumpSource) -> bool:
+    """The length of a JSON header, then the header."""
+    if source.head[8:10] not in (b'{"', b"{}"):
+        return False
+    return int.from_bytes(source.head[:8], "little") <= source.path.stat().st_size
+
+
 def _has_raw_files(folder: Path) -> bool:
     return not any(folder.glob("*.npy")) and raw_source(folder)
 
@@ -137,7 +144,7 @@ _BUILT_IN = (
     DumpReader(
         "safetensors",
         80,
-        lambda s: s.path.suffix == ".safetensors" or s.head[8:10] in (b'{"', b"{}"),
+        lambda s: s.path.suffix == ".safetensors" or _has_tensor_header(s),
         lambda s: read_tensors(s.path),
     ),
     DumpReader(

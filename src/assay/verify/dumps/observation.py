@@ -152,6 +152,8 @@ class Dump:
     states: tuple[Observation, ...] = ()  # Of recurrent layers; their rows count calls (`state_rows.py`).
     prompt: str = ""  # The text of the run, if a log quotes it.
     claims: Claims | None = None  # Of a printed text.
+    fed: Mapping[int, int] = field(default_factory=dict)  # Of a log: ids that it gives beside positions.
+    decoded: tuple[int, ...] = ()  # Of a log: ids behind the prompt, in order.
     later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
 
     def __repr__(self) -> str:

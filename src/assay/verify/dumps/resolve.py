@@ -27,6 +27,7 @@ from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
+from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
 from assay.verify.dumps.matching.reading_notes import (
@@ -94,6 +95,7 @@ def resolve(
 
     `truth` has values of earlier dumps of these tokens, so that several dumps of one prompt are resolved faster.
     """
+    dump = split_decode_rows(dump, tokens)
     if dump.later:
         return _with_decode_steps(dump, model, map, tuple(tokens), side)
     model = model_of(model, dump)
@@ -190,7 +192,8 @@ def _with_decode_steps(
             dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
             unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
         )  # fmt: skip
-        found += resolve(step, model, map, side=side).observations
+        if seen:
+            found += resolve(step, model, map, side=side).observations
     order = {node.name: i for i, node in enumerate(graph)}
     found.sort(key=lambda obs: order[obs.name])
     done = replace(

@@ -17,6 +17,7 @@ _NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block",
 _NAME_KEYS = ("name", "node", "tensor", "op", "label", "stage")
 _YAML_KEY = re.compile(r"(?P<indent> *)(?P<dash>(?:- +)*)(?P<key>[\w .\"'/-]{1,80}?)\s*:(?:\s+(?P<value>\S.{0,1000000}))?\s*")
 _YAML_ITEM = re.compile(r"(?P<indent> *)- +(?P<value>\S.{0,1000000})")
+_ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -99,8 +100,9 @@ def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
             yield from _paths(item, f"{path}.{_own_name(item, i)}" if path else _own_name(item, i), depth + 1)
     elif isinstance(value, dict) and not _statistics(value):
         for key, item in value.items():
-            key = re.sub(r"(?<=[a-z])_(?=\d+$)", ".", str(key))
-            yield from _paths(item, f"{path}.{key}" if path else key, depth + 1)
+            row = _ROW_KEY.fullmatch(str(key))
+            inner = f"{path} pos {row[1]}" if row else f"{path}.{key}" if path else str(key)
+            yield from _paths(item, inner, depth + 1)
     elif isinstance(value, dict):
         yield f"{path} " + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
     elif path.rpartition(".")[2] not in _NUMBER_KEYS or isinstance(value, list):

@@ -20,6 +20,7 @@ from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
+from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.documents import one_record_a_line
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
@@ -38,19 +39,6 @@ _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
 _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
-# A heading such as: --- decode step 1, token 64, n_past 8
-_STEP = re.compile(
-    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
-    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
-    re.IGNORECASE,
-)
-# A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
-_CALL = re.compile(
-    r"^\W{0,6}(?:forward|eval|decode|predict|infer|run|step|call)\w{0,12}\W{0,4}[\[(]\s{0,4}"
-    r"(\d{1,7}(?:\s{0,4},\s{0,4}\d{1,7}){0,400})\s{0,4}[\])]"
-    r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
-    re.IGNORECASE,
-)
 # A member of a printed configuration: Cfg { n_layer: 30, n_head: 9, dim: 576, ffn: 1536, eps: 1e-5 }
 _SIZE = re.compile(
     r"\b(arch|n_?layers?|num_hidden_layers|n_?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|n_?vocab|"
@@ -92,6 +80,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
         notes=_columns_note(reader.ignored), later=later,
+        fed=reader.decoding.fed, decoded=reader.decoding.in_order,
     )  # fmt: skip
 
 
@@ -160,11 +149,14 @@ class _LogReader:
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
     steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
+    decoding: DecodeSteps = field(default_factory=DecodeSteps)
     ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
         line = _plainer(line) if block is None else line
+        if block is None and self.decoding.look(line):
+            return
         step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None
         if step is not None:
             self.steps.append((step, len(self.found)))
@@ -230,20 +222,27 @@ class _LogReader:
         return True
 
     def _step(self, line: str) -> int | None:
-        """The token of a decode step whose heading this line is: by its words, or a call with the next position."""
-        if len(line) < 200 and (step := _STEP.match(line)):
-            return int(step[1])
-        call = _CALL.match(line)
-        ids = tuple(map(int, call[1].split(","))) if call else ()
-        if call and not self.tokens and not self.found and int(call[2]) == 0:
+        """The token of a decode step whose heading this line is: by its words, or with the next position."""
+        if (token := step_of(line)) is not None:
+            return token
+        place = self.decoding.place(line)
+        if place is not None and self.found and self.tokens and place[0] == len(self.tokens) + len(self.steps):
+            return place[1]
+        call = call_of(line)
+        if call is None:
+            return None
+        ids, past = call
+        if not self.tokens and not self.found and past == 0:
             self.tokens = ids
-        next_one = call and len(ids) == 1 and self.found and int(call[2]) == len(self.tokens) + len(self.steps)
+        next_one = len(ids) == 1 and self.found and past == len(self.tokens) + len(self.steps)
         return ids[0] if next_one else None
 
     def _at_token(self, line: str) -> bool:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
         m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
         at, token = (-1, -1) if m is None else (int(m[1]), int(m[2]))
+        if m is None and (place := self.decoding.place(line)) is not None:
+            at, token = place
         if 0 < at == len(self.tokens) + len(self.steps) and self.found:
             self.steps.append((token, len(self.found)))
         elif not 0 <= at < len(self.tokens) or self.tokens[at] != token:
