@@ -323,6 +323,8 @@ def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) ->
         steps.setdefault(key, {}).setdefault(entry.name, []).append(entry)
     parts = [{name: _rows_joined(group) for name, group in by_name.items()} for by_name in steps.values()]
     rows = [_most_common(shape[0] for shape, _ in part.values() if len(shape) > 1) for part in parts]
+    if len(parts) > 1 and all(any(name in TOKENS for name in part) for part in parts):
+        return join_steps([replace(from_arrays(path, part), positions=()) for part in parts], ())
     if len(parts) > 1 and sum(rows) == len(tokens) + len(made):
         tokens = [*tokens, *made]
     notes: tuple[str, ...] = ()

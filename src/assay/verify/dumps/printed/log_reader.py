@@ -51,6 +51,11 @@ _LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
 _LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
 _PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
+# ' upon' (407) 18.460 p=0.9826: the text of a token, its id, its logit
+_TEXT_FIRST = re.compile(
+    r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
+    r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
+)
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -85,7 +90,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 
 _IDS = re.compile(
-    r"^\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
+    r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
     r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}$",
     re.IGNORECASE,
 )
@@ -106,6 +111,8 @@ def _plainer(line: str) -> str:
     line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
     if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
+    if len(_TEXT_FIRST.findall(line)) > 1:
+        line = _TEXT_FIRST.sub(r"\1:\2", line).replace("|", ",").replace("->", "top logits:", 1)
     if len(_PIECES.findall(line)) > 1:
         line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
     return line
@@ -165,6 +172,9 @@ class _LogReader:
         if block is None and len(line) < 1000 and len({m.lower() for m in _SIZE.findall(line)}) >= _SIZES:
             return
         self.fenced ^= line.lstrip().startswith("```")
+        if block is None and not self.tokens and (ids := ids_of_line(line)):
+            self.tokens = ids
+            return
         if block is None and self._at_token(line):
             return
         outer = self.context

@@ -29,9 +29,10 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     """The observations of a statement; their name is empty if no word names a node."""
     line = subject_of(statement, context)
     words = split_words(statement.label)
-    if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not (
-        line.role and "result_output" not in line.nodes and not line.bare
-    ):  # fmt: skip
+    named = line.role and "result_output" not in line.nodes and not line.bare
+    if set(words[:2]) & TOP_WORDS and not meaning(statement.label).role:
+        named = False  # "top: 261=15.7, 262=12.4" below a layer
+    if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not named:
         out = layer_of(words)[0] is not None and not set(words) & (TOP_WORDS | LOGIT_WORDS)  # tok=7 L0 block_out [0]=…
         ids = not out and any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
         if ids or any(i.kind == "top" for i in statement.items):
