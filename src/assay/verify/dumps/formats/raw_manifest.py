@@ -224,11 +224,13 @@ def _named_files(path: Path, beside: Sequence[Path]) -> tuple[list[RawEntry], di
         if name.lower() in (*TOKENS, *GENERATED):
             ids[name.lower()] = _ids_of(file)
             continue
-        twin = next((t for t in texts if t.stem in (file.stem, file.name)), None)
+        twin = next((t for t in texts if _stem(t) == file.stem or t.stem == file.name), None)
         said = twin.read_text("utf-8", "replace") if twin is not None else ""
         records = list(text_records(manifest_records(said)[0])) if said else []
         record: Record = records[0] if records else {"shape": whole_numbers(said[:200])} if said else {}
         record = {"name": name, **({"dtype": kind} if kind else {}), **record}
+        if twin is not None and not records and not whole_numbers(said[:200]):
+            continue  # a text beside it that describes nothing
         if not whole_numbers(record.get("shape")) and not record.keys() & {"count", "bytes", "length", "cols"}:
             width = np.dtype(STORED[(element_type(str(record.get("dtype", ""))) or ("float32", False))[0]]).itemsize
             record["shape"] = dims or [file.stat().st_size // width]

@@ -78,7 +78,9 @@ def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Obs
         size = int(shape[-1]) if len(shape) == 3 else width
         total = size * int(shape[1]) if len(shape) == 3 else int(shape[-1])
         start = head * size
-        if obs.kind in STATISTICS or obs.kind == "top" or start + size > total or len(obs.data) > size:
+        if start + size > total or (obs.kind in ("first", "last") and len(obs.data) > size):
+            return replace(obs, head=None)  # more values than a head has: "head 10" are the first ten
+        if obs.kind in STATISTICS or obs.kind == "top":
             return None
     if obs.kind == "at":
         data = tuple((start + i, value) for i, value in obs.data)

@@ -251,7 +251,7 @@ class _LogReader:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
         m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
         at, token = (-1, -1) if m is None else (int(m[1]), int(m[2]))
-        if m is None and (place := self.decoding.place(line)) is not None:
+        if (place := self.decoding.place(line)) is not None:
             at, token = place
         if 0 < at == len(self.tokens) + len(self.steps) and self.found:
             self.steps.append((token, len(self.found)))

@@ -69,7 +69,8 @@ def _over_heads(words: set[str]) -> bool:
 def _head(words: list[str], context: HeadingStack) -> int | None:
     """The attention head that the line names, or the heading above it."""
     own = head_of(words, layer_of(words)[1])
-    above = split_words(context.words) if own is None else []
+    placed = context.subject.layer is not None and not context.subject.bare
+    above = split_words(context.words) if own is None and placed else []
     return own if own is not None else head_of(above, layer_of(above)[1])
 
 
