@@ -7,6 +7,7 @@ Touch this module when a dump is read correctly but ends up at the wrong node, r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,6 +48,7 @@ from assay.verify.dumps.tracing import shape_of
 from assay.verify.dumps.unknown_names import SPARE_VALUES, after_rotation, match_by_value, match_by_words, same_role
 
 Array = NDArray[Any]
+_LETTER_ALONE = re.compile(r"(?:^|[._/])(?:q|k|query|key)$", re.IGNORECASE)
 MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
 
 
@@ -367,7 +369,11 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
         names = [name.replace("-last", "-" + last) for name in several]
         if obs.template and not obs.fallbacks:  # words, not a name
             names += [join(role, layer) for name in names for role, layer in same_role(name)]
-        if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
+        nodes = tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph))))
+        if nodes and several is not obs.fallbacks and _LETTER_ALONE.search(obs.name) and obs.kind != "values":
+            turned = tuple(name for name in obs.fallbacks if name in model.graph and name not in nodes)
+            return (*nodes, *turned)  # layers.0.q: before or after the rotation
+        if nodes:
             return nodes
     return ()
 

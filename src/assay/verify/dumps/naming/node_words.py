@@ -172,7 +172,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         110,
         "swiglu",
         ("ffn_swiglu-", "ffn_geglu-"),
-        ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate activated",),
+        ("swiglu geglu glu silu swish gelu actfn mlpact ffnact intermediate activated",),
         "",
     ),
     NodeWords(100, "gated", ("ffn_swiglu-", "ffn_geglu-"), ("gated",), "out output down"),

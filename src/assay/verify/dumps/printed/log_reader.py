@@ -21,6 +21,7 @@ from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
+from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.documents import one_record_a_line
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
@@ -75,8 +76,9 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     if text is None:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
+    text, compared = own_lines(in_decimal(text))
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, one_record_a_line(in_decimal(text))):
+    for number, line, block in blocks(path, one_record_a_line(text)):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     now, later = _steps_of(reader)
@@ -84,7 +86,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
-        notes=_columns_note(reader.ignored), later=later,
+        notes=((compared,) if compared else ()) + _columns_note(reader.ignored), later=later,
         fed=reader.decoding.fed, decoded=reader.decoding.in_order,
     )  # fmt: skip
 
