@@ -30,7 +30,7 @@ from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
-from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row, unread_columns
+from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
 MAX_BYTES = 1 << 27  # of a log
@@ -290,6 +290,8 @@ class _LogReader:
             self.context = heading(*self.caption, self.context, self.sides, caption=True)
 
     def _table_row(self, line: str) -> list[Statement]:
+        if not self.nth and self.table.columns and len(line) < 4096 and any(c.isdigit() for c in line):
+            self.table = aligned(self.table, line)
         rows = table_row(self.table, line, self.nth)
         if rows and not self.nth:
             self.ignored += unread_columns(self.table)
