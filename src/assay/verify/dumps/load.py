@@ -154,9 +154,7 @@ _BUILT_IN = (
         lambda s: read_json_lines(s.path),
     ),
     DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
-    DumpReader(
-        "raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)
-    ),
+    DumpReader("raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)),
     DumpReader(
         "llama-eval-callback",
         50,

@@ -28,6 +28,7 @@ from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
+from assay.verify.dumps.matching.by_width import logits_by_width
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -112,7 +113,7 @@ def resolve(
     notes += note
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
-    chosen, unread, note = _by_width(chosen, unread, model, len(dump.tokens))
+    chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
@@ -229,49 +230,9 @@ def decide_by_values(
 
 
 def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:
-    """The observations that have a node. Vague ones that the values do not confirm count only where nothing is clear."""
+    """The observations that have a node. Vague ones that no values confirm count only where nothing is clear."""
     known = {o.name for o in clear} | {o.name for o in done if not o.vague}
     return [o for o in done if o.name and not (o.vague and (o.name in known or (known and len(o.target()) < 3)))]
-
-
-def _by_width(
-    chosen: list[Observation], unread: Sequence[Observation], model: Model, n: int
-) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Lists without a name that are as long as the vocabulary are logits: of their row, of all rows, of the last one."""
-    chosen, moved = _ids_not_elements(chosen, model, n)
-    long = [o for o in unread if o.kind == "first" and len(o.data) == model.hparams.n_vocab]
-    if not long or not {o.rows for o in long} <= {None, *((i, i + 1) for i in range(n))}:
-        return chosen, list(unread), moved
-    whole = len(long) == n and all(o.rows is None for o in long)
-    for i, obs in enumerate(long):
-        rows = obs.rows or ((i, i + 1) if whole else (n - 1, n))
-        chosen = [*chosen, replace(obs, name="result_output", rows=rows)]
-    note = f"result_output: {len(long)} lists without a name, as long as the vocabulary"
-    return chosen, [o for o in unread if not any(o is other for other in long)], [*moved, note]
-
-
-def _ids_not_elements(chosen: list[Observation], model: Model, n: int) -> tuple[list[Observation], list[str]]:
-    """Single values whose index lies outside their node, but inside the vocabulary, are logits of these ids."""
-    graph, found = model.graph, list[Observation]()
-    logits: dict[tuple[object, ...], dict[int, tuple[float, float]]] = {}
-    first: dict[tuple[object, ...], Observation] = {}
-    for obs in chosen:
-        names = [name for name in (obs.name, *obs.others) if name in graph and "S" not in graph.shapes[name]]
-        room = max((math.prod(int(d) for d in graph.shapes[name] if d != "T") for name in names), default=0)
-        single = obs.kind in ("at", "top") and obs.shape is None and (obs.rows is None or obs.row is not None)
-        most = max(i for i, _ in obs.data) if single and room else -1
-        if not room <= most < model.hparams.n_vocab or not room:
-            found.append(obs)
-            continue
-        key = (obs.rows or (n - 1, n), obs.side)
-        first.setdefault(key, replace(obs, name="result_output", others=(), rows=obs.rows or (n - 1, n), vague=False))
-        halves = obs.printed or (0.0,) * len(obs.data)
-        for (i, value), half in zip(obs.data, halves, strict=True):
-            logits.setdefault(key, {}).setdefault(i, (value, half))
-    for key, pairs in logits.items():
-        data, printed = tuple((i, v) for i, (v, _) in pairs.items()), tuple(half for _, half in pairs.values())
-        found.append(replace(first[key], kind="at", data=data, printed=printed if all(printed) else ()))
-    return found, ["result_output: single values with ids of the vocabulary"] if logits else []
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:

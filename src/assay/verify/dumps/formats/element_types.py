@@ -50,7 +50,7 @@ _ORDER = re.compile(r"[-_ ,]{0,2}\(?(?P<order>le|be|little|big)(?:[-_ ]?endian)?
 
 
 def element_type(text: str) -> tuple[str, bool] | None:
-    """The type that a spelling names, and whether it is big-endian: `f32le`, `>f4`, `torch.bfloat16`, `Float32Array`."""
+    """The type that a spelling names, and whether it is big-endian: `f32le`, `>f4`, `torch.bfloat16`, `half`."""
     said = text.strip(" \"'").lower()[:40]
     said = re.sub(r"^(?:torch|np|numpy|jnp|mx|tf|ggml_type|dt|dtype)[._]", "", said)
     m = _NUMPY.fullmatch(said)

@@ -43,7 +43,9 @@ _FIELDS = {
     "cols": "cols columns n_cols width row_len",
 }
 FIELDS = {key: means for means, keys in _FIELDS.items() for key in keys.split()}
-_SECTION = re.compile(r"\s*(?:-\s+)?\[{1,2}\s*([^\[\]]{1,200}?)\s*\]{1,2}\s*|\s*(?:-\s+)?[\"']?([\w./ -]{1,200})[\"']?:\s*")
+_SECTION = re.compile(
+    r"\s*(?:-\s+)?\[{1,2}\s*([^\[\]]{1,200}?)\s*\]{1,2}\s*|\s*(?:-\s+)?[\"']?([\w./ -]{1,200})[\"']?:\s*"
+)
 _ONE = re.compile(r"\s*(-\s+)?[\"']?([A-Za-z_][\w -]{0,30}?)[\"']?\s*[:=]\s*(\S.{0,100000})")
 _PAIR = re.compile(r"([A-Za-z_]{1,20})\s{0,3}[=:]\s{0,3}(\[[\d, x×]{0,80}\]|\([\d, x×]{0,80}\)|[\w.<>/×-]{1,120})")
 _IDS = re.compile(
@@ -223,9 +225,7 @@ def positional(words: list[str]) -> Record:
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(v, (dict, list)) or isinstance(v, str) for v in value)
-    )
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, (dict, list, str)) for v in value))
 
 
 def _is_shape(value: Any) -> bool:

@@ -29,7 +29,9 @@ MAX_BYTES = 1 << 28
 WIDE = 16  # numbers in a row, or rows, from which on a table is an array and not a list of statistics
 _MOST_ROWS = 1 << 20
 _COMMENT = ("#", "//", "%", ";", "--")
-_NUMBER = re.compile(r"[-+\u2212]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf(?:inity)?)", re.I)
+_NUMBER = re.compile(
+    r"[-+\u2212]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf(?:inity)?)", re.I
+)
 _SERIES = re.compile(r"(.{0,60}?)[\[(_.:# -]{0,2}(\d{1,7})[\])]?")
 _POSITIONS = {"pos", "position", "t", "tok", "token", "row", "step", "p", "prompt"}
 _LAYER_WORDS = {"layer", "l", "block", "blk"}
@@ -110,9 +112,7 @@ def _is_number(cell: str) -> bool:
     return _NUMBER.fullmatch(cell) is not None
 
 
-def _with_block(
-    head: list[str], rows: list[list[str]], tokens: tuple[int, ...], title: str
-) -> NumberTable | None:
+def _with_block(head: list[str], rows: list[list[str]], tokens: tuple[int, ...], title: str) -> NumberTable | None:
     """The table, if its last columns are one block: numbered heads or no heads, with real numbers."""
     width = len(rows[0])
     start, series = _block_start(head) if head else (_index_columns(rows), "")

@@ -1,7 +1,7 @@
 """Reads raw numbers with a description beside them: a manifest of one or several files, or the files' own names.
 
-`manifest_records.py` reads the text of a manifest. Here a record becomes an entry: a file, a name, a shape, a type. What
-a manifest leaves open is decided by the size of its file: whether offsets count bytes or elements, whether `size` does,
+`manifest_records.py` reads the text of a manifest. Here a record becomes an entry: a file, a name, a shape, a type.
+What a manifest leaves open is decided by the size of its file: whether offsets and sizes count bytes or elements, and
 which type the numbers have. Without offsets, the arrays follow each other.
 
     an entry for each token (`tok`, `pos`, `row`)    the rows of one name are joined
@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def _entry(record: Record, file: Path) -> RawEntry | None:
     count = _number(record.get("count"))
     dims = dims or ([count] if count else [nbytes // width] if nbytes else [sized] if sized else [])
     name = str(record.get("name") or (_name_in(file)[0] if record.get("file") else ""))[:200]
-    if offset is not None and offset < 0 or not all(dims) or len(dims) > MAX_AXES or not name:
+    if (offset is not None and offset < 0) or not all(dims) or len(dims) > MAX_AXES or not name:
         return None
     layer, row = _number(record.get("layer")), _number(record.get("row"))
     open_size = sized or 0 if not (record.get("shape") or count or nbytes or record.get("cols")) else 0
@@ -294,7 +294,7 @@ def _placed(file: Path, entries: Iterable[RawEntry]) -> list[RawEntry]:
             at = offset + math.prod(shape) * width
         first = first or placed
         spans = sorted((e.offset, e.offset + e.count * np.dtype(STORED[e.dtype]).itemsize) for e in placed)
-        apart = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        apart = all(a[1] <= b[0] for a, b in pairwise(spans))
         if spans[-1][1] <= size and (apart or len(spans) == 1):
             left = size - sum(end - start for start, end in spans)
             if best is None or left < best[0]:
@@ -355,7 +355,7 @@ def _rows_joined(several: list[RawEntry]) -> tuple[tuple[int, ...], Any]:
     """One array of all rows, if each token has its own entry; else the first entry."""
     rows = {entry.row: entry for entry in several}
     first = several[0]
-    ordered = sorted((r for r in rows if r is not None))
+    ordered = sorted(r for r in rows if r is not None)
     whole = len(several) > 1 and len(rows) == len(several) and ordered == list(range(len(several)))
     if not whole or len({entry.shape for entry in several}) > 1:
         return first.shape, partial(_read, first)

@@ -1,4 +1,4 @@
-"""Rows behind the prompt: a log that gives positions shows decode steps as rows of tokens that the prompt does not have.
+"""Rows behind the prompt: a log that gives positions shows decode steps as rows that the prompt does not have.
 
 The token of such a row is the one that the log gives at its position, or the next of the ids that it lists, or the best
 logit of the row before.

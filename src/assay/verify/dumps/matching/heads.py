@@ -57,12 +57,12 @@ def place_heads(
 
 def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Observation | None:
     graph, width = model.graph, model.hparams.n_embd_head
-    role, layer = split(obs.name)
+    layer = split(obs.name)[1]
     if not _has_heads(graph, obs.name):
         merged = f"{_MERGED}-{layer}"
         if layer is None or obs.kind != "first" or len(obs.data) != width or merged not in graph:
             return replace(obs, head=None)  # `head` was no attention head
-        obs, role = replace(obs, name=merged, others=(), vague=False), _MERGED
+        obs = replace(obs, name=merged, others=(), vague=False)
     shape = graph.shapes[obs.name]
     head = obs.head or 0
     if "S" in shape:

@@ -1,11 +1,11 @@
 """Finds which tokens a log feeds behind its prompt: headings of decode steps, ids beside positions, sampled ids.
 
-    --- decode step 1, token 64, n_past 8      a heading of a step
-    forward([253]) nPast=7                     a call with its ids
-    {"phase": "decode", "position": 14, "token": 382}
-    G pos=13 in=395 …                          the id at a position, beside values
-    {"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
-    generated ids: [281, 401]                  all of them
+--- decode step 1, token 64, n_past 8      a heading of a step
+forward([253]) nPast=7                     a call with its ids
+{"phase": "decode", "position": 14, "token": 382}
+G pos=13 in=395 …                          the id at a position, beside values
+{"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
+generated ids: [281, 401]                  all of them
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _CALL = re.compile(
     r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
     re.IGNORECASE,
 )
-_POSITION = re.compile(r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I)
+_POSITION = re.compile(
+    r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
+)
 _FED = re.compile(r"\b(?:token|tok|in|fed|input|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w])", re.I)
 _SAMPLED = re.compile(
     r"\b(?:chosen|sampled?|picked?|next(?:[ _]?token)?|selected|argmax|greedy)\b[\"']?\W{0,5}"

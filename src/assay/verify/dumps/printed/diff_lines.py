@@ -6,6 +6,7 @@ A legend decides ("expected = -, got = +"). Without one, `+` is what the engine 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _SIGNED = re.compile(r"([-+])( {1,8}\S.{0,100000})")
 _OWN = r"(?:got|actual|found|ours?|mine|engine|result|output|computed|new)"
@@ -18,7 +19,7 @@ def own_lines(text: str) -> tuple[str, str]:
     """The text with the engine's own lines alone, and a note; unchanged if it is no comparison by signs."""
     lines = text.splitlines()
     signs = [m[1] if (m := _SIGNED.fullmatch(line)) and any(c.isdigit() for c in m[2]) else "" for line in lines]
-    pairs = sum(a + b == "-+" for a, b in zip(signs, signs[1:], strict=False))
+    pairs = sum(a + b == "-+" for a, b in pairwise(signs))
     if pairs < _PAIRS or abs(signs.count("-") - signs.count("+")) > pairs:
         return text, ""
     said = next((m[1] for legend in _LEGEND for line in lines if not _SIGNED.fullmatch(line)

@@ -15,7 +15,9 @@ _MOST = 1 << 25  # characters; a longer text stays as it is
 _DEEPEST = 12
 _NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block", "id", "i", "n")
 _NAME_KEYS = ("name", "node", "tensor", "op", "label", "stage")
-_YAML_KEY = re.compile(r"(?P<indent> *)(?P<dash>(?:- +)*)(?P<key>[\w .\"'/-]{1,80}?)\s*:(?:\s+(?P<value>\S.{0,1000000}))?\s*")
+_YAML_KEY = re.compile(
+    r"(?P<indent> *)(?P<dash>(?:- +)*)(?P<key>[\w .\"'/-]{1,80}?)\s*:(?:\s+(?P<value>\S.{0,1000000}))?\s*"
+)
 _YAML_ITEM = re.compile(r"(?P<indent> *)- +(?P<value>\S.{0,1000000})")
 _ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -47,7 +49,7 @@ def _json(text: str) -> Any:
 
 
 def _nested(document: Any, depth: int = 0) -> bool:
-    """Whether objects in lists hold objects or arrays of their own: the keys alone do not tell which record is whose."""
+    """Whether objects in lists hold objects or arrays of their own, so that keys alone do not tell whose they are."""
     if depth > _DEEPEST:
         return False
     if isinstance(document, dict):

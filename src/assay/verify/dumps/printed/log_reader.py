@@ -17,12 +17,12 @@ from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
-from assay.verify.dumps.printed.habits import by_habit
-from assay.verify.dumps.printed.heading_rules import heading
-from assay.verify.dumps.printed.headings import HeadingStack
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.documents import one_record_a_line
+from assay.verify.dumps.printed.habits import by_habit
+from assay.verify.dumps.printed.heading_rules import heading
+from assay.verify.dumps.printed.headings import HeadingStack
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
@@ -92,7 +92,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 
 _IDS = re.compile(
-    r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
+    r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?"
+    r"(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
     r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}$",
     re.IGNORECASE,
 )

@@ -12,6 +12,7 @@ import numpy as np
 _HEX_FLOAT = re.compile(r"(?<![\w.])([-+]?)0[xX]([01])(?:\.([0-9a-fA-F]{1,14}))?[pP]([-+]?\d{1,4})\b")
 # hexdump -C: "00000010  28 01 00 00 a2 01 00 00  49 … |…|"; xxd: "00000010: 2801 0000 a201 0000 …  (.......".
 _DUMPED = re.compile(r"\s*[0-9a-fA-F]{7,16}:?\s+((?:[0-9a-fA-F]{2}[ \t]*){1,32}?)(?:\s{2,}.{0,80}|\s*\|.{0,80})?")
+_LONGEST = 200  # characters of a line of a hexdump
 _END = re.compile(r"\s*[0-9a-fA-F]{7,16}\s*")
 _COMMAND = re.compile(r"(?:hexdump|xxd|od)\b(?:\s+-\S+(?:\s+\d+)?)*\s+(?:\S*/)?([\w.@+-]{1,120})")
 _TYPE = re.compile(r"\.(?:f32|bin|raw|dat|f16|i32|u32|int32|tokens)$")
@@ -42,7 +43,7 @@ def _undumped(lines: list[str]) -> list[str]:
             data.clear()
 
     for line in lines:
-        m = _DUMPED.fullmatch(line)
+        m = _DUMPED.fullmatch(line) if len(line) < _LONGEST else None
         if m is not None:
             data += bytes.fromhex(m[1])
         elif not (data and _END.fullmatch(line)):

@@ -53,7 +53,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
         common: dict[str, Any] = {
             "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
             "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
-            "layer": mine.layer, "head": head, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
+            "layer": mine.layer, "head": head,
+            "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
         }  # fmt: skip
         if mine.verbatim:
             common |= {"others": (), "fallbacks": names[1:]}
