@@ -125,14 +125,15 @@ class _Found:
 
     def _object(self, value: Record, name: str, outer: Record, depth: int) -> None:
         own = {means: v for k, v in value.items() if (means := FIELDS.get(str(k).lower())) and not _nested(v)}
-        for key in [k for k in value if isinstance(value[k], list) and self.take_ids(str(k), value[k])]:
+        ids = [k for k in value if isinstance(value[k], list) and self.take_ids(str(k), value[k])]
+        for key in ids:
             own.pop(FIELDS.get(str(key).lower(), ""), None)
         inner = [(k, v) for k, v in value.items() if _nested(v)]
         if not inner and own.keys() & {"shape", "offset", "range", "count", "length", "bytes"} and (name or own):
             self.add({**outer, **({"name": name} if name else {}), **own})
             return
         flat = [(k, v) for k, v in value.items() if depth and _is_shape(v) and str(k).lower() not in FIELDS]
-        if not inner and flat and len(flat) == len(value):  # {"tok_emb": [8, 40], …}
+        if not inner and not ids and flat and len(flat) == len(value):  # {"tok_emb": [8, 40], …}
             for key, shape in flat:
                 self.add({**outer, "name": str(key), "shape": shape})
             return

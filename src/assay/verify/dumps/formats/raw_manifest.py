@@ -165,7 +165,8 @@ def _file_of(record: Record, manifest: Path, beside: Sequence[Path], by_name: di
         return beside[0]
     own = [f for f in beside if f.stem == str(record.get("name", ""))]
     same = [f for f in beside if f.stem == _stem(manifest)]
-    return (own or same or [None])[0]
+    found = own or same
+    return found[0] if found else None
 
 
 def _entry(record: Record, file: Path) -> RawEntry | None:

@@ -39,12 +39,12 @@ def _ids_not_elements(chosen: list[Observation], model: Model, n: int) -> tuple[
         if not room <= most < model.hparams.n_vocab or not room:
             found.append(obs)
             continue
-        key = (obs.rows or (n - 1, n), obs.side)
+        key: tuple[object, ...] = (obs.rows or (n - 1, n), obs.side)
         first.setdefault(key, replace(obs, name="result_output", others=(), rows=obs.rows or (n - 1, n), vague=False))
         halves = obs.printed or (0.0,) * len(obs.data)
         for (i, value), half in zip(obs.data, halves, strict=True):
             logits.setdefault(key, {}).setdefault(i, (value, half))
-    for key, pairs in logits.items():
+    for place, pairs in logits.items():
         data, printed = tuple((i, v) for i, (v, _) in pairs.items()), tuple(half for _, half in pairs.values())
-        found.append(replace(first[key], kind="at", data=data, printed=printed if all(printed) else ()))
+        found.append(replace(first[place], kind="at", data=data, printed=printed if all(printed) else ()))
     return found, ["result_output: single values with ids of the vocabulary"] if logits else []

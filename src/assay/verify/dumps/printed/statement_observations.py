@@ -43,7 +43,7 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
             )
     side = statement.side or context.side
     template, integers = _template(statement.label)
-    if _over_heads({*words, *split_words(context.words)}):
+    if _over_heads({*words}) or (not meaning(statement.label).nodes and _over_heads({*split_words(context.words)})):
         return []  # no node holds the mean of the heads' weights
     head = _head(words, context)
     found: list[Observation] = []
