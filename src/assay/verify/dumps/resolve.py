@@ -113,8 +113,9 @@ def resolve(
     notes += note
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
-    chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
-    notes += note
+    if dump.log:
+        chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
+        notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
     notes += note
@@ -230,9 +231,9 @@ def decide_by_values(
 
 
 def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:
-    """The observations that have a node. Vague ones that no values confirm count only where nothing is clear."""
-    known = {o.name for o in clear} | {o.name for o in done if not o.vague}
-    return [o for o in done if o.name and not (o.vague and (o.name in known or (known and len(o.target()) < 3)))]
+    """The observations that have a node. Two numbers below a layer are not its values, if other lines give these."""
+    known = {o.name for o in (*clear, *(o for o in done if not o.vague)) if o.kind == "first"}
+    return [o for o in done if o.name and not (o.vague and o.kind == "first" and len(o.data) < 3 and o.name in known)]
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:

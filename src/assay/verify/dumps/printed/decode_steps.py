@@ -72,7 +72,7 @@ class DecodeSteps:
 
     def place(self, line: str) -> tuple[int, int] | None:
         """Position and id of a heading that begins a pass of one token."""
-        if len(line) > _LONGEST or _DECIMAL.search(line) or not _PASS.search(line):
+        if len(line) > _LONGEST or _DECIMAL.search(line) or not (_PASS.search(line) or len(line.split()) < 5):
             return None
         at, fed = _POSITION.search(line), _FED.search(line)
         return (int(at[2]), int(fed[1])) if at and fed and not at[1] else None

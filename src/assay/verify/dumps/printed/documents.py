@@ -1,4 +1,4 @@
-"""Rewrites a document (JSON, YAML) so that each record stands on one line and can be read by lines.
+"""Rewrites a document so that it can be read by lines: JSON with each record on one line, YAML's lists indented.
 
 A record is an object of plain values and lists. Behind it stand the keys that lead to it: `layers.0.attn.q: [...]`. An
 object in a list is named by its own number or name (`"idx": 0`), or by its place.
@@ -15,12 +15,11 @@ _MOST = 1 << 25  # characters; a longer text stays as it is
 _DEEPEST = 12
 _NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block", "id", "i", "n")
 _NAME_KEYS = ("name", "node", "tensor", "op", "label", "stage")
-_YAML_KEY = re.compile(
-    r"(?P<indent> *)(?P<dash>(?:- +)*)(?P<key>[\w .\"'/-]{1,80}?)\s*:(?:\s+(?P<value>\S.{0,1000000}))?\s*"
+_ITEMS = re.compile(
+    r"^( {0,40}[A-Za-z_][\w.-]{0,60}):[ ]{0,8}\n((?: {0,40}- +[-+.0-9eE]{1,30}[ ]{0,8}\n){2,4000}+)", re.MULTILINE
 )
-_YAML_ITEM = re.compile(r"(?P<indent> *)- +(?P<value>\S.{0,1000000})")
+_KEY_ALONE = re.compile(r"[A-Za-z_][\w .-]{0,60}:\s*")
 _ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
-_PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def one_record_a_line(text: str) -> str:
@@ -29,9 +28,10 @@ def one_record_a_line(text: str) -> str:
         single = text[:1] in "{[" and len(text) <= _MOST
         document = _json(text) if single else None
         return "\n".join(_paths(document, "", 0)) + "\n" if _nested(document) else text
-    document = _json(text) if text[:1] in ("{", "[") else _yaml(text)
+    document = _json(text) if text[:1] in ("{", "[") else None
     if document is None:
-        return text
+        text = _ITEMS.sub(_joined_items, text) if "- " in text else text
+        return _indented(text) if "\n- " in text else text
     if _nested(document):
         return "\n".join(_paths(document, "", 0)) + "\n"
     return "\n".join(_lines(document, "", "")) + "\n"
@@ -129,60 +129,17 @@ def _own_name(item: dict[str, Any], place: int) -> str:
     return ".".join(filter(None, (number, name))) or str(place)
 
 
-def _yaml(text: str) -> Any:
-    """A document of keys, dashes and plain values, as YAML's emitters write it; None for any other text."""
-    lines: list[tuple[int, bool, str, str]] = []  # indent, begins an item, key, value
+def _joined_items(m: re.Match[str]) -> str:
+    """Numbers below each other, each behind a dash, as one list."""
+    return f"{m[1]}: [{', '.join(re.findall(r'[-+.0-9eE]+', m[2].replace('- ', ' ')))}]\n"
+
+
+def _indented(text: str) -> str:
+    """A YAML list whose dashes stand below their key, moved to the right of it, as its lines belong to the key."""
+    found, below = list[str](), False
     for line in text.splitlines():
-        if not line.strip() or line.startswith(("---", "#", "%")):
-            continue
-        if m := _YAML_KEY.fullmatch(line):
-            lines.append((len(m["indent"]) + len(m["dash"]), bool(m["dash"]), m["key"].strip("\"'"), m["value"] or ""))
-        elif m := _YAML_ITEM.fullmatch(line):
-            lines.append((len(m["indent"]) + 2, True, "", m["value"]))
-        else:
-            return None
-    sections = sum(1 for _, _, key, value in lines if key and not value)
-    if len(lines) < 8 or sections < 3 or 4 * sections < len([line for line in lines if line[2]]) // 4:
-        return None
-    return _block(lines, 0, 0)[0]
-
-
-def _block(lines: list[tuple[int, bool, str, str]], at: int, depth: int) -> tuple[Any, int]:
-    """The object or list that begins at a line, and the line behind it."""
-    indent, is_list = lines[at][0], lines[at][1]
-    found: Any = [] if is_list else {}
-    while at < len(lines) and depth <= _DEEPEST:
-        here, dash, key, value = lines[at]
-        if here < indent or (not is_list and dash) or (here > indent):
-            break
-        if is_list and not dash:
-            break
-        if is_list and not key:
-            found.append(_scalar(value))
-            at += 1
-            continue
-        target: dict[str, Any] = {} if is_list else found
-        first = True
-        while at < len(lines) and lines[at][0] == indent and (first or not lines[at][1]) and lines[at][2]:
-            _, _, key, value = lines[at]
-            at, first = at + 1, False
-            opens = at < len(lines) and (
-                lines[at][0] > indent or (not value and lines[at][1] and lines[at][0] == indent + 2)
-            )
-            if not value and opens:
-                target[key], at = _block(lines, at, depth + 1)
-            else:
-                target[key] = _scalar(value)
-        if is_list:
-            found.append(target)
-    return found, max(at, 1)
-
-
-def _scalar(value: str) -> Any:
-    text = value.strip()
-    if text[:1] == "[" and text[-1:] == "]" and '"' not in text and "[" not in text[1:]:
-        return [_scalar(part) for part in text[1:-1].split(",") if part.strip()]
-    if _PLAIN.fullmatch(text):
-        return _Text(text)
-    inner = _json(text) if text[:1] in ("[", "{") else None
-    return inner if inner is not None else text.strip("\"'")
+        if below and line[:1] not in ("-", " ", ""):
+            below = False
+        below = below or (line.startswith("- ") and bool(found) and _KEY_ALONE.fullmatch(found[-1]) is not None)
+        found.append("  " + line if below and line.strip() else line)
+    return "\n".join(found) + "\n"

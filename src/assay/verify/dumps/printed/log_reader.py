@@ -57,6 +57,7 @@ _TEXT_FIRST = re.compile(
     r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
     r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
 )
+_COUNTED = re.compile(r"\(\d{1,5}\)\s{0,4}\[\s{0,4}\d")  # promptTokens (12) [1, 338, …
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -175,7 +176,7 @@ class _LogReader:
         if block is None and len(line) < 1000 and len({m.lower() for m in _SIZE.findall(line)}) >= _SIZES:
             return
         self.fenced ^= line.lstrip().startswith("```")
-        if block is None and not self.tokens and (ids := ids_of_line(line)):
+        if block is None and not self.tokens and _COUNTED.search(line[:200]) and (ids := ids_of_line(line)):
             self.tokens = ids
             return
         if block is None and self._at_token(line):
