@@ -214,7 +214,7 @@ def positional(words: list[str]) -> Record:
         text = word.strip(" \"'`")
         if _LISTED.fullmatch(text):
             found.setdefault("shape", whole_numbers(text))
-        elif text.isdecimal():
+        elif text.isdecimal() and len(text) < 16:
             found.setdefault("bytes" if "offset" in found else "offset", int(text))
         elif "name" in found and element_type(text):
             found.setdefault("dtype", text)

@@ -94,6 +94,8 @@ def _table(lines: Sequence[str], stem: str) -> NumberTable | None:
     mark = next((m for m in ("\t", ";", ",") if m in body[1]), None)
     cells = [_cells(line, mark) for line in body]
     width = len(cells[-1])
+    if not width:
+        return None
     head = cells[0] if not all(_is_number(c) for c in cells[0] if c) else []
     rows = cells[1:] if head else cells
     if any(len(row) != width for row in rows) or (head and len(head) not in (width, width - 1)):
@@ -105,7 +107,12 @@ def _table(lines: Sequence[str], stem: str) -> NumberTable | None:
 def _cells(line: str, mark: str | None) -> list[str]:
     if mark is None:
         return line.split()
-    return [c.strip() for c in next(csv.reader(io.StringIO(line.strip().strip("|")), delimiter=mark), [])]
+    if '"' not in line:
+        return [c.strip() for c in line.strip().split(mark)]
+    try:
+        return [c.strip() for c in next(csv.reader(io.StringIO(line.strip()), delimiter=mark), [])]
+    except csv.Error:
+        return []
 
 
 def _is_number(cell: str) -> bool:
@@ -180,17 +187,21 @@ def _observations(table: NumberTable, source: str) -> list[Observation]:
     for i, cells in enumerate(table.rows):
         words = [*(names[i : i + 1] if names else ()), *(("layer", layers[i]) if layers else ()), *about]
         mine = _name(words) if names or layers else name
-        at = int(rows[i]) if rows and rows[i].isdecimal() else None if names or layers else i
+        at = int(rows[i]) if rows and _is_index(rows[i]) else None if names or layers else i
         found.append(_row(mine, cells, at, source))
     return found
 
 
 def ids_column(table: NumberTable) -> tuple[int, ...]:
     """Token ids of a column beside the positions."""
-    whole = [cells for kind, cells in table.labels if kind in ("row", "id") and all(c.isdecimal() for c in cells)]
+    whole = [cells for kind, cells in table.labels if kind in ("row", "id") and all(map(_is_index, cells))]
     counted = [cells for cells in whole if [int(c) for c in cells] == list(range(len(cells)))]
     others = [cells for cells in whole if cells not in counted]
     return tuple(int(c) for c in others[0]) if counted and others else ()
+
+
+def _is_index(cell: str) -> bool:
+    return cell.isdecimal() and len(cell) < 8
 
 
 def _position(head: str, i: int) -> int:

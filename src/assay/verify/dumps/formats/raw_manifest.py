@@ -69,7 +69,10 @@ def raw_source(path: Path) -> bool:
     if path.suffix.lower() not in _TEXTS or path.stat().st_size > MAX_MANIFEST:
         return False
     beside = _data_files(path.parent)
-    return bool(beside) and bool(_entries_of(path, path.read_text("utf-8", "replace"), beside)[0])
+    text = path.read_text("utf-8", "replace") if beside else ""
+    entries = _entries_of(path, text, beside)[0] if beside else []
+    prose = text.lstrip()[:1] not in ("{", "[") and 8 * len(entries) < len(text.splitlines())
+    return bool(entries) and not prose  # a log beside other files has few lines that read like an entry
 
 
 def manifest_of(path: Path) -> Path | None:

@@ -28,7 +28,10 @@ def in_decimal(text: str) -> str:
 
 
 def _decimal(m: re.Match[str]) -> str:
-    return f"{float.fromhex(m[0]):.9g}"
+    try:
+        return f"{float.fromhex(m[0]):.9g}"
+    except OverflowError:
+        return "-inf" if m[1] == "-" else "inf"
 
 
 def _undumped(lines: list[str]) -> list[str]:
