@@ -22,7 +22,6 @@ from assay.verify.dumps.formats.folders import has_values, read_database, read_f
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
-from assay.verify.dumps.formats.number_tables import is_number_table, read_number_table
 from assay.verify.dumps.formats.raw_manifest import raw_source, read_manifest
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
@@ -30,6 +29,7 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.other_evidence import claims_of_file
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.number_tables import is_number_table, read_number_table
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
 

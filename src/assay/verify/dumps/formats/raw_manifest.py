@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.formats.element_types import STORED, as_numbers, element_type, half_type
+from assay.verify.dumps.formats.field_checks import token_list
 from assay.verify.dumps.formats.folders import join_steps
 from assay.verify.dumps.formats.manifest_records import DATA, Record, manifest_records, text_records, whole_numbers
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS
@@ -321,6 +322,9 @@ def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) ->
     """All entries as one dump: rows of one name joined, then steps."""
     tokens = next((ids[name] for name in (*TOKENS, "prompt", "input", "sequence") if name in ids), [])
     made = next((ids[name] for name in (*GENERATED, "decoded", "decode") if name in ids), [])
+    for name, listed in (("tokens", tokens), ("generated ids", made)):
+        if listed:
+            token_list(str(path), name, listed)
     steps: dict[str, dict[str, list[RawEntry]]] = {}
     names = [entry.name for entry in entries if entry.row is None]
     several = len(set(names)) < len(names)
