@@ -42,6 +42,14 @@ READ = {
         + "".join(f"- index: {i}\n  after_ffn:\n    norm: {i}.5\n    first: [0.5, 1.5]\n" for i in (0, 1)),
         ["tokens 1 300", "norm 0.5", "first 0.5 1.5", "norm 1.5", "first 0.5 1.5"],
     ),
+    "a heading in capitals": (
+        " LOGITS LAST TOKEN\n 0.5D+00 1.5D+00\n 2.5D+00 3.5D+00\n",
+        ["result_output first 0.5 1.5 2.5 3.5 row -1"],
+    ),
+    "ids over two lines": (
+        " IDS  =     1   300     5\n           7     9\n layer 0 out: 0.5 1.5\n",
+        ["tokens 1 300 5 7 9", "l_out-0 first 0.5 1.5"],
+    ),
     "hexadecimal floats": ("layer 0 out: 0x1.8p+0 -0x1p-2\n", ["l_out-0 first 1.5 -0.25"]),
     "hexdump": (HEXDUMP, ["tokens 1 300", "l_out-1|ffn_inp-1 first 0.5 -1.25 3 0.125 row 1"]),
     "signs": (

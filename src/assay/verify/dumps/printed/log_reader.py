@@ -57,6 +57,7 @@ _TEXT_FIRST = re.compile(
     r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
     r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
 )
+_WHOLE = re.compile(r"\s{2,40}\d{1,7}(?:\s{1,40}\d{1,7}){0,400}\s{0,40}")
 _COUNTED = re.compile(r"\(\d{1,5}\)\s{0,4}\[\s{0,4}\d")  # promptTokens (12) [1, 338, …
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
@@ -161,6 +162,7 @@ class _LogReader:
     kept: int = 0  # numbers in `unread`
     steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
     decoding: DecodeSteps = field(default_factory=DecodeSteps)
+    open_ids: int = 0  # ids of the line before, which may go on in this one
     ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
@@ -179,6 +181,8 @@ class _LogReader:
         if block is None and not self.tokens and _COUNTED.search(line[:200]) and (ids := ids_of_line(line)):
             self.tokens = ids
             return
+        if block is None and self._more_ids(line):
+            return
         if block is None and self._at_token(line):
             return
         outer = self.context
@@ -190,11 +194,13 @@ class _LogReader:
             return
         statements = self._statements(line, block)
         new: list[Observation] = []
+        before = self.tokens
         for statement in statements:
             statement.items = with_ids(with_title(statement.items, self.context, self.titles), self.context)
             self.tokens = self.tokens or statement.tokens
             if not statement.empty:
                 new += observations_of(statement, self.context, where)
+        self.open_ids = 0 if before or "[" in line else len(self.tokens)
         statement = statements[0] if statements else Statement()
         if block is None and statement.doubts.met:
             new = self._with_second_reading(line, statement, new, where)
@@ -250,6 +256,15 @@ class _LogReader:
             self.tokens = ids
         next_one = len(ids) == 1 and self.found and past == len(self.tokens) + len(self.steps)
         return ids[0] if next_one else None
+
+    def _more_ids(self, line: str) -> bool:
+        """Ids that go on in the next line, indented: as many as in the line before, or fewer."""
+        ids = [int(n) for n in line.split()] if self.open_ids and _WHOLE.fullmatch(line) else []
+        if not ids or len(ids) > self.open_ids or ids == list(range(len(ids))):
+            return False
+        self.tokens = (*self.tokens, *ids)
+        self.open_ids = self.open_ids if len(ids) == self.open_ids else 0
+        return True
 
     def _at_token(self, line: str) -> bool:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""

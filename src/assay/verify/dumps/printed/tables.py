@@ -22,6 +22,7 @@ _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
+_ONE_ROW = re.compile(r"\b(?:last|final|first)\s(?:token|pos|position|row)\b", re.IGNORECASE)  # LOGITS LAST TOKEN
 _DECIMAL = re.compile(r"\d\.\d")
 
 
@@ -197,7 +198,7 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
     across = sum(1 for c in columns if c.startswith("="))
     strong = any(mark in line for mark in "|\t,;")
     marked = strong or "  " in line.strip()
-    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
+    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells) or _ONE_ROW.search(line)):
         return False
     unknown = sum(1 for c in columns[1:] if not c)
     plain = FUNCTION.sub("", line.replace("[0]", "").replace("...", ""))
