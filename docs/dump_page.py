@@ -78,8 +78,15 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 - ExecuTorch's `calculate_numeric_gap`, saved as CSV or TSV: the runtime's values, matched by value. Print them whole.
 - Intermediate outputs of a compiler (coremltools' `MLModelInspector`), saved as `.npz`: names such as
   `var_12_cast_fp16` are matched by value.
-- Raw numbers (`.bin`) with a manifest beside them, in lines or JSON: a name, an offset, a shape or a count, and the
-  type of each array; a token's number joins rows.
+- Raw numbers (`.bin`, `.raw`, `.f32`, `.f16`, `.bf16`, …) with a manifest: JSON, JSON lines, TOML, YAML, CSV, or a line
+  for each array, such as `layers.0.q f32 [8, 576] 18432`. It gives a name and a shape or size; offsets, types, byte
+  order, files, layers, tokens' rows and steps are read in common spellings. Offsets may count bytes or elements; the
+  file's size decides. Without offsets the arrays follow each other. Name the data, the manifest or their folder.
+- A folder of raw files whose names hold the tensor and its shape (`blk0_q_13x8x8.f32`), or with a `.json` or `.txt` beside
+  each; `tokens.txt` or `tokens.bin` gives the ids.
+- A table of numbers as CSV, TSV or columns: a row for each position (`pos,token,logit_0,…`), a column for each
+  position (`token_id,pos0,…`), rows of any node (`layer,name,v0,…`), with or without heads. Lists as long as the
+  vocabulary are logits.
 - Logits of the last prompt token and of generated tokens in one array, with the ids as `prompt_ids` and `generated`.
 - The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
   `-tokens.bin`, which `llama-debug --save-logits` writes.
@@ -103,7 +110,13 @@ blk.0.attn_norm rms=1.0312 min=-4.1 max=3.9         {"layer": 0, "rms": 1.0312, 
 ```
 
 A heading with the token of a decode step ("--- decode step 1, token 64") begins that step; "token #2 (id 99)" names the
-row. JSON lines with a name, a layer, a token and data are read, too.
+row. Positions behind the prompt are decode steps, too, if the log gives their ids: beside the position, as sampled or
+chosen ids, as a list (`generated ids: [281, 401]`), or as the best logit of the row before.
+
+JSON lines with a name, a layer, a token and data are read, and JSON or YAML documents of any depth: the keys that lead
+to a record name it. Values of one head ("L0 H4 q", `[head][pos][dim]` arrays, attention weights) are placed within
+their node. Tables may be Markdown, boxes, CSV, or columns whose heads stand above the numbers' right ends. Hexadecimal
+floats (`%a`) and hexdumps of float32 are read. Of a comparison with `-` and `+` lines, the engine's own are read.
 
 Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
 below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,

@@ -103,6 +103,11 @@ class Seeds:
         return path
 
 
+MANIFESTS = (
+    '{"tokens": [1, 5, 6], "tensors": [{"name": "embd", "dtype": "f32le", "shape": [3, 32], "offset": 24}]}',
+    "tokens: 1 5 6\nembd f32 [3, 32] 24\nq.0 tok=0 offset=408 count=32 f32\nname: l_out\nshape: 3x32\n",
+    'tokens = [1, 5, 6]\n[embd]\nshape = [3, 32]\noffset = 24\ndtype = "float32"\n',
+)
 LOG = """[INFO] 12:00:00 model.rs:42: layer 0
 Tokens: [1, 5, 6]
 attn_norm-0: [0.1, -0.2, 0.5, ..., 1.0] rms=0.5 mean=0.01
@@ -304,7 +309,15 @@ def _read_split(seeds: Seeds, raws: list[bytes]) -> None:
 
 
 def _dump(rng: random.Random, seeds: Seeds) -> tuple[str, bytes]:
-    kind = rng.choice(("jsonl", "jsonl", "npz", "safetensors", "npy", "foreign"))
+    kind = rng.choice(("jsonl", "jsonl", "npz", "safetensors", "npy", "foreign", "raw", "table"))
+    if kind == "raw":
+        text = rng.choice(MANIFESTS)
+        made = json.dumps(mutate.value(rng, json.loads(text), 0.1)) if text[:1] == "{" else mutate.text(rng, text)
+        return f"raw.{rng.choice(('json', 'txt', 'toml'))}", made.encode("utf-8", "replace")
+    if kind == "table":
+        rows = [",".join((str(i), str(i + 5), *(f"{rng.random():.4f}" for _ in range(20)))) for i in range(3)]
+        head = "pos,token," + ",".join(f"logit_{i}" for i in range(20))
+        return "x.csv", mutate.text(rng, "\n".join((rng.choice(("", head)), *rows))).encode("utf-8", "replace")
     if kind == "foreign":
         suffix, raw = rng.choice(seeds.foreign)
         return f"x{suffix}", mutate.data(rng, raw)
@@ -324,7 +337,14 @@ def _dump(rng: random.Random, seeds: Seeds) -> tuple[str, bytes]:
 
 def _read_dump(seeds: Seeds, item: tuple[str, bytes]) -> None:
     name, raw = item
-    if name.endswith(".tensorproto"):
+    if name.startswith("raw."):
+        folder = seeds.folder / "raw"
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        (folder / "raw.bin").write_bytes(seeds.blob)
+        path = seeds.put(f"raw/{name}", raw)
+    elif name.endswith(".tensorproto"):
         (seeds.folder / "protos").mkdir(exist_ok=True)
         path = seeds.put("protos/embd.tensorproto", raw).parent
     elif name == "folder":

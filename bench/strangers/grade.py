@@ -118,7 +118,7 @@ def diagnosed(case: StrangersCase, limit: float) -> tuple[dict[str, Any] | str, 
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=ROOT)
         except subprocess.TimeoutExpired:
             return f"no answer in {limit:g} s", time.monotonic() - started
-        if done.returncode in (0, 1):
+        if done.returncode in (0, 1) and done.stdout.strip():
             return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - started
         last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"
     return last, time.monotonic() - started

@@ -102,7 +102,7 @@ def test_raw_numbers_with_a_manifest(model: Model, decoded: Dump, tmp_path: Path
 def test_a_manifest_that_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(64))
     (tmp_path / "x.manifest.txt").write_text("offsets are in the file\n")
-    with pytest.raises(AssayError, match="no line with a name, an offset"):
+    with pytest.raises(AssayError, match="no array whose name and shape are known"):
         read_dump(tmp_path / "x.bin")
 
 

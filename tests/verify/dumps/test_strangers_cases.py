@@ -15,7 +15,11 @@ from assay.verify.judge.verdict import judge
 CASES = Path(__file__).parents[3] / "bench" / "strangers" / "cases"
 FIRST = {  # None: the engine is right
     "A-01": None, "A-02": "Qcur-0", "A-03": None, "A-07": None, "A-08": "ffn_moe_out-0", "A-09": "l_out-0",
-    "A-10": "kqv_out-0", "B-06": "attn_out-0", "B-07": "kqv_out-0", "B-09": "attn_out-0",
+    "A-10": "kqv_out-0", "B-06": "attn_out-0", "B-07": "kqv_out-0", "B-09": "attn_out-0", "D-06": "result_output",
+    "E-06": None, "E-07": "result_output", "F-01": None, "F-03": "ffn_inp-2", "F-06": None, "F-08": "kqv_out-0",
+    "F-09": None, "F-12": None, "F-13": "kq_soft_max-0", "F-17": None, "F-19": "kq_soft_max-0", "F-20": None,
+    "F-21": "result_output", "F-22": "ffn_swiglu-3", "F-23": None, "F-24": "kq-0", "F-26": None, "F-27": "embd",
+    "F-29": None, "F-35": None, "F-37": None, "F-39": "attn_norm-2",
 }  # fmt: skip
 
 

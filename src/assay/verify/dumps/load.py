@@ -22,13 +22,14 @@ from assay.verify.dumps.formats.folders import has_values, read_database, read_f
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
-from assay.verify.dumps.formats.raw_manifest import manifest_of, read_manifest
+from assay.verify.dumps.formats.raw_manifest import raw_source, read_manifest
 from assay.verify.dumps.formats.torch_files import is_torch_archive
 from assay.verify.dumps.matching.reading_notes import nothing_read_error, says_nothing
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.other_evidence import claims_of_file
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.number_tables import is_number_table, read_number_table
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
 
@@ -110,6 +111,17 @@ def _is_torch(source: DumpSource) -> bool:
     return source.head[:1] == b"\x80" and source.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
+def _has_tensor_header(source: DumpSource) -> bool:
+    """The length of a JSON header, then the header."""
+    if source.head[8:10] not in (b'{"', b"{}"):
+        return False
+    return int.from_bytes(source.head[:8], "little") <= source.path.stat().st_size
+
+
+def _has_raw_files(folder: Path) -> bool:
+    return not any(folder.glob("*.npy")) and raw_source(folder)
+
+
 _BUILT_IN = (
     DumpReader(
         "llama-debug's logits", 105, lambda s: saved_logits(s.path) is not None, lambda s: read_saved_logits(s.path)
@@ -124,12 +136,15 @@ _BUILT_IN = (
     DumpReader(
         "ONNX Runtime's database", 102, lambda s: s.head[:15] == b"SQLite format 3", lambda s: read_database(s.path)
     ),
+    DumpReader(
+        "folder of raw numbers", 101, lambda s: s.is_folder and _has_raw_files(s.path), lambda s: read_manifest(s.path)
+    ),
     DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
     DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
     DumpReader(
         "safetensors",
         80,
-        lambda s: s.path.suffix == ".safetensors" or s.head[8:10] in (b'{"', b"{}"),
+        lambda s: s.path.suffix == ".safetensors" or _has_tensor_header(s),
         lambda s: read_tensors(s.path),
     ),
     DumpReader(
@@ -139,9 +154,7 @@ _BUILT_IN = (
         lambda s: read_json_lines(s.path),
     ),
     DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
-    DumpReader(
-        "raw numbers with a manifest", 55, lambda s: manifest_of(s.path) is not None, lambda s: read_manifest(s.path)
-    ),
+    DumpReader("raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)),
     DumpReader(
         "llama-eval-callback",
         50,
@@ -152,6 +165,7 @@ _BUILT_IN = (
     DumpReader(
         "ExecuTorch's numeric gap", 40, lambda s: is_inspector_table(s.head), lambda s: read_inspector_table(s.path)
     ),
+    DumpReader("table of numbers", 30, lambda s: is_number_table(s.head), lambda s: read_number_table(s.path)),
     DumpReader("printed text", 10, lambda s: True, _read_print),
 )
 for _row in _BUILT_IN:

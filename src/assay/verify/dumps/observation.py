@@ -69,6 +69,8 @@ class Observation:
     layer: int | None = None
     vague: bool = False  # The text names the layer, but no node of it.
     alternatives: tuple[Observation, ...] = ()  # Of a printed line: the observations of its second reading.
+    head: int | None = None  # Of a printed line: the attention head whose values it gives.
+    outer: int | None = None  # Of an array with three axes: the first index, a head or a token; `rows` is the second.
     unnumbered: bool = False  # A node of a layer whose number is not printed.
 
     @property
@@ -86,6 +88,7 @@ class Observation:
         data = self.data if isinstance(self.data, tuple) else (self.data,)
         values = [f"{v[0]}:{v[1]:g}" if isinstance(v, tuple) else f"{v:g}" for v in data]
         row = [] if self.rows is None else [f"row {self.rows[0]}"]
+        row += [] if self.outer is None else [f"of {self.outer}"]
         maybe = [f"row? {self.possible_row}"] if self.possible_row is not None and self.rows is None else []
         side = [f"by {self.side}"] if self.side else []
         numbers = [f"numbers {' '.join(map(str, self.integers))}"] if self.integers and self.layer is None else []
@@ -149,6 +152,8 @@ class Dump:
     states: tuple[Observation, ...] = ()  # Of recurrent layers; their rows count calls (`state_rows.py`).
     prompt: str = ""  # The text of the run, if a log quotes it.
     claims: Claims | None = None  # Of a printed text.
+    fed: Mapping[int, int] = field(default_factory=dict)  # Of a log: ids that it gives beside positions.
+    decoded: tuple[int, ...] = ()  # Of a log: ids behind the prompt, in order.
     later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
     given: Mapping[str, Array] = field(default_factory=dict)  # Further inputs of the graph: the rows of pictures.
 

@@ -54,6 +54,7 @@ _LAYERS = re.compile(rf"\b(?:n_layers?|block[ _]count|num[ _](?:hidden[ _])?laye
 _VOCABULARY = re.compile(rf"\b(?:n_vocab|vocab(?:ulary)?(?:[ _]size)?){_IS}(\d{{2,7}})\b", re.I)
 _LAYER = re.compile(r"\b(?:layers?|blocks?|blk)[ ._#:=\[-]{0,3}(\d{1,3})\b(?!\.\d)", re.I)
 _SHAPE = re.compile(r"[\[(](\d{1,7}(?:\s?[,x×]\s?\d{1,7}){1,3})[\])]")
+_CHOSEN = re.compile(r"\b(?:argmax|chosen|sampled|picked|next token)\W{1,4}(?:id\W{1,3})?\d{1,7}\b", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d{1,20}\.\d{1,20}")
 
 
@@ -88,6 +89,8 @@ def _unreadable(text: str) -> str:
     if strange > len(text) / 20:
         return "binary data of no known format"
     words = re.findall(r"[^\W\d_]{2,40}", text)
+    if _NUMBER.search(text) is None and len(_CHOSEN.findall(text)) > 1:
+        return "chosen tokens without their logits"
     if _NUMBER.search(text) is None:
         return "a text without numbers" if words else "nothing that can be read"
     return ""

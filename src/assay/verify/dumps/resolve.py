@@ -7,6 +7,7 @@ Touch this module when a dump is read correctly but ends up at the wrong node, r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,9 @@ from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
+from assay.verify.dumps.matching.by_width import logits_by_width
+from assay.verify.dumps.matching.decode_rows import split_decode_rows
+from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
 from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
@@ -45,7 +49,12 @@ from assay.verify.dumps.tracing import shape_of
 from assay.verify.dumps.unknown_names import SPARE_VALUES, after_rotation, match_by_value, match_by_words, same_role
 
 Array = NDArray[Any]
+_LETTER_ALONE = re.compile(r"(?:^|[._/])(?:q|k|query|key)$", re.IGNORECASE)
 MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
+
+
+class _OtherShape(AssayError):
+    """An array whose shape is not its node's. Few of them are left out; many are a dump of another model."""
 
 
 class Truth:
@@ -95,6 +104,7 @@ def resolve(
 
     `truth` has values of earlier dumps of these tokens, so that several dumps of one prompt are resolved faster.
     """
+    dump = split_decode_rows(dump, tokens)
     if dump.later:
         return _with_decode_steps(dump, model, map, tuple(tokens), side)
     model = model_of(model, dump)
@@ -109,7 +119,12 @@ def resolve(
     notes += note
     chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
+    if dump.log:
+        chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
+        notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
+    notes += note
     named, note = after_rotation(named, model, len(dump.tokens), truth)
     notes += note
     named, broken = up_to_first(named, model.graph, dump.steps)
@@ -130,13 +145,21 @@ def resolve(
     matched += spoken
     notes += note
     laid: list[Observation] = []
+    strange: list[tuple[Observation, _OtherShape]] = []
     for obs in (*named, *matched):
-        done, label = _lay(obs, model, dump, truth)
+        try:
+            done, label = _lay(obs, model, dump, truth)
+        except _OtherShape as error:
+            strange.append((obs, error))
+            continue
         if done is None:
             continue
         laid.append(done)
         if label:
             notes.append(f"{obs.name}: read as {label}")
+    if 2 * len(strange) > len(laid):
+        raise strange[0][1]
+    notes += [f"{obs.foreign}: not used; its shape {list(obs.shape or ())} is not {obs.name}'s" for obs, _ in strange]
     laid, note = _orders(laid, model, truth)
     notes += note
     laid, note = one_print_of_each(laid, model, truth) if dump.log else (laid, [])
@@ -179,7 +202,8 @@ def _with_decode_steps(
             dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
             unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
         )  # fmt: skip
-        found += resolve(step, model, map, side=side).observations
+        if seen:
+            found += resolve(step, model, map, side=side).observations
     order = {node.name: i for i, node in enumerate(graph)}
     found.sort(key=lambda obs: order[obs.name])
     done = replace(
@@ -206,14 +230,21 @@ def decide_by_values(
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
-    found, note = choose_readings([*clear, *(o for o in done if o.name)], model, n, truth)
+    found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
     notes = [*chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 
+def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:
+    """The observations that have a node. Two numbers below a layer are not its values, if other lines give these."""
+    known = {o.name for o in (*clear, *(o for o in done if not o.vague)) if o.kind == "first"}
+    return [o for o in done if o.name and not (o.vague and o.kind == "first" and len(o.data) < 3 and o.name in known)]
+
+
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
-    if given and dump.tokens and given != dump.tokens:
+    prompt = len(dump.steps) > 1 and given == dump.tokens[: dump.steps[0]]
+    if given and dump.tokens and given != dump.tokens and not prompt:
         at = next((i for i, (a, b) in enumerate(zip(given, dump.tokens, strict=False)) if a != b), -1)
         raise AssayError(
             f"{dump.source}: holds other tokens (found {list(dump.tokens)[:8]}…, expected {list(given)[:8]}…"
@@ -306,7 +337,11 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
         names = [name.replace("-last", "-" + last) for name in several]
         if obs.template and not obs.fallbacks:  # words, not a name
             names += [join(role, layer) for name in names for role, layer in same_role(name)]
-        if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
+        nodes = tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph))))
+        if nodes and several is not obs.fallbacks and _LETTER_ALONE.search(obs.name) and obs.kind != "values":
+            turned = tuple(name for name in obs.fallbacks if name in model.graph and name not in nodes)
+            return (*nodes, *turned)  # layers.0.q: before or after the rotation
+        if nodes:
             return nodes
     return ()
 
@@ -326,7 +361,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
-        raise AssayError(
+        raise _OtherShape(
             f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
@@ -425,7 +460,9 @@ def _lay_part(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> t
     if short or (obs.kind == "top" and stop - start > 1):
         obs = replace(obs, rows=(stop - 1, stop))
     if obs.kind in ("at", "top"):
-        room = math.prod(last if obs.row is not None else whole)
+        keys = next((end for end in accumulate(steps) if end >= stop), n)
+        room = math.prod(last if obs.row is not None else whole) // (stop if symbolic[-1] == "S" else 1)
+        room *= keys if symbolic[-1] == "S" else 1
         high = max(i for i, _ in obs.data)
         if high >= room:
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")

@@ -27,6 +27,8 @@ from assay.verify.thresholds import COPY, MATCHED, RIVAL
 Array = NDArray[Any]
 Values = Callable[[Collection[str]], dict[str, Array]]  # the definition's, by name of the node
 SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
+TURNED = 1e-3  # error of a query or key from which on it is another value than the product
+LENGTHS = 1e4  # and the lengths of its heads must be so much nearer: it was turned, if wrongly
 MOST_TRIED = 2  # layers of one template of names whose values are compared before the words decide
 # What a word for a node may also mean, where an architecture has a norm, a scale or experts behind it.
 ALSO = {
@@ -109,11 +111,28 @@ def after_rotation(
             continue
         first = mine[0]
         far = [_nearest_order(first, name, model, n, truth) for name in (first.name, turned[first.name])]
-        if far[1] * RIVAL < far[0]:
+        turns = far[0] > TURNED and _length_error(first, model, n, truth) * LENGTHS < far[0]
+        if far[1] * RIVAL < far[0] or turns:
             ids = {id(o) for o in mine}
             named = [replace(o, name=turned[o.name]) if id(o) in ids else o for o in named]
-            notes.append(f"{first.foreign}: read as {turned[first.name]}, whose values are nearer than {first.name}'s")
+            why = "whose heads have its lengths" if turns else f"whose values are nearer than {first.name}'s"
+            notes.append(f"{first.foreign}: read as {turned[first.name]}, {why}")
     return named, notes
+
+
+def _length_error(obs: Observation, model: Model, n: int, truth: Values) -> float:
+    """The error of the lengths of the heads, which no rotation changes, not even a wrong one."""
+    width, name = model.hparams.n_embd_head, obs.name
+    if obs.rows not in (None, (0, n)) or math.prod(shape_of(model.graph, name, 1)) % width:
+        return math.inf
+    wanted = np.linalg.norm(truth([name])[name].reshape(n, -1, width).astype(np.float64), axis=-1)
+    found = layouts.readings(model.graph, name, obs.array(), obs.rows or (0, n), n)
+    errors = [
+        float(np.sum((np.linalg.norm(reading.array.reshape(n, -1, width), axis=-1) - wanted) ** 2) / np.sum(wanted**2))
+        for reading in found
+        if reading.array.size == wanted.size * width
+    ]
+    return min(errors, default=math.inf)
 
 
 def _nearest_order(obs: Observation, name: str, model: Model, n: int, truth: Values) -> float:

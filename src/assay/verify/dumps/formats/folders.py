@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.dumps.formats.array_dumps import from_arrays
@@ -20,6 +25,7 @@ from assay.verify.dumps.formats.tensor_protos import database_arrays, proto_arra
 from assay.verify.dumps.formats.torch_files import torch_arrays
 from assay.verify.dumps.observation import Dump, Observation
 
+Array = NDArray[Any]
 _NEURON = re.compile(r"captured_tensors_(?P<phase>[a-z]{2,8})_step_(?P<step>\d{1,9})_module_(?P<name>.{1,200})")
 
 
@@ -125,7 +131,7 @@ def read_folder(folder: Path) -> Dump:
         for name, array in FILES[file.suffix](file, tags.name).items():
             into[name if name not in into else file.stem] = array
     notes = (f"{skipped} files of ranks above 0 were left out; dump with one rank",) if skipped else ()
-    return _joined([_step(folder, steps[number]) for number in sorted(steps)], notes)
+    return join_steps([_step(folder, steps[number]) for number in sorted(steps)], notes)
 
 
 def read_database(path: Path) -> Dump:
@@ -133,7 +139,7 @@ def read_database(path: Path) -> Dump:
     steps = database_arrays(path)
     if not steps:
         raise AssayError(f"{path}: the table Tensors is empty; set ORT_DEBUG_NODE_IO_DUMP_OUTPUT_DATA=1")
-    return _joined([_step(path, steps[number]) for number in sorted(steps)], ())
+    return join_steps([_step(path, steps[number]) for number in sorted(steps)], ())
 
 
 def _step(path: Path, arrays: Arrays) -> Dump:
@@ -144,7 +150,7 @@ def _step(path: Path, arrays: Arrays) -> Dump:
     return from_arrays(path, {name: array for name, array in arrays.items() if name != "positions"})
 
 
-def _joined(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
+def join_steps(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
     """One dump of all steps; row t of a value is the token at index t of the whole sequence."""
     first = parts[0]
     if len(parts) == 1:
@@ -161,9 +167,32 @@ def _joined(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
         found += [replace(obs, rows=rows) for obs in part.observations]
         tokens += part.tokens
         positions += part.positions or range(*rows)
+    found = _whole_arrays(found, parts)
     steps = tuple(len(part.tokens) for part in parts)
     every = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     return replace(
         first, tokens=tuple(tokens), positions=tuple(positions), steps=steps, observations=tuple(found),
         notes=(*notes, *every),
     )  # fmt: skip
+
+
+def _whole_arrays(found: list[Observation], parts: list[Dump]) -> list[Observation]:
+    """Arrays that every step has, with a row for each of its tokens, as one array of all rows."""
+    by_name: dict[str, list[Observation]] = {}
+    for obs in found:
+        by_name.setdefault(obs.foreign, []).append(obs)
+    out: list[Observation] = []
+    for several in by_name.values():
+        shapes = [obs.shape or () for obs in several]
+        rows = [shape[0] if len(shape) > 1 else -1 for shape in shapes]
+        same = len({shape[1:] for shape in shapes}) == 1 and rows == [len(part.tokens) for part in parts]
+        if not same:
+            out += several
+            continue
+        data = partial(_stacked, several)
+        out.append(replace(several[0], data=data, rows=None, shape=(sum(rows), *shapes[0][1:])))
+    return out
+
+
+def _stacked(several: list[Observation]) -> Array:
+    return np.concatenate([obs.array() for obs in several])

@@ -123,12 +123,12 @@ def overrule_words(
         while int(layer or 0) in phrases.setdefault((unit.first.template, role, nth), {}):
             nth += 1
         phrases[unit.first.template, role, nth][int(layer or 0)] = unit
-    graph, claimed = model.graph, {u.first.name for u in units}
+    graph, claimed, printable = model.graph, {u.first.name for u in units}, {*_nodes(model.graph)}
     first = min((min(of) for of in phrases.values() if of), default=0)
     asked = [of[first] for of in phrases.values() if first in of]
-    values = truth({u.first.name for u in asked}) if asked else {}
+    values = truth({u.first.name for u in asked} & printable) if asked else {}
     library = _DefinitionRows(model, n, values)
-    doubted = [u for u in asked if not library.is_node(u)]
+    doubted = [u for u in asked if u.first.name not in printable or not library.is_node(u)]
     if not doubted:
         return list(named), []
     library = _DefinitionRows(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))

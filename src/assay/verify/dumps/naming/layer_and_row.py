@@ -19,6 +19,8 @@ _STRONG = {"idx", "index", "number", "num", "no", "nr"}
 _ORDINAL = {"st", "nd", "rd", "th"}
 _ROWS = ROW | MAYBE_ROW | {"tokens", "positions"}
 _OF_THE_PROMPT = {"prompt", "input", "context", "sequence", "seq", "fed", "prefill", "real", "valid"}
+_HEAD = {"head", "h", "hd", "kv", "kvhead"}
+_PER_HEAD = {"scores", "weights", "probs", "softmax"}
 _LAST = {"last", "final"}
 
 
@@ -89,6 +91,16 @@ def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:
     """A row it may be: "token 3" is the fourth row, or the id 3."""
     for i, (a, b) in enumerate(pairwise(words)):
         if a in MAYBE_ROW | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
+            return int(b)
+    return None
+
+
+def head_of(words: Sequence[str], used: set[int]) -> int | None:
+    """The attention head that the words name: "head 3", "L0 H4", `kv=2`, "scores 0"."""
+    for i, (a, b) in enumerate(pairwise(words)):
+        if {i, i + 1} & used or not b.isdecimal() or len(b) > 3 or (i and words[i - 1] in COUNTS):
+            continue
+        if a in _HEAD or (a in _PER_HEAD and words[i + 2 : i + 3] != ["of"]):
             return int(b)
     return None
 

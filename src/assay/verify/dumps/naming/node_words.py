@@ -172,7 +172,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         110,
         "swiglu",
         ("ffn_swiglu-", "ffn_geglu-"),
-        ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate activated",),
+        ("swiglu geglu glu silu swish gelu actfn mlpact ffnact intermediate activated",),
         "",
     ),
     NodeWords(100, "gated", ("ffn_swiglu-", "ffn_geglu-"), ("gated",), "out output down"),
@@ -190,6 +190,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(40, "after mlp", ("ffn_out-", "l_out-"), ("after post", FFN_WORDS), "down w2 out output"),
     NodeWords(35, "moe out", ("ffn_moe_out-", "ffn_out-"), ("moe experts",), "weights"),
     NodeWords(30, "mlp", ("ffn_out-",), (FFN_WORDS + " down w2",), ""),
+    NodeWords(25, "mid", ("ffn_inp-",), ("mid middle",), ""),
     NodeWords(20, "norm", ("attn_norm-", "ffn_norm-"), (NORM_WORDS,), "final"),
     NodeWords(10, "residual", ("l_out-", "ffn_inp-"), ("residual resid",), "input pre before incoming post end stream"),
 )

@@ -7,6 +7,9 @@
 
 The passes, in order:
 
+    number_notations, diff_lines,
+    nested_documents                         rewrite a text: hexadecimal numbers, comparisons, JSON and YAML by records
+    decode_steps                             notes which tokens are fed behind the prompt
     line_prefixes, lexer                     cut a line into lexemes
     line_parser, bracket_rules, number_runs  make statements of lines
     tables, columns; block_statements        make statements of tables, and of numbers below each other

@@ -24,6 +24,7 @@ from assay.verify.dumps.printed.lexer import (
     NumberRows,
     Word,
     listed,
+    matrices,
 )
 from assay.verify.dumps.printed.number_runs import TOKENS, zipped
 from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
@@ -292,6 +293,16 @@ def _rows(site: BracketSite) -> Keys | None:
     return []
 
 
+def _matrices(site: BracketSite) -> Keys | None:
+    """Three axes: heads of all tokens, or tokens with their heads. The sizes decide later which is which."""
+    found = matrices([site.group])
+    if not found or any(row.whole for _, rows in found for row in rows.first):
+        return None
+    for place, rows in found:
+        site.line.add("list", rows, site.key, outer=place)
+    return []
+
+
 def _pairs(site: BracketSite) -> Keys | None:
     pairs = quoted_pairs(site.group) or assigned_pairs(site.group.items)
     if not pairs:
@@ -440,6 +451,18 @@ BRACKET_RULES: RuleTable[BracketSite, Keys] = RuleTable(
         "layer 0 out: [[0.5, 1.5], [2.5, 3.5]]\n",
         ("l_out-0 first 0.5 1.5 row 0", "l_out-0 first 2.5 3.5 row 1"),
         _rows,
+    ),
+    Rule(
+        "matrices",
+        75,
+        "layer 0 v: [[[0.5, 1.5], [2.5, 3.5]], [[4.5, 5.5], [6.5, 7.5]]]\n",
+        (
+            "Vcur-0 first 0.5 1.5 row 0 of 0",
+            "Vcur-0 first 2.5 3.5 row 1 of 0",
+            "Vcur-0 first 4.5 5.5 row 0 of 1",
+            "Vcur-0 first 6.5 7.5 row 1 of 1",
+        ),
+        _matrices,
     ),
     Rule("pairs", 70, "logits: [(2, 'the', 9.5), (13, 'of', 8.25)]\n", ("result_output top 2:9.5 13:8.25",), _pairs),
     Rule("last in brackets", 60, "layer 0 out (last): 0.5 1.5\n", ("l_out-0 first 0.5 1.5 row -1",), _last_in_brackets),

@@ -41,6 +41,7 @@ class Quantity:
     key: tuple[str, ...] = ()  # the last of these words, since a comma
     row: int | None = None  # by a slice: h[0, -1, :5]
     from_end: bool = False  # by a slice: x[-4:]
+    outer: int | None = None  # of a matrix in an array of three axes: its place
 
 
 def pairs_from(lexemes: Sequence[Lexeme], i: int) -> tuple[tuple[tuple[int, Number], ...], int]:

@@ -95,7 +95,7 @@ def _length_of_a_node(head: ColumnHead) -> str | None:
     inside = head.word.strip("|‖")
     if BARS.fullmatch(head.word) and inside not in _VECTORS and _is_node([inside]):
         return "=norm"
-    return None if m is None else "=norm" if _is_node([m[1]]) else "norm"
+    return None if m is None else "=norm" if m[1] not in _VECTORS and _is_node([m[1]]) else "norm"
 
 
 def _statistic(head: ColumnHead) -> str | None:

@@ -254,6 +254,24 @@ def listed(items: Sequence[Lexeme]) -> NumberList | NumberRows | None:
     return None
 
 
+def matrices(items: Sequence[Lexeme]) -> tuple[tuple[int, NumberRows], ...]:
+    """The matrices of a bracket three levels deep, by their place; those behind an ellipsis count from the end."""
+    items = [p for p in items if p is not COMMA]
+    while len(items) == 1 and isinstance(items[0], Bracket):
+        items = [p for p in items[0].items if p is not COMMA]
+    if len(items) < 2 or not all(isinstance(p, Bracket) or p is DOTS for p in items):
+        return ()
+    cut = next((i for i, p in enumerate(items) if p is DOTS), len(items))
+    found = []
+    for i, p in enumerate(items):
+        rows = listed([p]) if isinstance(p, Bracket) else None
+        if isinstance(rows, NumberRows):
+            found.append((i if i < cut else i - len(items), rows))
+        elif p is not DOTS:
+            return ()
+    return tuple(found)
+
+
 def _values(items: Sequence[Lexeme]) -> NumberList:
     halves: list[list[Number]] = [[], []]
     elided = False

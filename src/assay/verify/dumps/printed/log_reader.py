@@ -17,17 +17,20 @@ from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
+from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
-from assay.verify.dumps.printed.json_documents import one_record_a_line
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
+from assay.verify.dumps.printed.nested_documents import one_record_a_line
+from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
-from assay.verify.dumps.printed.tables import PrintedTable, table_header, table_row, unread_columns
+from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
 MAX_BYTES = 1 << 27  # of a log
@@ -37,19 +40,6 @@ _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
 _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
-# A heading such as: --- decode step 1, token 64, n_past 8
-_STEP = re.compile(
-    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
-    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
-    re.IGNORECASE,
-)
-# A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
-_CALL = re.compile(
-    r"^\W{0,6}(?:forward|eval|decode|predict|infer|run|step|call)\w{0,12}\W{0,4}[\[(]\s{0,4}"
-    r"(\d{1,7}(?:\s{0,4},\s{0,4}\d{1,7}){0,400})\s{0,4}[\])]"
-    r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
-    re.IGNORECASE,
-)
 # A member of a printed configuration: Cfg { n_layer: 30, n_head: 9, dim: 576, ffn: 1536, eps: 1e-5 }
 _SIZE = re.compile(
     r"\b(arch|n_?layers?|num_hidden_layers|n_?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|n_?vocab|"
@@ -62,6 +52,13 @@ _LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
 _LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
 _PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
+# ' upon' (407) 18.460 p=0.9826: the text of a token, its id, its logit
+_TEXT_FIRST = re.compile(
+    r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
+    r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
+)
+_WHOLE = re.compile(r"\s{2,40}\d{1,7}(?:\s{1,40}\d{1,7}){0,400}\s{0,40}")
+_COUNTED = re.compile(r"\(\d{1,5}\)\s{0,4}\[\s{0,4}\d")  # promptTokens (12) [1, 338, …
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -81,6 +78,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     if text is None:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
+    text, compared = own_lines(in_decimal(text))
     reader = _LogReader([Pattern(p) for p in patterns])
     for number, line, block in blocks(path, one_record_a_line(text)):
         reader.read(line, block, f"{path}: line {number}")
@@ -90,8 +88,23 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
-        notes=_columns_note(reader.ignored), later=later,
+        notes=((compared,) if compared else ()) + _columns_note(reader.ignored), later=later,
+        fed=reader.decoding.fed, decoded=reader.decoding.in_order,
     )  # fmt: skip
+
+
+_IDS = re.compile(
+    r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?"
+    r"(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
+    r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}$",
+    re.IGNORECASE,
+)
+
+
+def ids_of_line(line: str) -> tuple[int, ...]:
+    """The token ids of a line that lists nothing else: `# tokens: 1 403 407`."""
+    m = _IDS.match(line) if len(line) < 100_000 else None
+    return tuple(int(n) for n in re.findall(r"\d{1,7}", m[1])) if m else ()
 
 
 def _plainer(line: str) -> str:
@@ -103,6 +116,8 @@ def _plainer(line: str) -> str:
     line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
     if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
+    if len(_TEXT_FIRST.findall(line)) > 1:
+        line = _TEXT_FIRST.sub(r"\1:\2", line).replace("|", ",").replace("->", "top logits:", 1)
     if len(_PIECES.findall(line)) > 1:
         line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
     return line
@@ -146,11 +161,15 @@ class _LogReader:
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
     steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
+    decoding: DecodeSteps = field(default_factory=DecodeSteps)
+    open_ids: int = 0  # ids of the line before, which may go on in this one
     ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
         line = _plainer(line) if block is None else line
+        if block is None and self.decoding.look(line):
+            return
         step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None
         if step is not None:
             self.steps.append((step, len(self.found)))
@@ -159,6 +178,11 @@ class _LogReader:
         if block is None and len(line) < 1000 and len({m.lower() for m in _SIZE.findall(line)}) >= _SIZES:
             return
         self.fenced ^= line.lstrip().startswith("```")
+        if block is None and not self.tokens and _COUNTED.search(line[:200]) and (ids := ids_of_line(line)):
+            self.tokens = ids
+            return
+        if block is None and self._more_ids(line):
+            return
         if block is None and self._at_token(line):
             return
         outer = self.context
@@ -170,11 +194,13 @@ class _LogReader:
             return
         statements = self._statements(line, block)
         new: list[Observation] = []
+        before = self.tokens
         for statement in statements:
             statement.items = with_ids(with_title(statement.items, self.context, self.titles), self.context)
             self.tokens = self.tokens or statement.tokens
             if not statement.empty:
                 new += observations_of(statement, self.context, where)
+        self.open_ids = 0 if before or "[" in line else len(self.tokens)
         statement = statements[0] if statements else Statement()
         if block is None and statement.doubts.met:
             new = self._with_second_reading(line, statement, new, where)
@@ -216,20 +242,36 @@ class _LogReader:
         return True
 
     def _step(self, line: str) -> int | None:
-        """The token of a decode step whose heading this line is: by its words, or a call with the next position."""
-        if len(line) < 200 and (step := _STEP.match(line)):
-            return int(step[1])
-        call = _CALL.match(line)
-        ids = tuple(map(int, call[1].split(","))) if call else ()
-        if call and not self.tokens and not self.found and int(call[2]) == 0:
+        """The token of a decode step whose heading this line is: by its words, or with the next position."""
+        if (token := step_of(line)) is not None:
+            return token
+        place = self.decoding.place(line)
+        if place is not None and self.found and self.tokens and place[0] == len(self.tokens) + len(self.steps):
+            return place[1]
+        call = call_of(line)
+        if call is None:
+            return None
+        ids, past = call
+        if not self.tokens and not self.found and past == 0:
             self.tokens = ids
-        next_one = call and len(ids) == 1 and self.found and int(call[2]) == len(self.tokens) + len(self.steps)
+        next_one = len(ids) == 1 and self.found and past == len(self.tokens) + len(self.steps)
         return ids[0] if next_one else None
+
+    def _more_ids(self, line: str) -> bool:
+        """Ids that go on in the next line, indented: as many as in the line before, or fewer."""
+        ids = [int(n) for n in line.split()] if self.open_ids and _WHOLE.fullmatch(line) else []
+        if not ids or len(ids) > self.open_ids or ids == list(range(len(ids))):
+            return False
+        self.tokens = (*self.tokens, *ids)
+        self.open_ids = self.open_ids if len(ids) == self.open_ids else 0
+        return True
 
     def _at_token(self, line: str) -> bool:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
         m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
         at, token = (-1, -1) if m is None else (int(m[1]), int(m[2]))
+        if (place := self.decoding.place(line)) is not None:
+            at, token = place
         if 0 < at == len(self.tokens) + len(self.steps) and self.found:
             self.steps.append((token, len(self.found)))
         elif not 0 <= at < len(self.tokens) or self.tokens[at] != token:
@@ -265,6 +307,8 @@ class _LogReader:
             self.context = heading(*self.caption, self.context, self.sides, caption=True)
 
     def _table_row(self, line: str) -> list[Statement]:
+        if not self.nth and self.table.columns and len(line) < 4096 and any(c.isdigit() for c in line):
+            self.table = aligned(self.table, line)
         rows = table_row(self.table, line, self.nth)
         if rows and not self.nth:
             self.ignored += unread_columns(self.table)

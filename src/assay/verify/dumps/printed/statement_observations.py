@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, layer_of
+from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, head_of, layer_of
 from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.print_rounding import half_units
@@ -29,9 +29,10 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     """The observations of a statement; their name is empty if no word names a node."""
     line = subject_of(statement, context)
     words = split_words(statement.label)
-    if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not (
-        line.role and "result_output" not in line.nodes and not line.bare
-    ):  # fmt: skip
+    named = line.role and "result_output" not in line.nodes and not line.bare
+    if set(words[:2]) & TOP_WORDS and not meaning(statement.label).role:
+        named = False  # "top: 261=15.7, 262=12.4" below a layer
+    if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not named:
         out = layer_of(words)[0] is not None and not set(words) & (TOP_WORDS | LOGIT_WORDS)  # tok=7 L0 block_out [0]=…
         ids = not out and any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
         if ids or any(i.kind == "top" for i in statement.items):
@@ -42,13 +43,18 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
             )
     side = statement.side or context.side
     template, integers = _template(statement.label)
+    if _over_heads({*words}) or (not meaning(statement.label).nodes and _over_heads({*split_words(context.words)})):
+        return []  # no node holds the mean of the heads' weights
+    head = _head(words, context)
     found: list[Observation] = []
     for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
+        mine = _weights(item, mine)
         names = _names(mine) or ("",)
         common: dict[str, Any] = {
             "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
             "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
-            "layer": mine.layer, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
+            "layer": mine.layer, "head": head,
+            "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
         }  # fmt: skip
         if mine.verbatim:
             common |= {"others": (), "fallbacks": names[1:]}
@@ -56,6 +62,38 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     return found
 
 
+def _over_heads(words: set[str]) -> bool:
+    """Whether the values are averages over attention heads."""
+    return bool(words & {"average", "averages", "averaged", "avg"}) and bool(words & {"head", "heads"})
+
+
+def _head(words: list[str], context: HeadingStack) -> int | None:
+    """The attention head that the line names, or the heading above it."""
+    own = head_of(words, layer_of(words)[1])
+    placed = context.subject.layer is not None and not context.subject.bare
+    above = split_words(context.words) if own is None and placed else []
+    return own if own is not None else head_of(above, layer_of(above)[1])
+
+
+def _weights(item: Quantity, mine: Meaning) -> Meaning:
+    """Values of attention that are shares of one are its weights, whatever the words call them."""
+    values = item.data
+    if item.kind != "list" or not mine.nodes or mine.nodes[0] not in _OF_ATTENTION or mine.verbatim:
+        return mine
+    rows = [values] if isinstance(values, NumberList) else [*values.first, *values.last]
+    shares = all(map(_shares, rows)) or (item.outer is not None and all(0 <= n.value <= 1 for r in rows for n in r.all))
+    return replace(mine, nodes=("kq_soft_max-",), vague=False) if rows and shares else mine
+
+
+def _shares(values: NumberList) -> bool:
+    """Whether the numbers are at least 0 and add up to 1, within what was printed."""
+    numbers = values.all
+    if values.elided or len(numbers) < 2 or any(not 0 <= n.value <= 1 for n in numbers):
+        return False
+    return abs(sum(n.value for n in numbers) - 1) <= 1e-4 + sum(n.half for n in numbers)
+
+
+_OF_ATTENTION = ("attn_out-", "kqv_out-", "kq-")
 _IN_NAME = re.compile(r"[A-Za-z_][\w.]*-\d{1,4}")  # ffn_out-3
 
 
@@ -97,6 +135,8 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in statement.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
         dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5
+        if found and found[-1].nodes[:1] and found[-1].nodes[0].startswith(("Qcur", "Kcur")):
+            dull = dull - {"v"}  # k=[...] v=[...]
         alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
         if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
@@ -119,7 +159,8 @@ def _of_item(item: Quantity, name: str, row: int | None, common: dict[str, Any])
         item = replace(item, kind="at")  # q: 0:1.5 1:2.5
 
     def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
-        return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)
+        rows = None if row is None else (row, row + 1)
+        return Observation(name, kind, data, rows, printed=tuple(printed), outer=item.outer, **common)
 
     if item.kind == "list":
         yield from _of_list(item, row, observe)
@@ -176,7 +217,7 @@ def joined(found: list[Observation]) -> list[Observation]:
     seen: dict[tuple[Any, ...], list[Any]] = {}
     places: dict[tuple[Any, ...], int] = {}
     for obs in found:
-        key = (obs.name, obs.kind, obs.rows, obs.side, obs.possible_row)
+        key = (obs.name, obs.kind, obs.rows, obs.side, obs.possible_row, obs.outer, obs.head)
         if obs.kind == "at" and key in places:
             last = out[places[key]]
             have = dict(last.data)

@@ -41,10 +41,10 @@ class Statement:
 
     doubts: Doubts = field(default_factory=Doubts)
 
-    def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
+    def add(self, kind: str, data: Any, key: Iterable[str] = (), outer: int | None = None) -> None:
         self._drop_variable(kind)
         words = (*self.outer_words, *self.label[self.value_start :])
-        self.items.append(Quantity(kind, data, words[-64:], tuple(key), self.slice_row, self.from_end))
+        self.items.append(Quantity(kind, data, words[-64:], tuple(key), self.slice_row, self.from_end, outer))
         if kind == "list" and self.words_before_list is None:
             self.words_before_list = len(self.label)
         self.label.append(VALUES)  # separates the words on either side

@@ -22,6 +22,7 @@ _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
+_ONE_ROW = re.compile(r"\b(?:last|final|first)\s(?:token|pos|position|row)\b", re.IGNORECASE)  # LOGITS LAST TOKEN
 _DECIMAL = re.compile(r"\d\.\d")
 
 
@@ -35,6 +36,7 @@ class PrintedTable:
     mark: str = ""  # the separator of its cells
     widths: tuple[int, ...] = ()  # numbers in each cell between bars, where a cell has several
     otherwise: PrintedTable | None = None  # the table, if heads with one blank between them are one column
+    line: str = ""  # the header as it was printed
 
 
 def _mark(line: str) -> str:
@@ -95,7 +97,28 @@ def _header_of(cells: list[str], mark: str, line: str) -> PrintedTable | None:
     columns = _beside_each_other(tuple(column_kind(c) for c in cells), cells, line)
     if not _is_header(columns, cells, line):
         return None
-    return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
+    return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark, line=line)
+
+
+def aligned(table: PrintedTable, row: str) -> PrintedTable:
+    """The table with a column for each cell of its first row, where the heads stand above the cells' right ends.
+
+    Wide heads leave one blank between them, so that the header alone does not tell where a column ends.
+    """
+    cells = list(re.finditer(r"\S+", row))
+    if table.mark.strip() or len(cells) == len(table.columns) or len(cells) < 3:
+        return table
+    heads: list[list[str]] = [[] for _ in cells]
+    for word in re.finditer(r"\S+", table.line):
+        at = next((i for i, cell in enumerate(cells) if cell.end() >= word.end()), None)
+        if at is None or (at and word.start() < cells[at - 1].end()):
+            return table
+        heads[at].append(word[0])
+    ends = [word.end() for word in re.finditer(r"\S+", table.line)]
+    if not all(heads) or sum(cell.end() in ends for cell in cells) < len(cells) - 1:
+        return table
+    found = _header_of([" ".join(words) for words in heads], "  ", table.line)
+    return table if found is None else replace(found, kind=table.kind)
 
 
 def _heads_in(cell: str) -> list[str]:
@@ -144,6 +167,8 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
         columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
     if "layer" in columns or low[0] == _COUNTER or "=norm" in columns:
         columns = tuple("=norm" if _length_of_output(k, c) else k for k, c in zip(columns, cells, strict=True))
+    if columns.count("=norm") > 1:  # beside |q| and |k|, |v| is the length of the values
+        columns = tuple("=norm" if c.strip("|‖₂") == "v" else kind for c, kind in zip(low, columns, strict=True))
     if low[0] == _COUNTER:
         columns = (_counter(columns[1:]), *columns[1:])
     return columns
@@ -173,7 +198,7 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
     across = sum(1 for c in columns if c.startswith("="))
     strong = any(mark in line for mark in "|\t,;")
     marked = strong or "  " in line.strip()
-    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
+    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells) or _ONE_ROW.search(line)):
         return False
     unknown = sum(1 for c in columns[1:] if not c)
     plain = FUNCTION.sub("", line.replace("[0]", "").replace("...", ""))

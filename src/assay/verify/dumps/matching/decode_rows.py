@@ -1,0 +1,48 @@
+"""Rows behind the prompt: a log that gives positions shows decode steps as rows that the prompt does not have.
+
+The token of such a row is the one that the log gives at its position, or the next of the ids that it lists, or the best
+logit of the row before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from assay.verify.dumps.observation import Dump, Observation
+
+MOST = 4096  # rows behind the prompt
+
+
+def split_decode_rows(dump: Dump, given: Sequence[int]) -> Dump:
+    """The dump with rows behind the prompt as decode steps; unchanged where a token of theirs is unknown."""
+    n = len(dump.tokens or given)
+    behind = [o for o in dump.observations if o.rows is not None and o.rows[0] >= n]
+    if not dump.log or dump.later or not n or not behind:
+        return dump
+    last = max(o.rows[0] for o in behind if o.rows is not None)
+    if last - n >= MOST:
+        return dump
+    steps: list[tuple[int, tuple[Observation, ...]]] = []
+    for at in range(n, last + 1):
+        token = _token(dump, at, n)
+        if token is None:
+            return dump
+        steps.append((token, tuple(o for o in behind if o.rows == (at, at + 1))))
+    unread = tuple(o for o in dump.unread if o.rows is None or o.rows[0] < n)
+    kept = tuple(o for o in dump.observations if not any(o is other for other in behind))
+    return replace(dump, observations=kept, unread=unread, later=tuple(steps))
+
+
+def _token(dump: Dump, at: int, n: int) -> int | None:
+    if at in dump.fed:
+        return dump.fed[at]
+    if at - n < len(dump.decoded):
+        return dump.decoded[at - n]
+    best = [
+        pair
+        for o in dump.observations
+        if o.name == "result_output" and o.rows == (at - 1, at) and o.kind in ("top", "at", "first")
+        for pair in (enumerate(o.data) if o.kind == "first" else o.data)
+    ]
+    return max(best, key=lambda pair: pair[1])[0] if best else None

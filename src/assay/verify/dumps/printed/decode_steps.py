@@ -1,0 +1,95 @@
+"""Finds which tokens a log feeds behind its prompt: headings of decode steps, ids beside positions, sampled ids.
+
+--- decode step 1, token 64, n_past 8      a heading of a step
+forward([253]) nPast=7                     a call with its ids
+{"phase": "decode", "position": 14, "token": 382}
+G pos=13 in=395 …                          the id at a position, beside values
+{"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
+generated ids: [281, 401]                  all of them
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+# A heading such as: --- decode step 1, token 64, n_past 8
+_STEP = re.compile(
+    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
+    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
+    re.IGNORECASE,
+)
+# A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
+_CALL = re.compile(
+    r"^\W{0,6}(?:forward|eval|decode|predict|infer|run|step|call)\w{0,12}\W{0,4}[\[(]\s{0,4}"
+    r"(\d{1,7}(?:\s{0,4},\s{0,4}\d{1,7}){0,400})\s{0,4}[\])]"
+    r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
+    re.IGNORECASE,
+)
+_POSITION = re.compile(
+    r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
+)
+_FED = re.compile(r"\b(?:token|tok|in|fed|input|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w])", re.I)
+_SAMPLED = re.compile(
+    r"\b(?:chosen|sampled?|picked?|next(?:[ _]?token)?|selected|argmax|greedy)\b[\"']?\W{0,5}"
+    r"(?:(?:token|id|tok)\b[\"']?\W{0,4})?(\d{1,7})\b(?!\.\d|\w)",
+    re.IGNORECASE,
+)
+_LISTED = re.compile(
+    r"^\W{0,6}(?:\w{1,12}\s){0,2}?(?:fed|generated|decoded|sampled|new|decode)\b(?![^\[\d]{0,60}prompt\s?(?:tokens|ids)\b)"
+    r"[^\[\]\d]{0,60}[:=\s]\s{0,4}[\[(]?\s{0,3}(\d{1,7}(?:[,\s]{1,4}\d{1,7}){0,400})\s{0,3}[\])]?\W{0,3}$",
+    re.IGNORECASE,
+)
+_PASS = re.compile(r"\b(?:decod|prefill|forward|step|generat|gen\b|eval|call|phase|pass)", re.IGNORECASE)
+_DECIMAL = re.compile(r"\d\.\d")
+_LONGEST = 400
+
+
+@dataclass
+class DecodeSteps:
+    """What the lines so far say about tokens behind the prompt."""
+
+    fed: dict[int, int] = field(default_factory=dict)  # id by position
+    listed: tuple[int, ...] = ()  # all of them, in order
+    sampled: list[int] = field(default_factory=list)  # lines without a position, in order
+
+    def look(self, line: str) -> bool:
+        """Note what a line says; whether it says nothing else, being a list of the ids."""
+        if len(line) > 8000:
+            line = line[:_LONGEST] + line[-_LONGEST:]
+        if m := _LISTED.match(line):
+            self.listed = self.listed or tuple(int(n) for n in re.findall(r"\d{1,7}", m[1]))
+            return True
+        head = line[:_LONGEST]
+        at, fed, made = _POSITION.search(head), _FED.search(head), _SAMPLED.search(head)
+        if at and fed and not at[1]:
+            self.fed.setdefault(int(at[2]), int(fed[1]))
+        if made and at:
+            self.fed.setdefault(int(at[2]) + 1, int(made[1]))
+        elif made:
+            self.sampled.append(int(made[1]))
+        return False
+
+    def place(self, line: str) -> tuple[int, int] | None:
+        """Position and id of a heading that begins a pass of one token."""
+        if len(line) > _LONGEST or _DECIMAL.search(line) or not (_PASS.search(line) or len(line.split()) < 5):
+            return None
+        at, fed = _POSITION.search(line), _FED.search(line)
+        return (int(at[2]), int(fed[1])) if at and fed and not at[1] else None
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """The ids behind the prompt, where no line gives their positions."""
+        return self.listed or tuple(self.sampled)
+
+
+def step_of(line: str) -> int | None:
+    """The token of a decode step whose heading this line is, by its words."""
+    m = _STEP.match(line) if len(line) < 200 else None
+    return int(m[1]) if m else None
+
+
+def call_of(line: str) -> tuple[tuple[int, ...], int] | None:
+    """The ids of a call, and how many tokens precede them."""
+    m = _CALL.match(line)
+    return (tuple(map(int, m[1].split(","))), int(m[2])) if m else None

@@ -1,0 +1,145 @@
+"""Rewrites a document so that it can be read by lines: JSON with each record on one line, YAML's lists indented.
+
+A record is an object of plain values and lists. Behind it stand the keys that lead to it: `layers.0.attn.q: [...]`. An
+object in a list is named by its own number or name (`"idx": 0`), or by its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_MOST = 1 << 25  # characters; a longer text stays as it is
+_DEEPEST = 12
+_NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block", "id", "i", "n")
+_NAME_KEYS = ("name", "node", "tensor", "op", "label", "stage")
+_ITEMS = re.compile(
+    r"^( {0,40}[A-Za-z_][\w.-]{0,60}):[ ]{0,8}\n((?: {0,40}- +[-+.0-9eE]{1,30}[ ]{0,8}\n){2,4000}+)", re.MULTILINE
+)
+_KEY_ALONE = re.compile(r"[A-Za-z_][\w .-]{0,60}:\s*")
+_ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
+
+
+def one_record_a_line(text: str) -> str:
+    """The text; if all of it is one document, with each record and list of records on one line."""
+    if len(text) > _MOST or "\n" not in text.strip():
+        single = text[:1] in "{[" and len(text) <= _MOST
+        document = _json(text) if single else None
+        return "\n".join(_paths(document, "", 0)) + "\n" if _nested(document) else text
+    document = _json(text) if text[:1] in ("{", "[") else None
+    if document is None:
+        text = _ITEMS.sub(_joined_items, text) if "- " in text else text
+        return _indented(text) if "\n- " in text else text
+    if _nested(document):
+        return "\n".join(_paths(document, "", 0)) + "\n"
+    return "\n".join(_lines(document, "", "")) + "\n"
+
+
+class _Text(str):
+    """A number as it was printed."""
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_float=_Text, parse_int=_Text, parse_constant=_Text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _nested(document: Any, depth: int = 0) -> bool:
+    """Whether objects in lists hold objects or arrays of their own, so that keys alone do not tell whose they are."""
+    if depth > _DEEPEST:
+        return False
+    if isinstance(document, dict):
+        return any(_nested(v, depth + 1) for v in document.values())
+    if isinstance(document, list) and document and all(isinstance(v, dict) for v in document):
+        inner = [w for v in document[:4] for w in v.values()]
+        return any(isinstance(w, dict) or (isinstance(w, list) and w and isinstance(w[0], list)) for w in inner)
+    return False
+
+
+def _flat(value: Any) -> bool:
+    return not isinstance(value, (dict, list)) or (
+        isinstance(value, list) and all(not isinstance(v, (dict, list)) or _record(v) for v in value)
+    )
+
+
+def _record(value: Any) -> bool:
+    return isinstance(value, dict) and all(not isinstance(v, (dict, list)) for v in value.values())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, _Text):
+        return value
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: {_short(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_short, value)) + "]"
+    return json.dumps(value)
+
+
+def _lines(value: Any, indent: str, key: str) -> list[str]:
+    if _flat(value):
+        return [f"{indent}{key}{_short(value)}"]
+    items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
+    inner = [
+        line
+        for name, item in items
+        for line in _lines(item, indent + "  ", "" if name is None else f"{json.dumps(name)}: ")
+    ]
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return [f"{indent}{key}{opened}", *inner, f"{indent}{closed}"]
+
+
+def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
+    """A line for each record or array, behind the keys that lead to it."""
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        for i, item in enumerate(value):
+            yield from _paths(item, f"{path}.{_own_name(item, i)}" if path else _own_name(item, i), depth + 1)
+    elif isinstance(value, dict) and not _statistics(value):
+        for key, item in value.items():
+            row = _ROW_KEY.fullmatch(str(key))
+            inner = f"{path} pos {row[1]}" if row else f"{path}.{key}" if path else str(key)
+            yield from _paths(item, inner, depth + 1)
+    elif isinstance(value, dict):
+        yield f"{path} " + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
+    elif path.rpartition(".")[2] not in _NUMBER_KEYS or isinstance(value, list):
+        yield f"{path.rpartition('.')[2] if _ids(path, value) else path}: {_short(value)}"
+
+
+def _ids(path: str, value: Any) -> bool:
+    """Whether it is a list of whole numbers; its last key names it: `prompt.ids`."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, _Text) and v.isdecimal() for v in value)
+
+
+def _statistics(value: dict[str, Any]) -> bool:
+    """Whether all of an object's values are numbers or lists of numbers, one of them a number: a record of one node."""
+    numbers = [isinstance(v, _Text) for v in value.values()]
+    lists = [isinstance(v, list) and all(isinstance(x, _Text) for x in v) for v in value.values()]
+    return bool(value) and all(a or b for a, b in zip(numbers, lists, strict=True)) and any(numbers)
+
+
+def _own_name(item: dict[str, Any], place: int) -> str:
+    number = next((str(item[k]) for k in _NUMBER_KEYS if str(item.get(k, "")).isdecimal()), "")
+    name = next((item[k] for k in _NAME_KEYS if isinstance(item.get(k), str)), "")
+    return ".".join(filter(None, (number, name))) or str(place)
+
+
+def _joined_items(m: re.Match[str]) -> str:
+    """Numbers below each other, each behind a dash, as one list."""
+    return f"{m[1]}: [{', '.join(re.findall(r'[-+.0-9eE]+', m[2].replace('- ', ' ')))}]\n"
+
+
+def _indented(text: str) -> str:
+    """A YAML list whose dashes stand below their key, moved to the right of it, as its lines belong to the key."""
+    found, below = list[str](), False
+    for line in text.splitlines():
+        if below and line[:1] not in ("-", " ", ""):
+            below = False
+        below = below or (line.startswith("- ") and bool(found) and _KEY_ALONE.fullmatch(found[-1]) is not None)
+        found.append("  " + line if below and line.strip() else line)
+    return "\n".join(found) + "\n"

@@ -1,0 +1,62 @@
+"""Rewrites numbers that are not printed in decimal: hexadecimal floats of C's %a, and hexdumps of float32.
+
+A hexdump becomes a line `NAME: [values]`; the name is in the command above it, or in the file's name that it shows.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+_HEX_FLOAT = re.compile(r"(?<![\w.])([-+]?)0[xX]([01])(?:\.([0-9a-fA-F]{1,14}))?[pP]([-+]?\d{1,4})\b")
+# hexdump -C: "00000010  28 01 00 00 a2 01 00 00  49 … |…|"; xxd: "00000010: 2801 0000 a201 0000 …  (.......".
+_DUMPED = re.compile(r"\s*[0-9a-fA-F]{7,16}:?\s+((?:[0-9a-fA-F]{2}[ \t]*){1,32}?)(?:\s{2,}.{0,80}|\s*\|.{0,80})?")
+_LONGEST = 200  # characters of a line of a hexdump
+_END = re.compile(r"\s*[0-9a-fA-F]{7,16}\s*")
+_COMMAND = re.compile(r"(?:hexdump|xxd|od)\b(?:\s+-\S+(?:\s+\d+)?)*\s+(?:\S*/)?([\w.@+-]{1,120})")
+_TYPE = re.compile(r"\.(?:f32|bin|raw|dat|f16|i32|u32|int32|tokens)$")
+
+
+def in_decimal(text: str) -> str:
+    """The text with hexadecimal floats as decimal numbers and hexdumps as lists."""
+    if "0x" in text or "0X" in text:
+        text = _HEX_FLOAT.sub(_decimal, text)
+    if "hexdump" in text or "xxd" in text or re.search(r"^0{7,8}:? {1,2}[0-9a-f]{2}", text, re.MULTILINE):
+        text = "\n".join(_undumped(text.splitlines()))
+    return text
+
+
+def _decimal(m: re.Match[str]) -> str:
+    try:
+        return f"{float.fromhex(m[0]):.9g}"
+    except OverflowError:
+        return "-inf" if m[1] == "-" else "inf"
+
+
+def _undumped(lines: list[str]) -> list[str]:
+    found: list[str] = []
+    name, data, kind = "", bytearray(), "<f4"
+
+    def close() -> None:
+        if data:
+            values = np.frombuffer(bytes(data[: len(data) // 4 * 4]), kind)
+            shown = ", ".join(str(int(v)) if kind == "<i4" else f"{float(v):.9g}" for v in values)
+            found.append(f"{name}: [{shown}]" if name else f"[{shown}]")
+            data.clear()
+
+    for line in lines:
+        m = _DUMPED.fullmatch(line) if len(line) < _LONGEST else None
+        if m is not None:
+            data += bytes.fromhex(m[1])
+        elif not (data and _END.fullmatch(line)):
+            close()
+            said = _COMMAND.search(line) or (re.search(r"([\w.@-]{1,120}\.(?:f32|bin|raw|i32))\b", line))
+            if said is None:
+                found.append(line)
+                continue
+            name = _TYPE.sub("", said[1])
+            kind = "<i4" if re.search(r"\.(?:i32|u32|int32)$|^(?:tokens?|ids)\b", said[1]) else "<f4"
+            name = re.sub(r"[.@_](pos|tok|row)_?(\d)", r" \1 \2", name)
+    close()
+    return found
