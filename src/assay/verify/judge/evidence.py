@@ -215,8 +215,7 @@ def _peaks(error: Array, size: Array, top: Array, factor: float, units: Array, l
 
 
 def _peaks_at_once(error: Array, size: Array, top: Array, factor: float, units: Array, least: Array) -> Array:
-    allowed = units[:, None, None] * size
-    allowed += top[:, :, None]
+    allowed = top[:, :, None] + units[:, None, None] * size  # a pooled node has one row, and a kept level one a token
     if least.any():  # adding zeros changes no bit, and of a large node each pass counts
         allowed += least[:, None, None]
     allowed *= factor
