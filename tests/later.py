@@ -19,6 +19,8 @@ class _Later:
         self._name = name
 
     def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):  # pytest asks every global of a test module whether it is a fixture
+            raise AttributeError(f"{self._name}.{key}")
         return getattr(import_module(self._name), key)
 
 

@@ -67,11 +67,13 @@ def bad(model: LanguageModel) -> None:
 
 
 def test_a_type_checker_finds_mistakes(tmp_path: Path) -> None:
+    """What mypy knows of the package is kept for the next run: it looks again at files that have changed."""
     pytest.importorskip("mypy")
     file = tmp_path / "uses.py"
     file.write_text(USES)
+    options = ("--strict", "--no-error-summary", "--follow-imports=silent", f"--cache-dir={SRC.parent}/build/mypy")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent", str(file)],
+        [sys.executable, "-m", "mypy", *options, str(file)],
         capture_output=True, text=True, env={"MYPYPATH": str(SRC), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         cwd=tmp_path,
     )  # fmt: skip

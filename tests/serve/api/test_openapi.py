@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 
 from assay.serve.api.routes import ROUTES
 from assay.serve.api_errors import KINDS
+from tests.later import import_later
 from tests.serve.conftest import Server, start_server
 from tests.tiny import make
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+schemathesis = import_later("schemathesis")
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="schemathesis is not installed")
 
 

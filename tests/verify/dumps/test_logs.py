@@ -157,7 +157,7 @@ def test_work_grows_with_the_line_and_no_faster(line: str) -> None:
     def steps(text: str) -> int:
         count = 0
 
-        def trace(*_: object) -> object:
+        def trace(frame: object, event: str, arg: object) -> object:
             nonlocal count
             count += 1
             return trace

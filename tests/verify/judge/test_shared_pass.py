@@ -32,13 +32,15 @@ def test_a_larger_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert first is not second and np.array_equal(first, second)
 
 
+@pytest.mark.parametrize("rows", [3, 1])  # one a token; one of a pooled node, of which the noise is kept for each token
+@pytest.mark.parametrize("width", [40, 4000])  # all arithmetics in one array, and one after the other
 @pytest.mark.parametrize("noise", [0.0, 1e-38, 1e-11, 1e-9, 1e-3])
-def test_terms_that_are_left_out_change_no_bit(noise: float) -> None:
+def test_terms_that_are_left_out_change_no_bit(noise: float, width: int, rows: int) -> None:
     rng = np.random.default_rng(1)
-    error, size = (np.abs(rng.standard_normal((3, 40))) for _ in range(2))
+    error, size = (np.abs(rng.standard_normal((rows, width))) for _ in range(2))
     top = (noise * rng.random((4, 3))).astype(np.float32)
     top[3] = top[1]
-    units, least = [0.0, 2.0**-24, 2.0**-11, 2.0**-24], [0.0, 0.0, 2.0**-25, 0.0]
+    units, least = np.array([0.0, 2.0**-24, 2.0**-11, 2.0**-24]), np.array([0.0, 0.0, 2.0**-25, 0.0])
     whole = [
         (error / ((one[:, None] + unit * size + more) * 3.0 + 1e-30)).max()
         for one, unit, more in zip(top, units, least, strict=True)

@@ -31,6 +31,7 @@ from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 Array = NDArray[Any]
 _TINY = 1e-30
 _FAR_ABOVE_TINY = 1e-10  # _TINY is less than half a unit in the last place of any larger number
+_SMALL = 1 << 11  # values of a node up to which a call for each arithmetic costs more than its work
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 _LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS])  # half of the smallest half
 
@@ -139,7 +140,8 @@ def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: 
     """Observed minus expected, and expected."""
     expected = np.asarray(measure(obs, value, axis, head_width), np.float64)
     error = apart(obs.target().astype(np.float64), expected)
-    expected = np.where(np.isinf(expected), 0, expected)
+    if np.isinf(expected).any():
+        expected = np.where(np.isinf(expected), 0, expected)
     if hide is not None and obs.kind not in STATISTICS:
         masked = measure(obs, np.broadcast_to(hide, value.shape), axis, head_width)
         error[masked] = 0
@@ -165,7 +167,7 @@ def ratios(
     start, stop = obs.rows or (0, rms.shape[1])
     if obs.kind == "values":
         e, x = by_rows(error, axis), by_rows(expected, axis)
-        peak = _peaks(np.abs(e), np.abs(x), top[:, start:stop], PEAK[factor], units.tolist(), least.tolist())
+        peak = _peaks(np.abs(e), np.abs(x), top[:, start:stop], PEAK[factor], units, least)
         limit = rms[:, start:stop] + units[:, None] * rms_of_rows(x) + least[:, None]
         mean = (rms_of_rows(e) / (factor * limit + _TINY)).max(axis=1)
         return np.asarray(np.maximum(peak, mean))
@@ -194,26 +196,33 @@ def _mean(x: Array, axis: int | None = None) -> Any:
     return np.add.reduce(x, axis=axis) / (x.size if axis is None else x.shape[axis])
 
 
-def _peaks(
-    error: Array, size: Array, top: Array, factor: float, units: Sequence[float], least: Sequence[float]
-) -> Array:
-    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass.
+def _total(a: Array, b: Array) -> float:
+    """The sum of all products; the bits of `np.sum(a * b)`."""
+    return float(np.add.reduce(a * b, axis=None))
 
-    A pass leaves out the terms that change no bit: a `least` of zero, and `_TINY` where the noise is far larger.
-    """
-    found: dict[tuple[bytes, float, float], Any] = {}
-    steps = {unit: unit * size for unit in set(units)}
-    keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
-    for key, one in zip(keys, top, strict=True):
+
+def _peaks(error: Array, size: Array, top: Array, factor: float, units: Array, least: Array) -> Array:
+    """The largest error over factor * (top + unit * size + least), for each arithmetic."""
+    if error.size <= _SMALL:
+        return _peaks_at_once(error, size, top, factor, units, least)
+    found: dict[tuple[bytes, float, float], Array] = {}  # alike arithmetics are one pass
+    keys = list(zip((one.tobytes() for one in top), units.tolist(), least.tolist(), strict=True))
+    for i, key in enumerate(keys):
         if key not in found:
-            allowed = np.add(one[:, None], steps[key[1]])
-            if key[2]:
-                allowed += key[2]
-            allowed *= factor
-            if not one.min(initial=1.0) > _FAR_ABOVE_TINY:
-                allowed += _TINY
-            found[key] = np.divide(error, allowed, out=allowed).max()
-    return np.array([found[key] for key in keys])
+            one = slice(i, i + 1)
+            found[key] = _peaks_at_once(error, size, top[one], factor, units[one], least[one])
+    return np.concatenate([found[key] for key in keys])
+
+
+def _peaks_at_once(error: Array, size: Array, top: Array, factor: float, units: Array, least: Array) -> Array:
+    allowed = top[:, :, None] + units[:, None, None] * size  # a pooled node has one row, and a kept level one a token
+    if least.any():  # adding zeros changes no bit, and of a large node each pass counts
+        allowed += least[:, None, None]
+    allowed *= factor
+    if not top.min(initial=1.0) > _FAR_ABOVE_TINY:
+        allowed += _TINY
+    np.divide(error, allowed, out=allowed)
+    return np.asarray(np.maximum.reduce(allowed.reshape(len(top), -1), axis=1))
 
 
 def measure_evidence(judged: JudgedNode) -> Evidence:
@@ -224,9 +233,9 @@ def measure_evidence(judged: JudgedNode) -> Evidence:
     for one in compared:
         carried, local = np.maximum(carried, one.carried), np.maximum(local, one.local)
         target = one.target
-        squares, base = squares + float(np.sum(one.error**2)), base + float(np.sum(one.expected**2))
-        dot, theirs2 = dot + float(np.sum(one.expected * target)), theirs2 + float(np.sum(target**2))
-        own_squares += float(np.sum(one.own_error**2))
+        squares, base = squares + _total(one.error, one.error), base + _total(one.expected, one.expected)
+        dot, theirs2 = dot + _total(one.expected, target), theirs2 + _total(target, target)
+        own_squares += _total(one.own_error, one.own_error)
     worst, where, found, expected = _worst(compared, judged.axis)
     return Evidence(
         name=judged.node.name,

@@ -50,7 +50,7 @@ class Streamed(Weights):
         self._shared = _decoded_tensors(file)
 
     def __getitem__(self, name: str) -> Array | Table:
-        if int(np.prod(self.file.tensors[name].shape)) * 4 > LARGEST:
+        if math.prod(self.file.tensors[name].shape) * 4 > LARGEST:
             return Table(self.file, name, np.float32)
         if self._shared is not None:
             if name not in self._shared:
