@@ -16,7 +16,6 @@ from assay.graph import Trait, split
 from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
-    COMPOSED,
     SCANNED,
     SINGLE,
     Candidate,
@@ -33,6 +32,7 @@ from assay.verify.diagnosis.candidates import (
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
+from assay.verify.faults.description import COMPOSED
 from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE

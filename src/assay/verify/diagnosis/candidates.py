@@ -21,7 +21,7 @@ from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
-from assay.verify.faults.description import INDEX, OPERAND, TOKEN
+from assay.verify.faults.description import COMPOSED, INDEX, OPERAND, TOKEN
 from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
@@ -41,7 +41,6 @@ SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
 }  # fmt: skip
 MOST_READINGS = 2  # that are named beside the best
-COMPOSED = {OPERAND, INDEX, TOKEN}  # rows of the grammar, each of many edits
 SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",

@@ -4,6 +4,9 @@
     which index       rows, heads, positions or cache rows are off by one or exchanged: `index-off`
     skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
     which token       another id was fed at one position: `token-other`
+    whose weights     a layer runs on another layer's tensors: `layer-weights`
+    which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
+                      `buffer-not-cleared`, `embd-overwritten`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
 `in_layers` restricts any edit to some layers.
@@ -11,7 +14,7 @@ The constants and arithmetics of the grammar are the families of the catalogue (
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
 descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
-heads and experts are in `attention_grammar`.
+heads and experts are in `attention_grammar`, of loaders in `loader_grammar`, of buffers in `buffer_grammar`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults import attention_grammar
+from assay.verify.faults import attention_grammar, buffer_grammar, loader_grammar
 from assay.verify.faults.description import (
     INDEX,
     NORMS,
@@ -60,6 +63,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
     """Every description of a mistake in these nodes, the shorter ones first. Planted in all layers of a segment."""
     nodes = [c.model.graph[name] for name in names]
     yield from _layers(c, nodes)
+    yield from loader_grammar.other_layers(c, nodes)
     firsts = list({role(node): node for node in reversed(nodes)}.values())[::-1]  # one of each role, the earliest
     for generate in (
         _norm_weights,
@@ -71,6 +75,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _token_rows,
         _cache_rows,
         *attention_grammar.GENERATORS,
+        *buffer_grammar.GENERATORS,
         _tokens,
         _rows,
     ):

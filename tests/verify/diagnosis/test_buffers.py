@@ -1,0 +1,39 @@
+"""Mistakes of loaders and buffers, planted in the second engine, are described from a dump, ten values and layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.verify.diagnosis.diagnose_dump import diagnose
+from tests import planting, tiny
+
+TWICE = (1, 270, 280, 270, 300, 1)  # two tokens come again
+PLANTED = {
+    "rows-unwritten": "of every product the last rows % 7 rows are not computed: zeros",
+    "rows-unwritten/worker": "of every product part 2 of 4 of the rows is not computed: zeros",
+    "rows-unwritten/columns": "of every product the last columns % 8 columns are not added",
+    "layer-weights": "layer 1 has the tensors of layer 3",
+    "buffer-not-cleared": "the buffer of ffn_out is not cleared between layers: it adds to what the layer before left",
+    "buffer-not-cleared/tokens": "the buffer of ffn_out is not cleared between tokens of a call",
+    "embd-overwritten": "the embedding's row of a token is overwritten by its l_out-4",
+}
+
+
+@pytest.fixture(scope="module")
+def model(stories260k: Path) -> Model:
+    return load(open_file(stories260k))
+
+
+@pytest.mark.parametrize("style", ["full", "last", "layers"])
+@pytest.mark.parametrize("bug", PLANTED)
+def test_it_is_described(model: Model, tmp_path: Path, bug: str, style: str) -> None:
+    tokens, steps = (TWICE, (1,) * len(TWICE)) if bug == "embd-overwritten" else (planting.TOKENS, planting.STEPS)
+    run = planting.second(model.file.path, bug, tokens=tokens, steps=steps)
+    dump = planting.dump(run, style, model, tmp_path, tokens)
+    found = diagnose(model, dump, weights=planting.weights_of(model.file))
+    assert [c.fault for c in found.causes] == [planting.fault_id(bug)], found
+    assert found.causes[0].how.startswith(PLANTED[bug]) and found.causes[0].confidence > 0.9, found
