@@ -448,11 +448,10 @@ class Engine:
         """A sum in a buffer that one of the bugs does not clear."""
         if "buffer-not-cleared" in self:
             value = self.left = value + (self.left if layer else 0)
-        if "buffer-not-cleared/tokens" in self:
-            self.left = np.zeros(value.shape[1], f32)
+        if "buffer-not-cleared/tokens" in self:  # every layer has a buffer of its own
             for row in value:
-                row += self.left
-                self.left = row.copy()
+                row += self.sums.get(layer, 0)
+                self.sums[layer] = row.copy()
         return value
 
     def narrow_sums(self, x, w):
@@ -581,6 +580,7 @@ class Engine:
         """Every node over all tokens. `hf`: Q and K in Hugging Face's row order with half-split rotation: healthy."""
         steps = steps or (len(tokens),)
         self.hf, self.trace, self.cache, self.total, self.prompt = hf, {}, {}, len(tokens), steps[0]
+        self.sums = {}
         self.parts, start = [], 0  # what each step gave
         for n in steps:
             self.parts.append({})

@@ -18,9 +18,10 @@ PLANTED = {
     "rows-unwritten/columns": "of every product the last columns % 8 columns are not added",
     "layer-weights": "layer 1 has the tensors of layer 3",
     "buffer-not-cleared": "the buffer of ffn_out is not cleared between layers: it adds to what the layer before left",
-    "buffer-not-cleared/tokens": "the buffer of ffn_out is not cleared between tokens of a call",
+    "buffer-not-cleared/tokens": "the buffer of ffn_out is not cleared between tokens: it adds",
     "embd-overwritten": "the embedding's row of a token is overwritten by its l_out-4",
 }
+ALIKE = {("rows-unwritten/columns", "layers")}  # zeros in the rows of gate and up give the same layer
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +29,19 @@ def model(stories260k: Path) -> Model:
     return load(open_file(stories260k))
 
 
-@pytest.mark.parametrize("style", ["full", "last", "layers"])
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize(
+    ("bug", "style"),
+    [
+        pytest.param(bug, style, marks=[pytest.mark.slow] if style != "full" else [])
+        for bug in PLANTED
+        for style in ("full", "last", "layers")
+        if (bug, style) not in ALIKE
+    ],
+)
 def test_it_is_described(model: Model, tmp_path: Path, bug: str, style: str) -> None:
     tokens, steps = (TWICE, (1,) * len(TWICE)) if bug == "embd-overwritten" else (planting.TOKENS, planting.STEPS)
     run = planting.second(model.file.path, bug, tokens=tokens, steps=steps)
-    dump = planting.dump(run, style, model, tmp_path, tokens)
+    dump = planting.dump(run, style, model, tmp_path, tokens, steps)
     found = diagnose(model, dump, weights=planting.weights_of(model.file))
     assert [c.fault for c in found.causes] == [planting.fault_id(bug)], found
     assert found.causes[0].how.startswith(PLANTED[bug]) and found.causes[0].confidence > 0.9, found

@@ -15,6 +15,7 @@ OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "nor
 SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
 LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "buffer-not-cleared", "embd-overwritten"
 COMPOSED = frozenset({OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN})  # rows of many edits each
+REACHING_BACK = frozenset({UNCLEARED})  # they read values of earlier layers, which few dumps have
 
 
 def placed(
