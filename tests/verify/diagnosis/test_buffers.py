@@ -13,9 +13,9 @@ from tests import planting, tiny
 
 TWICE = (1, 270, 280, 270, 300, 1)  # two tokens come again
 PLANTED = {
-    "rows-unwritten": "of every product the last rows % 7 rows are not computed: zeros",
-    "rows-unwritten/worker": "of every product part 2 of 4 of the rows is not computed: zeros",
-    "rows-unwritten/columns": "of every product the last columns % 8 columns are not added",
+    "rows-unwritten": "the last rows % 7 rows of every product are not computed: zeros",
+    "rows-unwritten/worker": "part 2 of 4 of the rows of every product is not computed: zeros",
+    "rows-unwritten/columns": "the last columns % 8 columns of every product are not added",
     "layer-weights": "layer 1 has the tensors of layer 3",
     "buffer-not-cleared": "the buffer of ffn_out is not cleared between layers: it adds to what the layer before left",
     "buffer-not-cleared/tokens": "the buffer of ffn_out is not cleared between tokens: it adds",

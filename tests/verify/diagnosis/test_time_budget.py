@@ -38,7 +38,7 @@ def test_a_stage_stops_when_the_time_is_up_and_is_named_once() -> None:
     assert not list(budget.each(range(3), "l_out-1: trying edits"))
     assert budget.untried() == (
         "the search stopped after 10 s and did not finish: trying edits at l_out-0 and 1 more nodes. "
-        "--seconds gives it more",
+        "--thorough gives it 60 s, --seconds N gives N s",
     )
     assert list(budget.each(range(2), "comparing", share=1.0)) == [0, 1]
 

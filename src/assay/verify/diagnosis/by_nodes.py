@@ -20,6 +20,9 @@ from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
+REMAINING = (
+    "the cause above does not explain every wrong node: mend it, run the engine again and diagnose its new values"
+)
 BENIGN = {
     "pos-global-offset": "all positions are shifted by a constant, which changes no score",
     "hf-order": "queries and keys are in Hugging Face's row order with half-split rotation, which is the same thing",
@@ -126,7 +129,7 @@ def _conclude(
         unexplained=tuple(unexplained),
         relations=tuple(relations_at(trials, unit)),
         segment=segment,
-        notes=(*notes, *([] if causes else [UNTRIED])),
+        notes=(*notes, *([REMAINING] if causes and unexplained else [] if causes else [UNTRIED])),
     )
 
 

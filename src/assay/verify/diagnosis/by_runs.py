@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.graph import Trait, split
-from assay.verify.diagnosis.advice import observation_that_tells
+from assay.verify.diagnosis.advice import observation_that_tells, relations_of_prints
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
     SCANNED,
@@ -39,6 +39,10 @@ from assay.verify.thresholds import A_GUESS, FEW, TIE
 
 Progress = Callable[[str], None]
 NEARLY_ALL = 0.9  # of the wrong nodes
+OTHERS = (
+    "this explains {n} of {of} nodes that differ; another mistake may lie after it. Mend this one, run the engine "
+    "again and diagnose its new values"
+)
 MOST_ALONE = 8  # hypotheses that are tried in one layer alone
 
 
@@ -67,7 +71,9 @@ def by_runs(
     held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
-        return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
+        relations = tuple(relations_of_prints(trials, unit))
+        advice = _bisect(result.segment, first.name)
+        return replace(result, next_observation=advice, relations=relations, notes=(UNTRIED,))
     best = held[0]
     same = [c for c in held if not same_name(best, c) and _as_good(best, c)]
     faults = {c.hypothesis.fault for c in same} - {best.hypothesis.fault}
@@ -83,7 +89,8 @@ def by_runs(
     if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
-    return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
+    notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
+    return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice, notes=notes)
 
 
 def _found(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from assay.system.stages import counting
+from assay.verify.thresholds import THOROUGH_SECONDS
 
 Item = TypeVar("Item")
 SEARCHING = 0.8  # share of the time for the search; the rest compares what was found with everything observed
@@ -60,7 +61,8 @@ class TimeBudget:
         if not self._cut:
             return ()
         stages = "; ".join(f"{stage}{_at(nodes)}" for stage, nodes in self._cut.items())
-        return (f"the search stopped after {self.seconds:g} s and did not finish: {stages}. --seconds gives it more",)
+        more = f"--thorough gives it {THOROUGH_SECONDS:g} s, " if self.seconds < THOROUGH_SECONDS else ""
+        return (f"the search stopped after {self.seconds:g} s and did not finish: {stages}. {more}--seconds N gives N s",)
 
 
 def _at(nodes: Sequence[str]) -> str:

@@ -36,14 +36,14 @@ def unwritten(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     every = {role(node): _rows(c, node) for node in all_products}
     for words, hole in _distinct(every, _HOLES):
         if any(_holed(hole, _rows(c, node)) for node in here):
-            yield UNWRITTEN, placed(f"of every product {words}", _zeroed(hole), ("linear",))
+            yield UNWRITTEN, placed(words.format("every product"), _zeroed(hole), ("linear",))
     terms = {role(node): int(c.model.graph.weights[node.weights[0]][-1]) for node in all_products}
     for words, hole in _distinct(terms, _TERMS):
         if any(_holed(hole, terms[role(node)]) for node in here):
-            yield UNWRITTEN, placed(f"of every product {words}", _unsummed(hole), ("linear",))
+            yield UNWRITTEN, placed(words.format("every product"), _unsummed(hole), ("linear",))
     for name in dict.fromkeys(role(node) for node in here):
         for words, hole in _distinct({name: every[name]}, _HOLES):
-            yield UNWRITTEN, placed(f"of {name} {words}", _zeroed(hole), ("linear",), name)
+            yield UNWRITTEN, placed(words.format(name), _zeroed(hole), ("linear",), name)
 
 
 Hole = Callable[[int], tuple[int, int]]  # for a number of rows, the first that is missing and the one after the last
@@ -63,12 +63,12 @@ def _share(workers: int, k: int, n: int) -> tuple[int, int]:
 
 
 _HOLES: dict[str, Hole] = {
-    **{f"the last rows % {n} rows are not computed: zeros": partial(_rest, n) for n in WORKERS},
-    **{f"the first rows % {n} rows are not computed: zeros": partial(_first_rest, n) for n in WORKERS},
-    **{f"part {k + 1} of {n} of the rows is not computed: zeros": partial(_share, n, k)
+    **{f"the last rows % {n} rows of {{}} are not computed: zeros": partial(_rest, n) for n in WORKERS},
+    **{f"the first rows % {n} rows of {{}} are not computed: zeros": partial(_first_rest, n) for n in WORKERS},
+    **{f"part {k + 1} of {n} of the rows of {{}} is not computed: zeros": partial(_share, n, k)
        for n in SHARES for k in range(n)},
 }  # fmt: skip
-_TERMS: dict[str, Hole] = {f"the last columns % {n} columns are not added": partial(_rest, n) for n in LANES}
+_TERMS: dict[str, Hole] = {f"the last columns % {n} columns of {{}} are not added": partial(_rest, n) for n in LANES}
 
 
 def _distinct(sizes: Mapping[str, int], holes: Mapping[str, Hole]) -> Iterator[tuple[str, Hole]]:
