@@ -46,7 +46,11 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
 
 def relations_of_prints(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
     """One factor between the printed numbers of the target and what they should be, if they have one."""
-    axis, own, hide = token_axis(trials.graph, unit.target), trials.base(unit)[unit.target], trials.hidden_at(unit.target)
+    axis, own, hide = (
+        token_axis(trials.graph, unit.target),
+        trials.base(unit)[unit.target],
+        trials.hidden_at(unit.target),
+    )
     errors, rights, digits = [], [], []
     for obs in trials.dump.by_name[unit.target]:
         error, right = deviation(obs, own, axis, trials.model.hparams.n_embd_head, hide)

@@ -62,7 +62,9 @@ class TimeBudget:
             return ()
         stages = "; ".join(f"{stage}{_at(nodes)}" for stage, nodes in self._cut.items())
         more = f"--thorough gives it {THOROUGH_SECONDS:g} s, " if self.seconds < THOROUGH_SECONDS else ""
-        return (f"the search stopped after {self.seconds:g} s and did not finish: {stages}. {more}--seconds N gives N s",)
+        return (
+            f"the search stopped after {self.seconds:g} s and did not finish: {stages}. {more}--seconds N gives N s",
+        )
 
 
 def _at(nodes: Sequence[str]) -> str:

@@ -42,7 +42,9 @@ class Words:
 def number_in_words(obs: Observation, at: int) -> str:
     """What a printed number is: `the rms of row 3`, `value 2 of row 7`."""
     rows = obs.rows
-    where = "all rows" if rows is None else f"row {rows[0]}" if obs.row is not None else f"rows {rows[0]} to {rows[1] - 1}"
+    where = (
+        "all rows" if rows is None else f"row {rows[0]}" if obs.row is not None else f"rows {rows[0]} to {rows[1] - 1}"
+    )
     if obs.kind in ("at", "top"):
         return f"element {obs.data[at][0]} of {where}"
     if obs.kind in ("first", "last"):
