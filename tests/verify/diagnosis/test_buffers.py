@@ -9,7 +9,7 @@ import pytest
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
-from tests import planting, tiny
+from tests import planting
 
 TWICE = (1, 270, 280, 270, 300, 1)  # two tokens come again
 PLANTED = {

@@ -14,6 +14,8 @@ from assay.verify.judge.text import non_finite_lines
 
 PAGE = "docs/reference/faults.md"
 _WIDTH = 100
+BELOW_NOISE = "undecided: nothing is beyond the noise of an arithmetic, and a fault smaller than that would not show"
+UNJUDGED = "undecided: the time was up before all values were compared; nothing that was compared is wrong"
 
 
 def text(d: Diagnosis, model: Model | None = None) -> str:
@@ -27,7 +29,7 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield from _notes(d)
         return
     if d.verdict == "undecided":
-        yield "undecided: nothing is beyond the noise of an arithmetic, and a fault smaller than that would not show"
+        yield BELOW_NOISE if d.diff is not None else UNJUDGED
         yield from _wrapped(f"next: {d.next_observation}", "  ")
         yield from _notes(d)
         return

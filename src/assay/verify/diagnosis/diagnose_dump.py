@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,8 +34,9 @@ from assay.verify.diagnosis.early_layers import early_part, large
 from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
 from assay.verify.diagnosis.found_states import strange_state
 from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
+from assay.verify.diagnosis.native_runs import NEXT, NativeRuns, by_native_runs
 from assay.verify.diagnosis.result import Diagnosis
-from assay.verify.diagnosis.time_budget import TimeBudget
+from assay.verify.diagnosis.time_budget import TimeBudget, TimeIsUp
 from assay.verify.diagnosis.wording import number_in_words
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
@@ -140,9 +142,17 @@ def _diagnose(
             say(f"{shown}: {len(diff.nodes)} nodes are right; judging the other layers")
     elif large(model):
         say("nothing of the first layers was dumped, so the whole model is run; l_out-0 would give an answer sooner")
+        runs = NativeRuns.of(model, dump, budget)
+        answered = by_native_runs(runs, budget, say) if runs is not None else None
+        if answered is not None:
+            return answered
     inputs = run_inputs(model, dump.tokens, dump.positions)
     dump = with_states_apart(dump, model.graph)
-    judged = judge(model, dump, cache=cache, inputs=inputs)
+    try:
+        with budget.stopping() if large(model) else nullcontext():
+            judged = judge(model, dump, cache=cache, inputs=inputs)
+    except TimeIsUp:
+        return Diagnosis("undecided", None, (), (), NEXT)
     if (told_by_states := by_states(judged, dump, model.graph)) is not None:
         return told_by_states
     found = _by_nodes_alone(inputs, dump, without_states(judged, model.graph), weights, say, share, budget)
