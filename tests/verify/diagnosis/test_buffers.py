@@ -9,7 +9,7 @@ import pytest
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
-from tests import planting
+from tests import planting, tiny
 
 TWICE = (1, 270, 280, 270, 300, 1)  # two tokens come again
 PLANTED = {
@@ -45,3 +45,16 @@ def test_it_is_described(model: Model, tmp_path: Path, bug: str, style: str) -> 
     found = diagnose(model, dump, weights=planting.weights_of(model.file))
     assert [c.fault for c in found.causes] == [planting.fault_id(bug)], found
     assert found.causes[0].how.startswith(PLANTED[bug]) and found.causes[0].confidence > 0.9, found
+
+
+@pytest.mark.slow
+def test_layers_that_are_sorted_as_text_are_described(tmp_path: Path) -> None:
+    """From ten layers on: 0, 1, 10, 11, 2. Layer 2 is the first that shows it."""
+    model = load(open_file(tiny.make(tmp_path / "twelve.gguf", n_layer=12)))
+    tokens = tuple(t % model.hparams.n_vocab for t in planting.TOKENS)
+    run = planting.second(model.file.path, "layer-weights/text", tokens=tokens)
+    found = diagnose(model, planting.dump(run, "layers", model, tmp_path, tokens))
+    assert [c.how for c in found.causes] == [
+        "the layers are sorted by their names as text: layer 2 those of layer 10, layer 3 those of layer 11, "
+        "layer 4 those of layer 2, …"
+    ], found

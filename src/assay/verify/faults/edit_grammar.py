@@ -63,7 +63,6 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
     """Every description of a mistake in these nodes, the shorter ones first. Planted in all layers of a segment."""
     nodes = [c.model.graph[name] for name in names]
     yield from _layers(c, nodes)
-    yield from loader_grammar.other_layers(c, nodes)
     firsts = list({role(node): node for node in reversed(nodes)}.values())[::-1]  # one of each role, the earliest
     for generate in (
         _norm_weights,
@@ -75,10 +74,10 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _token_rows,
         _cache_rows,
         *attention_grammar.GENERATORS,
-        *buffer_grammar.GENERATORS,
-        _tokens,
-        _rows,
     ):
+        yield from generate(c, firsts)
+    yield from loader_grammar.other_layers(c, nodes)
+    for generate in (*buffer_grammar.GENERATORS, _tokens, _rows):
         yield from generate(c, firsts)
 
 

@@ -7,6 +7,7 @@ one layer, or two        a layer has the tensors of another one; two layers have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from assay.verify.faults.description import LAYERS, Description, placed
 from assay.verify.faults.fault import Change, Context, Edit, layer
 
 MOST_LAYERS = 128  # of which one may have another one's tensors
+MOST_WEIGHTS = 1 << 24  # of these nodes in a layer, if each other layer is tried for it: each trial decodes them
 MOST_SAID = 3  # layers that are named for a rule
 
 
@@ -31,6 +33,9 @@ def other_layers(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             more = ", …" if len(moved) > MOST_SAID else ""
             yield LAYERS, placed(f"{rule}: {some}{more}", _reading(moved), ())
     for at in here:
+        own = {w for node in nodes if layer(node) == at for w in node.weights}
+        if sum(math.prod(c.model.graph.weights[w]) for w in own) > MOST_WEIGHTS:
+            continue
         for to in (to for to in sorted(order)[:MOST_LAYERS] if to != at):
             yield LAYERS, placed(f"layer {at} has the tensors of layer {to}", _reading({at: to}), ())
             if to > at:
