@@ -30,6 +30,7 @@ from assay.verify.judge.evidence import deviation
 from assay.verify.thresholds import CUT_SHORT, FEW, JUDGED_A_SECOND, MATCHED, NATIVE_NMSE, TIE
 
 NEXT = "dump l_out-0, or a few values of every layer's output: a layer is judged in seconds, a whole model in minutes"
+ONLY = "tried: mistakes that are another attribute, operand or weight of a node; other formulas need the definition"
 TRIED = "trying mistakes in runs of the native engine"
 
 
@@ -88,7 +89,7 @@ def by_native_runs(runs: NativeRuns, budget: TimeBudget, say: Callable[[str], No
     say(f"{first} is wrong: nmse {before[first]:.1e} against a run of the native engine; looking for the mistake")
     found = list(_fitting(runs, budget, first))
     note = f"compared with runs of the native engine, in its arithmetic: {first} has nmse {before[first]:.1e}"
-    result = Diagnosis("unexplained", first, wrong, (), NEXT, (first,), notes=(note,))
+    result = Diagnosis("unexplained", first, wrong, (), NEXT, (first,), notes=(note, ONLY))
     if not found or len(found) > FEW:
         return result
     least = min(off for off, _ in found)
@@ -109,7 +110,7 @@ def by_native_runs(runs: NativeRuns, budget: TimeBudget, say: Callable[[str], No
         fitted=best.variant.search is not None,
         exact=False,
     )
-    return Diagnosis("fault", first, wrong, (cause,), NEXT, notes=(note,))
+    return Diagnosis("fault", first, wrong, (cause,), NEXT, notes=(note, ONLY))
 
 
 def _fitting(runs: NativeRuns, budget: TimeBudget, first: str) -> Iterator[tuple[float, Hypothesis]]:
