@@ -32,7 +32,7 @@ from assay.verify.diagnosis.candidates import (
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
-from assay.verify.faults.description import COMPOSED
+from assay.verify.faults.description import COMPOSED, LAYERS
 from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
@@ -123,21 +123,25 @@ def _compared_with_all(
     held = []
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
+    whole = EvidenceUnit(unit.target, tuple(node.name for node in trials.graph))
     for c in trials.budget.each(candidates, "comparing with everything observed", "mistakes", share=1.0):
-        values = trials.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
-        base = trials.base(unit)
+        place = (
+            whole if c.hypothesis.fault == LAYERS else unit
+        )  # the layer's nodes before the unit read its tensors too
+        values = trials.predict(c.hypothesis, place, [n for n in names if n in place.segment]) or {}
+        base = trials.base(place)
         explained = contradicted = 0
         lost = 0.0
         for name in names:
             value = values.get(name, base.get(name))
             if value is None:
                 continue
-            fit = trials.after(unit, name, value)
+            fit = trials.after(place, name, value)
             if name in wrong:
                 explained += fit.explained
             elif not fit.explained and c.hypothesis.fault not in SINGLE:
                 contradicted += 1
-                lost += described(fit, trials.before(unit, name))
+                lost += described(fit, trials.before(place, name))
         held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
     return _in_order(held)
 
