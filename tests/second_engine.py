@@ -971,6 +971,12 @@ class Engine:
                     memory[t : t + hd] = rows[t, g]
                 out[:, g] = memory.reshape(n, hd)
             return out
+        if "kv-seqpos-units/early" in self:  # n_past - 1 for n_past
+            out = rows.copy()
+            for t in range(prompt, n):
+                out[t - 1] = rows[t]
+            out[n - 1] = 0
+            return out
         if "kv-seqpos-units/steps" in self:  # the step's number for the row
             out = np.zeros_like(rows)
             out[:prompt] = rows[:prompt]

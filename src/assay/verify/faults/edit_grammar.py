@@ -462,8 +462,12 @@ def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
 
 
 def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another id at one position: an id of the prompt, a neighbour of the right one, a special one."""
+    """Another id at all positions, a neighbour of the right one; or at one: an id of the prompt, a neighbour, a special
+    one."""
     total = min(sum(c.steps), MOST_POSITIONS)
+    for step in (1, -1) if any(layer(node) in (None, 0) for node in nodes) else ():
+        label = f"every token is looked up with its id {'+' if step > 0 else '-'} 1"
+        yield TOKEN, placed(label, _all_fed(step), ("embed",))
     for at in range(total) if any(layer(node) in (None, 0) for node in nodes) else ():
         others: dict[str, Callable[[Any], int]] = {
             "with its id + 1": lambda ids, at=at: ids[at] + 1,  # type: ignore[misc]
@@ -481,6 +485,14 @@ def special_ids(c: Context) -> list[int]:
     named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
     ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
     return list(dict.fromkeys((0, *ids)))
+
+
+def _all_fed(step: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, last = standard(node), c.model.hparams.n_vocab - 1
+        return Change(node, lambda ids, *rest: own(np.clip(ids + step, 0, last), *rest))
+
+    return edit
 
 
 def _fed(at: int, other: Callable[[Any], int]) -> Edit:
