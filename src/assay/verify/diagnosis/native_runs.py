@@ -63,7 +63,8 @@ class NativeRuns:
 
     def nmse(self, graph: Graph | None = None) -> dict[str, float]:
         """Of every observed node: the squared deviation from a run of this graph, relative to its size."""
-        engine = self.engine if graph is None else self.engine.beside(graph, self.engine.n_pages)
+        beside = self.engine.beside
+        engine = self.engine if graph is None or beside is None else beside(graph, self.engine.n_pages)
         pages = np.arange(self.engine.n_pages, dtype=np.int32)
         chunk = Chunk(np.asarray(self.dump.tokens, np.int32), 0, pages, "none")
         made = engine.forward([chunk], self.names)[0].nodes

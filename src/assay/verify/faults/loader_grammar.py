@@ -73,7 +73,7 @@ def _reading(moved: Mapping[int, int]) -> Edit:
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         at = layer(node)
-        if at not in moved or not node.weights:
+        if at is None or at not in moved or not node.weights:
             return None
         weights = tuple(name.replace(f"blk.{at}.", f"blk.{moved[at]}.") for name in node.weights)
         return Change(replace(node, weights=weights)) if weights != node.weights else None
