@@ -63,12 +63,16 @@ class NativeRuns:
 
     def nmse(self, graph: Graph | None = None) -> dict[str, float]:
         """Of every observed node: the squared deviation from a run of this graph, relative to its size."""
-        beside = self.engine.beside
-        engine = self.engine if graph is None or beside is None else beside(graph, self.engine.n_pages)
+        engine = self.engine
+        if graph is not None and engine.beside is not None:
+            engine = engine.beside(graph, engine.n_pages)
         pages = np.arange(self.engine.n_pages, dtype=np.int32)
         chunk = Chunk(np.asarray(self.dump.tokens, np.int32), 0, pages, "none")
         made = engine.forward([chunk], self.names)[0].nodes
-        return {name: self._off(name, made[name].astype(np.float64)) for name in self.names}
+        found = {name: self._off(name, made[name].astype(np.float64)) for name in self.names}
+        if engine is not self.engine:
+            engine.close()
+        return found
 
     def _off(self, name: str, value: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
         axis, squares, size = token_axis(self.model.graph, name), 0.0, 0.0

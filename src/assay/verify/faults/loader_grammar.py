@@ -75,7 +75,8 @@ def _reading(moved: Mapping[int, int]) -> Edit:
         at = layer(node)
         if at is None or at not in moved or not node.weights:
             return None
-        weights = tuple(name.replace(f"blk.{at}.", f"blk.{moved[at]}.") for name in node.weights)
+        mine, other = f"blk.{at}.", f"blk.{moved[at]}."
+        weights = tuple(name.replace(mine, other) for name in node.weights)
         return Change(replace(node, weights=weights)) if weights != node.weights else None
 
     return edit
