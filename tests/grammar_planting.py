@@ -35,6 +35,7 @@ class Drawn:
     skipped: int | None = None
     repeated: int | None = None
     token: tuple[int, int] | None = None  # position, id
+    looked_up: int = 0  # added to every id
     unturned: tuple[str, int] | None = None  # q or k, head that is not rotated
     only_first: str = ""  # of keys or values, every cached row is the first token's
     rows: tuple[str, int, bool] | None = None  # cache rows: which, from or at this position, lost or late
@@ -75,6 +76,7 @@ class Edited(Engine):
         if self.drawn.token is not None:
             at, other = self.drawn.token
             tokens = np.where(np.arange(start, start + len(tokens)) == at, other, tokens)
+        tokens = np.asarray(tokens) + self.drawn.looked_up
         super().step(tokens, start, prompt)
 
     def block(self, x, layer, start, prompt):

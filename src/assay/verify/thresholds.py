@@ -105,6 +105,10 @@ PROMISING = 0.95  # Share left after a rough scan: above it, a refinement finds 
 LARGE_LAYER = 40_000_000  # Weights of a segment: decoding them takes a second, so misread weights are tried last.
 LARGE_MODEL = 200_000_000  # Weights of a model that takes more than 5 s to judge whole; its first layers come first.
 FIRST_WEIGHTS = 60_000_000  # Weights of the layers that are judged first.
+JUDGED_A_SECOND = 20_000_000  # Weights. A model that takes longer than the search is compared with the native engine.
+NATIVE_NMSE = (
+    5e-3  # of a right engine against the native one, whose operands are rounded to eight bits, after 16 layers.
+)
 MOST_DECODED = 150_000_000  # Elements decoded in one scan of a weight's layout.
 
 # -- endpoint: log-probabilities, in nats ------------------------------------------------------------------------------

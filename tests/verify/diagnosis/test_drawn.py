@@ -24,6 +24,12 @@ DRAWN = [  # style, what is planted, words of the answer
     ("last", Drawn(rows=("values", 4, False)), "values of position 4 are lost: zeros"),
     ("last", Drawn(unturned=("q", 5)), "head 5 of Qcur is not rotated"),
     ("layers", Drawn(unturned=("k", 1)), "head 1 of Kcur is not rotated"),
+    ("full", Drawn(looked_up=1), "every token is looked up with its id + 1"),
+    (
+        "full",
+        Drawn(named={"blk.1.attn_v.weight": "blk.0.attn_v.weight"}),  # not all tensors of the layer before
+        "Vcur takes the matrix of the layer before",
+    ),
     ("full", Drawn(only_first="values"), "every cached row of values is that of the first token"),
 ]
 

@@ -10,6 +10,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.early_layers import early_part
 from assay.verify.diagnosis.time_budget import TimeBudget
@@ -38,7 +39,7 @@ def test_a_stage_stops_when_the_time_is_up_and_is_named_once() -> None:
     assert not list(budget.each(range(3), "l_out-1: trying edits"))
     assert budget.untried() == (
         "the search stopped after 10 s and did not finish: trying edits at l_out-0 and 1 more nodes. "
-        "--seconds gives it more",
+        "--thorough gives it 60 s, --seconds N gives N s",
     )
     assert list(budget.each(range(2), "comparing", share=1.0)) == [0, 1]
 
@@ -96,3 +97,26 @@ def test_ranks_that_were_printed_are_followed() -> None:
     assert with_printed([seen], ranked, 3).tolist() == [[2, 0, 1], [1, 0, 2]]
     odd = replace(seen, data=(7.0, 0.0, math.pi))
     assert with_printed([odd], ranked, 3).tolist() == ranked.tolist()
+
+
+def test_a_model_that_cannot_be_judged_in_time_is_compared_with_the_native_engine(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("assay._native", reason="the native module is not built")
+    from assay.verify.diagnosis import early_layers, native_runs
+
+    monkeypatch.setattr(early_layers, "LARGE_MODEL", 1)
+    monkeypatch.setattr(native_runs, "JUDGED_A_SECOND", 1e-9)
+    dump = _dump(model, tmp_path)
+    logits = replace(dump, observations=tuple(o for o in dump.observations if o.name == "result_output"))
+    found = diagnose(model, logits, seconds=1e6)
+    assert [c.fault for c in found.causes] == [BUG] and found.causes[0].confidence <= CUT_SHORT, found
+    assert "native engine" in found.notes[0]
+    cut = diagnose(model, logits, seconds=1e-9)
+    assert (cut.verdict, cut.first_wrong) == ("unexplained", "result_output") and "did not finish" in cut.notes[-1]
+    right = planting.second(model.file.path, tokens=logits.tokens)
+    healthy = planting.dump(right, "full", model, tmp_path, logits.tokens)
+    near = replace(healthy, observations=tuple(o for o in healthy.observations if o.name == "result_output"))
+    undecided = diagnose(model, near, seconds=1e-9)
+    assert (undecided.verdict, undecided.first_wrong) == ("undecided", None), undecided
+    assert answer.text(undecided, model).startswith(answer.UNJUDGED)

@@ -7,11 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis import answer
+from assay.verify.diagnosis.advice import relations_of_prints
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.wording import LANGUAGES, facts, words
+from assay.verify.diagnosis.wording import LANGUAGES, facts, number_in_words, words
+from assay.verify.dumps.observation import Dump, Observation, inputs_of
+from assay.verify.dumps.resolve import resolve
 from assay.verify.faults import CODE, FAULTS, Stage
+from assay.verify.judge.verdict import judge
 
 
 def cause(fault: str, how: str, node: str = "Qcur-0", confidence: float = 0.9) -> Cause:
@@ -59,3 +66,24 @@ def test_below_half_it_is_a_best_guess(model: Model) -> None:
     assert "best guess: rope-base" in text and "cause" not in text
     text = answer.text(replace(found, verdict="fault", causes=(replace(weak, confidence=0.8),)), model)
     assert "cause: rope-base" in text and "your base is 500000" in text and "look for a line like" in text
+
+
+def test_a_printed_number_is_named_by_what_it_is() -> None:
+    assert number_in_words(Observation("l_out-0", "rms", 2.0, (3, 4)), 0) == "the rms of row 3"
+    assert number_in_words(Observation("l_out-0", "sum", 2.0), 0) == "the sum of all rows"
+    assert number_in_words(Observation("l_out-0", "first", (1.0, 2.0), (5, 6)), 1) == "value 1 of the first 2 of row 5"
+    assert number_in_words(Observation("l_out-0", "top", ((7, 2.0),), (0, 3)), 0) == "element 7 of rows 0 to 2"
+
+
+def test_one_factor_of_all_printed_numbers_is_said(model: Model) -> None:
+    tokens = (1, 5, 9)
+    env = inputs_of(tokens, range(3))
+    value = interpret(model.graph, Weights(model.file), env, ["l_out-1"])["l_out-1"]
+    row = tuple((1.37 * value[-1, :4]).tolist())
+    seen = (Observation("l_out-1", "first", row, (2, 3)),)
+    dump = resolve(Dump("test", tokens, (0, 1, 2), (3,), seen, "test"), model)
+    trials = FaultTrials(model, dump, judge(model, dump, cache=False)).from_tokens()
+    unit = EvidenceUnit("l_out-1", tuple(node.name for node in model.graph))
+    assert [r.text for r in relations_of_prints(trials, unit)] == [
+        "every printed number is 1.37 times what it should be"
+    ]

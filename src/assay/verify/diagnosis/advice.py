@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 
 from assay.graph import Trait, split
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
-from assay.verify.diagnosis.relations import Relation, describe
+from assay.verify.diagnosis.relations import Relation, describe, relative
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS
 from assay.verify.faults.kinds import ANOTHER_RUN
+from assay.verify.judge.evidence import deviation
+from assay.verify.thresholds import CLOSE
 
 Array = NDArray[Any]
+FEWEST_PRINTED = 3  # numbers that one factor may be read from
 
 
 def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
@@ -39,6 +42,30 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
     if hidden is not None:
         found, own = np.where(hidden, 0, found), np.where(hidden, 0, own)
     return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
+
+
+def relations_of_prints(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
+    """One factor between the printed numbers of the target and what they should be, if they have one."""
+    axis, own, hide = (
+        token_axis(trials.graph, unit.target),
+        trials.base(unit)[unit.target],
+        trials.hidden_at(unit.target),
+    )
+    errors, rights, digits = [], [], []
+    for obs in trials.dump.by_name[unit.target]:
+        error, right = deviation(obs, own, axis, trials.model.hparams.n_embd_head, hide)
+        errors.append(error.ravel())
+        rights.append(right.ravel())
+        digits.append(np.broadcast_to(np.asarray(obs.printed or 0.0), error.size))
+    error, right, digit = (np.concatenate(parts) for parts in (errors, rights, digits))
+    power = float(right @ right)
+    if len(right) < FEWEST_PRINTED or not power or not np.isfinite(error).all():
+        return []
+    k = float((error + right) @ right) / power
+    left = np.abs(error + right - k * right)
+    if abs(k - 1) <= CLOSE or (left > CLOSE * np.abs(k * right) + 2 * digit).any():
+        return []
+    return [Relation("ratio", f"every printed number is {k:.6g} times what it should be", relative(left, right))]
 
 
 def next_observation(

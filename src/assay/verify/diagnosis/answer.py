@@ -9,11 +9,13 @@ from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import Words, joint, tied, words
-from assay.verify.judge.known import listed, tally
+from assay.verify.judge.known import WRONG, listed, tally
 from assay.verify.judge.text import non_finite_lines
 
 PAGE = "docs/reference/faults.md"
 _WIDTH = 100
+BELOW_NOISE = "undecided: nothing is beyond the noise of an arithmetic, and a fault smaller than that would not show"
+UNJUDGED = "undecided: the time was up before all values were compared; nothing that was compared is wrong"
 
 
 def text(d: Diagnosis, model: Model | None = None) -> str:
@@ -27,7 +29,7 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield from _notes(d)
         return
     if d.verdict == "undecided":
-        yield "undecided: nothing is beyond the noise of an arithmetic, and a fault smaller than that would not show"
+        yield BELOW_NOISE if d.diff is not None else UNJUDGED
         yield from _wrapped(f"next: {d.next_observation}", "  ")
         yield from _notes(d)
         return
@@ -83,17 +85,24 @@ def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield f"            between {d.segment[0]} and {d.segment[-1]}: {len(d.segment)} nodes, the last one dumped"
     if model is not None and found.name in model.graph:
         yield f"            {model.graph[found.name]}"
-    yield f"  seen      at {list(e.where)}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
+    where = d.seen or f"at {list(e.where)}"
+    yield f"  seen      {where}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
 
 
 def _of_how_many(d: Diagnosis) -> str:
-    """How many nodes are wrong, and what is known about them: `, first of 6 wrong on their own inputs`."""
+    """How many nodes are wrong, and what is known about them: `, first of 6 wrong on their own inputs`.
+
+    Where more than one kind is among them: `, first of 90 that differ (1 own or before, 89 inputs unknown)`.
+    """
     assert d.diff is not None
     wrong = [n for n in d.diff.nodes if n.name in set(d.wrong_nodes)]
     if len(wrong) < 2:
         return ""
-    that = " that differ: " if len(tally(wrong)) > 1 else " "
-    return f", first of {len(wrong)}{that}{listed(wrong).removeprefix(str(len(wrong))).lstrip()}"
+    counts = tally(wrong)
+    if len(counts) == 1:
+        return f", first of {len(wrong)} {listed(wrong).removeprefix(str(len(wrong))).lstrip()}"
+    kinds = ", ".join(f"{counts[kind.id]} {kind.short}" for kind in WRONG if kind.id in counts)
+    return f", first of {len(wrong)} that differ ({kinds})"
 
 
 def _cause(c: Cause, said: Words, number: int) -> Iterator[str]:

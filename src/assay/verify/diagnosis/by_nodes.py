@@ -14,12 +14,16 @@ from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause,
 from assay.verify.diagnosis.doubles import Pair, find_pair
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.faults.description import LAYERS
 from assay.verify.faults.edit_grammar import UNTRIED
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
+REMAINING = (
+    "the cause above does not explain every wrong node: mend it, run the engine again and diagnose its new values"
+)
 BENIGN = {
     "pos-global-offset": "all positions are shifted by a constant, which changes no score",
     "hf-order": "queries and keys are in Hugging Face's row order with half-split rotation, which is the same thing",
@@ -74,11 +78,13 @@ def _explain(
         return _two_causes(trials, first, units, before, pair) if pair else None
     trials = found.trials
     others = representatives([u for u in units if u.target != first.target])
-    calm = representatives([EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in right])
+    still = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in right]
+    calm, beside = representatives(still), [u for u in still if split(u.target)[1] == split(first.target)[1]]
     held = []
     for c in found.candidates:
         fits = [trials.fit(c.hypothesis, u) for u in others if trials.touches(c.hypothesis.variant, u, c.hypothesis.p)]
-        shows = [trials.fit(c.hypothesis, u) for u in calm if trials.touches(c.hypothesis.variant, u, c.hypothesis.p)]
+        quiet = [*calm, *beside] if c.hypothesis.fault == LAYERS else calm
+        shows = [trials.fit(c.hypothesis, u) for u in quiet if trials.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         against = 0 if c.hypothesis.fault in SINGLE else sum(not f.explained for f in shows)
         held.append(replace(c, explained=sum(f.explained for f in fits), contradicted=against))
     held.sort(key=lambda c: (*c.rank, c.fit.ratio))
@@ -126,7 +132,7 @@ def _conclude(
         unexplained=tuple(unexplained),
         relations=tuple(relations_at(trials, unit)),
         segment=segment,
-        notes=(*notes, *([] if causes else [UNTRIED])),
+        notes=(*notes, *([REMAINING] if causes and unexplained else [] if causes else [UNTRIED])),
     )
 
 

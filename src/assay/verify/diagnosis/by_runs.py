@@ -13,10 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from assay.graph import Trait, split
-from assay.verify.diagnosis.advice import observation_that_tells
+from assay.verify.diagnosis.advice import observation_that_tells, relations_of_prints
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import (
-    COMPOSED,
     SCANNED,
     SINGLE,
     Candidate,
@@ -33,12 +32,17 @@ from assay.verify.diagnosis.candidates import (
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
+from assay.verify.faults.description import COMPOSED, LAYERS
 from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
 
 Progress = Callable[[str], None]
 NEARLY_ALL = 0.9  # of the wrong nodes
+OTHERS = (
+    "this explains {n} of {of} nodes that differ; another mistake may lie after it. Mend this one, run the engine "
+    "again and diagnose its new values"
+)
 MOST_ALONE = 8  # hypotheses that are tried in one layer alone
 
 
@@ -67,7 +71,9 @@ def by_runs(
     held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
-        return replace(result, next_observation=_bisect(result.segment, first.name), notes=(UNTRIED,))
+        relations = tuple(relations_of_prints(trials, unit))
+        advice = _bisect(result.segment, first.name)
+        return replace(result, next_observation=advice, relations=relations, notes=(UNTRIED,))
     best = held[0]
     same = [c for c in held if not same_name(best, c) and _as_good(best, c)]
     faults = {c.hypothesis.fault for c in same} - {best.hypothesis.fault}
@@ -83,7 +89,8 @@ def by_runs(
     if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
     advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
-    return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
+    notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
+    return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice, notes=notes)
 
 
 def _found(
@@ -116,21 +123,25 @@ def _compared_with_all(
     held = []
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
+    whole = EvidenceUnit(unit.target, tuple(node.name for node in trials.graph))
     for c in trials.budget.each(candidates, "comparing with everything observed", "mistakes", share=1.0):
-        values = trials.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
-        base = trials.base(unit)
+        place = (
+            whole if c.hypothesis.fault == LAYERS else unit
+        )  # the layer's nodes before the unit read its tensors too
+        values = trials.predict(c.hypothesis, place, [n for n in names if n in place.segment]) or {}
+        base = trials.base(place)
         explained = contradicted = 0
         lost = 0.0
         for name in names:
             value = values.get(name, base.get(name))
             if value is None:
                 continue
-            fit = trials.after(unit, name, value)
+            fit = trials.after(place, name, value)
             if name in wrong:
                 explained += fit.explained
             elif not fit.explained and c.hypothesis.fault not in SINGLE:
                 contradicted += 1
-                lost += described(fit, trials.before(unit, name))
+                lost += described(fit, trials.before(place, name))
         held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
     return _in_order(held)
 

@@ -21,7 +21,7 @@ from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
-from assay.verify.faults.description import INDEX, OPERAND, TOKEN
+from assay.verify.faults.description import COMPOSED, INDEX, LAYERS, OPERAND, TOKEN
 from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
@@ -41,7 +41,6 @@ SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
 }  # fmt: skip
 MOST_READINGS = 2  # that are named beside the best
-COMPOSED = {OPERAND, INDEX, TOKEN}  # rows of the grammar, each of many edits
 SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",
@@ -78,7 +77,7 @@ class Candidate:
         fault = self.hypothesis.fault
         bit = fault == "weight-damaged"  # the best of thousands, as a fitted parameter is
         family = bit or self.hypothesis.variant.search is not None
-        second = fault in SECOND_NAMES
+        second = (fault in SECOND_NAMES) + 2 * (fault == LAYERS)  # one tensor is less than all of a layer
         return (not self.fit.exact, -self.explained, self.contradicted, bit or self.fitted, second, family)
 
 
@@ -361,12 +360,17 @@ def confidence(
 def other_readings(best: Candidate, same: Sequence[Candidate]) -> list[str]:
     """If the best is a composed edit: the other composed edits that fit as well.
 
-    Two texts for one computation leave the same residual, to the last bit; they are one reading.
+    Two texts for one computation leave the same residual, to the last bit; they are one reading. One tensor and all of
+    a layer are two: nodes that were not observed would differ.
     """
     if best.hypothesis.fault not in COMPOSED:
         return []
-    others = {c.fit.residual: str(c.hypothesis) for c in reversed(same) if c.hypothesis.fault in COMPOSED}
-    return [words for residual, words in reversed(others.items()) if residual != best.fit.residual]
+    others = {_reading(c): str(c.hypothesis) for c in reversed(same) if c.hypothesis.fault in COMPOSED}
+    return [words for reading, words in reversed(others.items()) if reading != _reading(best)]
+
+
+def _reading(c: Candidate) -> tuple[float, bool]:
+    return c.fit.residual, c.hypothesis.fault == LAYERS
 
 
 def described(before: ObservationFit, after: ObservationFit) -> float:

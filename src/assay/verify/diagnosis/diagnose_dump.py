@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,8 +34,10 @@ from assay.verify.diagnosis.early_layers import early_part, large
 from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
 from assay.verify.diagnosis.found_states import strange_state
 from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
+from assay.verify.diagnosis.native_runs import NEXT, NativeRuns, by_native_runs
 from assay.verify.diagnosis.result import Diagnosis
-from assay.verify.diagnosis.time_budget import TimeBudget
+from assay.verify.diagnosis.time_budget import TimeBudget, TimeIsUp
+from assay.verify.diagnosis.wording import number_in_words
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.state_rows import with_states_apart
@@ -75,7 +78,18 @@ def diagnose(
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
     found = _accepted(_unsure(found) if budget.cut else found)
+    found = replace(found, seen=_compared(found, dump))
     return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
+
+
+def _compared(found: Diagnosis, dump: Dump) -> str:
+    """Words for the number with the largest deviation at the first wrong node; empty for an element of a tensor."""
+    nodes = found.diff.nodes if found.diff is not None else ()
+    seen = next((n.evidence for n in nodes if n.name == found.first_wrong), None)
+    for obs in dump.by_name.get(found.first_wrong or "", ()) if seen is not None else ():
+        if seen is not None and obs.kind != "values" and seen.found in obs.target().tolist():
+            return number_in_words(obs, seen.where[-1] if seen.where else 0)
+    return ""
 
 
 def _unsure(found: Diagnosis) -> Diagnosis:
@@ -122,14 +136,23 @@ def _diagnose(
         if diff.first_wrong is not None:
             found = _by_nodes_alone(inputs, part, diff, weights, say, share, budget)
             if found.causes or found.verdict == "unexplained":
-                return replace(found, notes=(*found.notes, f"judged on {shown} alone; later layers were not compared"))
+                alone = f"judged on {shown} alone; later layers were not compared: mend this, run again, diagnose again"
+                return replace(found, notes=(*found.notes, alone))
         else:
             say(f"{shown}: {len(diff.nodes)} nodes are right; judging the other layers")
     elif large(model):
         say("nothing of the first layers was dumped, so the whole model is run; l_out-0 would give an answer sooner")
+        runs = None if dump.given else NativeRuns.of(model, dump, budget)
+        answered = by_native_runs(runs, budget, say) if runs is not None else None
+        if answered is not None:
+            return answered
     inputs = run_inputs(model, dump.tokens, dump.positions, dump.given)
     dump = with_states_apart(dump, model.graph)
-    judged = judge(model, dump, cache=cache, inputs=inputs)
+    try:
+        with budget.stopping() if large(model) else nullcontext():
+            judged = judge(model, dump, cache=cache, inputs=inputs)
+    except TimeIsUp:
+        return Diagnosis("undecided", None, (), (), NEXT)
     if (told_by_states := by_states(judged, dump, model.graph)) is not None:
         return told_by_states
     found = _by_nodes_alone(inputs, dump, without_states(judged, model.graph), weights, say, share, budget)

@@ -30,6 +30,7 @@ from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.diagnosis.time_budget import UNLIMITED, TimeBudget
 from assay.verify.dumps.observation import Dump, token_axis
 from assay.verify.faults import FAULTS, Change, Context, Planted, Variant, add_plugin_faults
+from assay.verify.faults.description import REACHING_BACK
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
@@ -337,7 +338,7 @@ class FaultTrials:
         changed = _downstream(made)
         env = self._given_to(unit) | {k: v for k, v in self.base(unit).items() if k not in changed}
         if not _known(made, env):
-            return None
+            return self._from_the_start(h, unit, wanted)
         try:
             values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
         except Exception as error:  # an edit that applies must run: name the one that does not
@@ -353,6 +354,14 @@ class FaultTrials:
         ):
             self._runs.keep(key, values)  # they depend on the tokens alone
         return values
+
+    def _from_the_start(self, h: Hypothesis, unit: EvidenceUnit, wanted: frozenset[str]) -> dict[str, Array] | None:
+        """The same in a run from the tokens, for a fault that reads what an earlier layer left; None for others."""
+        order = [node.name for node in self.graph]
+        whole = EvidenceUnit(unit.target, tuple(order[: 1 + max(order.index(name) for name in unit.segment)]))
+        if h.fault not in REACHING_BACK or whole == unit or self.run_of(whole.segment):
+            return None
+        return self.predict(h, whole, wanted)
 
     def changed(self, h: Hypothesis, unit: EvidenceUnit, before: str = "") -> set[str]:
         """The nodes of the segment that the fault changes, directly or through their inputs; up to a node, if given."""

@@ -12,12 +12,39 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
-from assay.system.stages import counting
+from assay.system.stages import Listener, StageStep, counting, listening, shown_by
+from assay.verify.thresholds import THOROUGH_SECONDS
 
 Item = TypeVar("Item")
 SEARCHING = 0.8  # share of the time for the search; the rest compares what was found with everything observed
+
+
+class TimeIsUp(Exception):
+    """A stage that counts its steps went on until the time was up."""
+
+
+class _Stopping:
+    """A listener that passes steps on, and ends the stage when the time is up."""
+
+    def __init__(self, budget: TimeBudget, shown: Listener | None) -> None:
+        self._budget, self._shown = budget, shown
+
+    def step(self, step: StageStep) -> None:
+        if self._shown is not None:
+            self._shown.step(step)
+        if self._budget.over(step.label):
+            raise TimeIsUp(step.label)
+
+    def end(self) -> None:
+        if self._shown is not None:
+            self._shown.end()
+
+    def note(self, text: str) -> None:
+        if self._shown is not None:
+            self._shown.note(text)
 
 
 class TimeBudget:
@@ -50,6 +77,15 @@ class TimeBudget:
                 return
             yield item
 
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Inside the block every stage ends with `TimeIsUp` when the time is up."""
+        if self.seconds == math.inf:
+            yield
+            return
+        with shown_by(_Stopping(self, listening())):
+            yield
+
     @property
     def cut(self) -> bool:
         """Was anything left out?"""
@@ -60,7 +96,10 @@ class TimeBudget:
         if not self._cut:
             return ()
         stages = "; ".join(f"{stage}{_at(nodes)}" for stage, nodes in self._cut.items())
-        return (f"the search stopped after {self.seconds:g} s and did not finish: {stages}. --seconds gives it more",)
+        more = f"--thorough gives it {THOROUGH_SECONDS:g} s, " if self.seconds < THOROUGH_SECONDS else ""
+        return (
+            f"the search stopped after {self.seconds:g} s and did not finish: {stages}. {more}--seconds N gives N s",
+        )
 
 
 def _at(nodes: Sequence[str]) -> str:

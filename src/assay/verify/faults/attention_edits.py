@@ -453,6 +453,20 @@ def _by_steps(fresh: bool) -> Callable[[Context, Array, int, int], Array]:
     return view
 
 
+def _early(fresh: bool) -> Callable[[Context, Array, int, int], Array]:
+    """Decode row t was written to row t - 1, over the one before; row t itself is still empty."""
+
+    def view(c: Context, rows: Array, start: int, end: int) -> Array:
+        prompt, seen = (c.steps or (start,))[0], rows.copy()
+        seen[prompt - 1 : end - 1] = rows[prompt:end]
+        seen[end - 1] = 0
+        if fresh:
+            seen[start:] = rows[start:]
+        return seen
+
+    return view
+
+
 _UNITS: dict[str, Callable[[Array], int]] = {
     "decode rows written at element n_past": lambda rows: 1,
     "decode rows written at n_past times a head's width": lambda rows: int(rows.shape[2]),
@@ -463,6 +477,8 @@ for _label, _unit in _UNITS.items():
     _step_view("kv-seqpos-units", _label, _writes(_unit))
     _step_view("kv-seqpos-units", f"{_label}, the own row read from elsewhere", _writes(_unit, fresh=True))
 _step_view("kv-seqpos-units", "decode rows written at element n_past of each head's buffer", _head_by_head)
+_step_view("kv-seqpos-units", "decode rows written one row early, over the row before", _early(False))
+_step_view("kv-seqpos-units", "decode rows written one row early, the own row read from elsewhere", _early(True))
 _step_view("kv-seqpos-units", "decode rows written to the row of their step's number", _by_steps(False))
 _step_view(
     "kv-seqpos-units", "decode rows written to the row of their step's number, the own row read from elsewhere",

@@ -13,6 +13,9 @@ from assay.verify.faults.fault import Context, Edit, Selector, Variant
 Description = tuple[str, Variant]
 OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "norm-name-swap"
 SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
+LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "buffer-not-cleared", "embd-overwritten"
+COMPOSED = frozenset({OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN})  # rows of many edits each
+REACHING_BACK = frozenset({UNCLEARED})  # they read values of earlier layers, which few dumps have
 
 
 def placed(

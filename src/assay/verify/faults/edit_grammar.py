@@ -4,6 +4,9 @@
     which index       rows, heads, positions or cache rows are off by one or exchanged: `index-off`
     skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
     which token       another id was fed at one position: `token-other`
+    whose weights     a layer runs on another layer's tensors: `layer-weights`
+    which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
+                      `buffer-not-cleared`, `embd-overwritten`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
 `in_layers` restricts any edit to some layers.
@@ -11,7 +14,7 @@ The constants and arithmetics of the grammar are the families of the catalogue (
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
 descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
-heads and experts are in `attention_grammar`.
+heads and experts are in `attention_grammar`, of loaders in `loader_grammar`, of buffers in `buffer_grammar`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults import attention_grammar
+from assay.verify.faults import attention_grammar, buffer_grammar, loader_grammar
 from assay.verify.faults.description import (
     INDEX,
     NORMS,
@@ -71,9 +74,10 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _token_rows,
         _cache_rows,
         *attention_grammar.GENERATORS,
-        _tokens,
-        _rows,
     ):
+        yield from generate(c, firsts)
+    yield from loader_grammar.other_layers(c, nodes)
+    for generate in (*buffer_grammar.GENERATORS, _tokens, _rows):
         yield from generate(c, firsts)
 
 
@@ -458,8 +462,12 @@ def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
 
 
 def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another id at one position: an id of the prompt, a neighbour of the right one, a special one."""
+    """Another id at all positions, a neighbour of the right one; or at one: an id of the prompt, a neighbour, a special
+    one."""
     total = min(sum(c.steps), MOST_POSITIONS)
+    for step in (1, -1) if any(layer(node) in (None, 0) for node in nodes) else ():
+        label = f"every token is looked up with its id {'+' if step > 0 else '-'} 1"
+        yield TOKEN, placed(label, _all_fed(step), ("embed",))
     for at in range(total) if any(layer(node) in (None, 0) for node in nodes) else ():
         others: dict[str, Callable[[Any], int]] = {
             "with its id + 1": lambda ids, at=at: ids[at] + 1,  # type: ignore[misc]
@@ -477,6 +485,14 @@ def special_ids(c: Context) -> list[int]:
     named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
     ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
     return list(dict.fromkeys((0, *ids)))
+
+
+def _all_fed(step: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, last = standard(node), c.model.hparams.n_vocab - 1
+        return Change(node, lambda ids, *rest: own(np.clip(ids + step, 0, last), *rest))
+
+    return edit
 
 
 def _fed(at: int, other: Callable[[Any], int]) -> Edit:
