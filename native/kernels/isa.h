@@ -69,6 +69,14 @@ struct NoBlock {
     static constexpr bool has_column = false;  // has its own code for a column of floats times 4 tokens
     template <int N, class... Arguments>
     static void column(Arguments&&...) {}
+    // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 rows x 8 columns of floats.
+    static constexpr bool reads_rows = false;
+    template <class W, class... Arguments>
+    static void transpose_rows(Arguments&&...) {}
+    template <class W, class... Arguments>
+    static void add_rows(Arguments&&...) {}
+    template <class... Arguments>
+    static void row_sums(Arguments&&...) {}
     template <class Q>
     static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // for order PAIRS
     template <class Q>
