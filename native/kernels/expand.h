@@ -121,11 +121,6 @@ struct PanelRoom {
 };
 thread_local PanelRoom panel_room;
 
-// Whether products read rows of the file in place (floats.h). Others are packed panel by panel.
-constexpr bool in_place(Type type) {
-    return V::reads_rows && (type == Type::F32 || type == Type::F16 || type == Type::BF16);
-}
-
 // Whether rows [begin, end) of the file have a packed form: not Q8_K, nor halves that are not finite.
 inline bool packs(const Matrix& w, int64_t begin, int64_t end) {
     if (w.type != Type::F16) return packable(w.type);
@@ -134,11 +129,11 @@ inline bool packs(const Matrix& w, int64_t begin, int64_t end) {
 
 // Call product(w, begin, end) with packed weights: with all of them, or with each panel of rows of the file, which is
 // packed first. A panel is small enough to stay in the cache, so this costs the packing alone: the first step after
-// loading need not wait until a packed copy of every matrix exists. Rows that have no packed form, or that are read in
-// place, are handed over as they are.
+// loading need not wait until a packed copy of every matrix exists. Rows that have no packed form are handed
+// over as they are.
 template <class Product>
 INLINE void with_packed(const Packer& packer, const Matrix& w, int64_t begin, int64_t end, Product product) {
-    if (w.packed || in_place(w.type)) return product(w, begin, end);
+    if (w.packed) return product(w, begin, end);
     const size_t bytes = packer.packed_bytes(w.type, R, w.k);
     uint8_t* const room = panel_room.take(bytes);
     each_panel(begin, end, [&](const Rows& rows) {

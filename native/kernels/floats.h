@@ -159,8 +159,8 @@ INLINE void fetch_rows(const uint8_t* from, int64_t stride, int64_t i) {
     }
 }
 
-// Rows of floats that are read in place, with whole squares of 8 x 8.
-inline bool squares(const Matrix& w, int64_t first_row) { return in_place(w.type) && first_row + R <= w.n; }
+// Rows of floats that are read in place, in squares of 8 x 8.
+inline bool squares(const Matrix& w, int64_t first_row) { return V::reads_rows && is_float(w.type) && first_row + R <= w.n; }
 
 // Panel columns [first, first + columns) as floats, from packed or mapped weights. For halves and mapped floats it
 // prefetches the same columns of the next panel.
@@ -251,7 +251,7 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
             });
         });
     };
-    if (!w.packed && m == 1 && in_place(w.type))
+    if (V::reads_rows && !w.packed && m == 1 && is_float(w.type))
         return with_floats(w.type, [&](auto loader) {
             using W = decltype(loader);
             each_panel(begin, end, [&](const Rows& rows) {

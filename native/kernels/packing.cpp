@@ -162,33 +162,38 @@ INLINE uint64_t two_fours(const int8_t* a, const int8_t* b) {
 }
 
 // The integers of a super-block at p in order, as blocks.cpp and iq_blocks.cpp decode them; but a negative one is -v - 1
-// in place of -v: inverting is cheaper, and both have the same code. TQ1_0: the code.
-template <Type TYPE>
-void book_values(const uint8_t* p, uint8_t* values) {
-    const auto put8 = [&](int j, int i, uint64_t v) INLINE_LAMBDA { put(values + 32 * j + 8 * i, v); };
+// in place of -v: inverting is cheaper, and both have the same code. TQ1_0: the code. EXACT: the integers themselves.
+// Blocks of 32 are `pitch` bytes apart.
+template <Type TYPE, bool EXACT = false>
+void book_values(const uint8_t* p, uint8_t* values, int pitch = 32) {
+    const auto put8 = [&](int i, uint64_t v) INLINE_LAMBDA { put(values + i / 4 * pitch + i % 4 * 8, v); };
+    const auto put_signed = [&](int i, uint64_t v, uint64_t mask) INLINE_LAMBDA {  // no entry is 0, so no byte carries
+        put8(i, EXACT ? (v ^ mask) + (mask & ones64) : v ^ mask);
+    };
     if constexpr (TYPE == Type::IQ2_XXS) {
         for (int j = 0; j < 8; j++) {
             const uint8_t* q = p + 2 + 8 * j;
             const uint32_t tail = get<uint32_t>(q + 4);
-            for (int i = 0; i < 4; i++) put8(j, i, eight(book2_xxs.entry[q[i]]) ^ even_signs.mask[tail >> (7 * i) & 127]);
+            for (int i = 0; i < 4; i++)
+                put_signed(4 * j + i, eight(book2_xxs.entry[q[i]]), even_signs.mask[tail >> (7 * i) & 127]);
         }
     } else if constexpr (TYPE == Type::IQ2_XS) {
         for (int i = 0; i < 32; i++) {
             const unsigned code = get<uint16_t>(p + 2 + 2 * i);
-            put8(0, i, eight(book2_xs.entry[code & 511]) ^ even_signs.mask[code >> 9]);
+            put_signed(i, eight(book2_xs.entry[code & 511]), even_signs.mask[code >> 9]);
         }
     } else if constexpr (TYPE == Type::IQ2_S) {
         for (int i = 0; i < 32; i++) {
             const unsigned code = p[2 + i] | unsigned(p[66 + i / 4] >> (2 * (i % 4)) & 3) << 8;
-            put8(0, i, eight(book2_s.entry[code]) ^ plain_signs.mask[p[34 + i]]);
+            put_signed(i, eight(book2_s.entry[code]), plain_signs.mask[p[34 + i]]);
         }
     } else if constexpr (TYPE == Type::IQ3_XXS) {
         for (int j = 0; j < 8; j++) {
             const uint8_t* q = p + 2 + 8 * j;
             const uint32_t tail = get<uint32_t>(p + 66 + 4 * j);
             for (int i = 0; i < 4; i++)
-                put8(j, i, two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]) ^
-                               even_signs.mask[tail >> (7 * i) & 127]);
+                put_signed(4 * j + i, two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]),
+                           even_signs.mask[tail >> (7 * i) & 127]);
         }
     } else if constexpr (TYPE == Type::IQ3_S) {
         for (int j = 0; j < 8; j++) {
@@ -196,22 +201,23 @@ void book_values(const uint8_t* p, uint8_t* values) {
             const unsigned high = p[66 + j];
             const auto entry = [&](int i) INLINE_LAMBDA { return book3_s.entry[q[i] | (high >> i & 1) << 8]; };
             for (int i = 0; i < 4; i++)
-                put8(j, i, two_fours(entry(2 * i), entry(2 * i + 1)) ^ plain_signs.mask[p[74 + 4 * j + i]]);
+                put_signed(4 * j + i, two_fours(entry(2 * i), entry(2 * i + 1)), plain_signs.mask[p[74 + 4 * j + i]]);
         }
     } else if constexpr (TYPE == Type::IQ1_S) {
         for (int j = 0; j < 8; j++) {
             const unsigned high = get<uint16_t>(p + 34 + 2 * j);
             for (int i = 0; i < 4; i++)
-                put8(j, i, eight(book1[high >> 15].entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8]));
+                put8(4 * j + i, eight(book1[high >> 15].entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8]));
         }
     } else if constexpr (TYPE == Type::IQ1_M) {
         for (int i = 0; i < 32; i++) {
             const unsigned high = p[32 + i / 2] >> (4 * (i % 2));
-            put8(0, i, eight(book1[high >> 3 & 1].entry[p[i] | (high & 7) << 8]));
+            put8(i, eight(book1[high >> 3 & 1].entry[p[i] | (high & 7) << 8]));
         }
     } else {  // TQ1_0: trit n of a byte x is the top one of x * 3^n mod 256
         const auto trits = [&](int first, int from, int count, unsigned power) INLINE_LAMBDA {
-            for (int i = 0; i < count; i++) values[first + i] = uint8_t((p[from + i] * power & 255) * 3 >> 8);
+            uint8_t* const to = values + first / 32 * pitch + first % 32;
+            for (int i = 0; i < count; i++) to[i] = uint8_t(((p[from + i] * power & 255) * 3 >> 8) - EXACT);
         };
         constexpr unsigned powers[5] = {1, 3, 9, 27, 81};
         for (int n = 0; n < 5; n++) trits(32 * n, 0, 32, powers[n]);
@@ -444,6 +450,60 @@ void pack_panel(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n
     }
 }
 
+// The integers of a block's codes: what the products of a panel multiply, but for their factors.
+template <class F>
+INLINE Words signed_codes(Words codes) {
+    typedef uint8_t Bytes __attribute__((vector_size(32)));
+    constexpr int offset = F::kind == N4S ? 8 : F::kind == N5 ? 16 : F::kind == N6 ? 32 : F::kind == N3 ? 4 : F::kind == N2T;
+    return (Words)((Bytes)codes - uint8_t(offset));
+}
+
+// Blocks of a panel as RowTiles. All scales come first: a vector loaded right behind the small stores that made it
+// would wait for them.
+template <class F>
+void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t first, int64_t block,
+               int64_t blocks, uint8_t* dst) {
+    using T = RowTile<F::sub16, F::min>;
+    static constexpr uint8_t zeros[256] = {};
+    constexpr int64_t per_block = F::type == Type::Q1_0 ? 2 : 1;  // units of a file block
+    constexpr int head_bytes = int(round_up(F::quants_at, 16)) + 16;  // scales are read in vectors
+    alignas(16) uint8_t heads[kRowBlocks / F::unit_blocks][head_bytes];
+    const auto file_blocks = [&](int64_t u, const uint8_t*(&at)[8]) INLINE_LAMBDA {
+        u += block / F::unit_blocks;
+        for (int r = 0; r < 8; r++)
+            at[r] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
+    };
+    const uint8_t* at[8];
+    for (int64_t u = 0; u < blocks / F::unit_blocks; u++) {
+        file_blocks(u, at);
+        pack_scales<F>(at, 0, heads[u]);
+    }
+    for (int64_t u = 0; u < blocks / F::unit_blocks; u++, dst += F::unit_blocks * T::unit_bytes) {
+        const typename F::Head head(heads[u]);
+        file_blocks(u, at);
+        if constexpr (in_book(F::type))
+            for (int r = 0; r < 8; r++)
+                book_values<F::type, true>(at[r], dst + T::quants_at + 32 * r, T::unit_bytes);
+        for (int j = 0; j < F::unit_blocks; j++) {
+            uint8_t* const tile = dst + j * T::unit_bytes;
+            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
+                typename V::F d[PV], m[PV];
+                F::scales(head, heads[u], j, h, d);
+                if constexpr (F::min) F::minima(head, heads[u], j, h, d, m);
+                for (int v = 0; v < PV; v++) {
+                    V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
+                    if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
+                }
+            }
+            if constexpr (!in_book(F::type))
+                for (int r = 0; r < 8; r++)
+                    put(tile + T::quants_at + 32 * r,
+                        signed_codes<F>(file_codes<F::type>(at[r], j + int((u + block / F::unit_blocks) % per_block) *
+                                                                           F::unit_blocks)));
+        }
+    }
+}
+
 // ---- floats ---------------------------------------------------------------------------------------------------------
 
 // Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
@@ -512,10 +572,21 @@ void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begi
     for (int64_t first = begin; first < end; first += R) pack(src, n, k, first, dst);
 }
 
+void row_tiles_of(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, int64_t block, int64_t blocks,
+                  uint8_t* dst) {
+    const TypeInfo& info = *type_info(type);
+    const size_t stride = size_t(k / info.block_size * info.block_bytes);
+    with_layout(type, [&](auto layout) {
+        using F = decltype(layout);
+        if constexpr (V::reads_rows && rows_are_faster(F::type))
+            row_tiles<F>(src, stride, size_t(info.block_bytes), n, first, block, blocks, dst);
+    });
+}
+
 }  // namespace
 }  // namespace assay::kernels
 
 namespace assay::ASSAY_NS {
 extern const kernels::Packer kPacker;
-const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows};
+const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows, kernels::row_tiles_of};
 }  // namespace assay::ASSAY_NS
