@@ -121,7 +121,7 @@ struct Packer {
     void (*row_tiles)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, int64_t block, int64_t blocks,
                       uint8_t* dst);
 };
-constexpr int64_t kRowBlocks = 64;
+constexpr int64_t kRowBlocks = 32;
 
 // nullptr if the translation unit was compiled for another architecture.
 const Isa* isa_portable();

@@ -21,6 +21,14 @@
 // offset). Included inside an anonymous namespace: nothing here may be shared between translation units with different
 // flags.
 
+template <int N, class Function>
+INLINE void unroll(Function f) {
+    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, int(I)>{}), ...);
+    }
+    (std::make_index_sequence<size_t(N)>{});
+}
+
 template <class T>
 void put(uint8_t* at, T value) {
     __builtin_memcpy(at, &value, sizeof value);
