@@ -147,7 +147,7 @@ template <class Function>
 void with_floats(Type type, Function f) {
     if (type == Type::F32) return f(WF32{});
     if (type == Type::BF16) return f(WBF16{});
-    f(Shifted{});
+    f(WF16{});
 }
 
 // Prefetch the next 8 rows while 8 columns of these are read: step i fetches as many bytes as it reads.
@@ -201,16 +201,17 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
                 V::store(floats + i + L, W::get(at + (i + L) * W::size));
         }
     };
+    if (w.type == Type::F16) return copy(Shifted{});
     with_floats(w.type, copy);
 }
 
 // One token, a panel of the file's rows: squares in place, the rest as floats.
-template <class W, bool SQUARES = true>
+template <class W>
 void rows_f32(const Matrix& w, int64_t first_row, const float* x, const FloatActs& acts, Scratch& room, float* out) {
     const int64_t stride = w.k * W::size;
     for (int64_t c = 0; c < w.k; c += UNIT) {
         const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
-        if (!SQUARES || !squares(w, first_row) || columns % 8) {
+        if (!squares(w, first_row) || columns % 8) {
             panel_floats(w, first_row, c, columns, room);
             unit_f32<WF32, 1>(reinterpret_cast<const uint8_t*>(room.floats), float_columns(columns), x + acts.at(c, 0),
                               acts.width, c > 0, out, R);
@@ -226,12 +227,6 @@ void rows_f32(const Matrix& w, int64_t first_row, const float* x, const FloatAct
         V::row_sums(acc, sum);
         for (int v = 0; v < PV; v++) V::store(out + v * L, c > 0 ? V::add(V::load(out + v * L), sum[v]) : sum[v]);
     }
-}
-
-inline bool all_finite(const float* out) {
-    bool finite = true;
-    for (int r = 0; r < R; r++) finite &= __builtin_isfinite(out[r]);
-    return finite;
 }
 
 void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
@@ -257,7 +252,6 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
             each_panel(begin, end, [&](const Rows& rows) {
                 at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t) {
                     rows_f32<W>(w, rows.first, x, acts, room, to);
-                    if (W::shifts && !all_finite(to)) rows_f32<W, false>(w, rows.first, x, acts, room, to);
                 });
             });
         });
@@ -267,7 +261,9 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
             const uint8_t* const panel = w.data + rows.first * all * WF16::size;
             at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
                 panel_f32<Shifted, 1>(panel, all, x, acts, 0, to, ld);
-                if (!all_finite(to)) panel_f32<WF16, 1>(panel, all, x, acts, 0, to, ld);
+                bool finite = true;
+                for (int r = 0; r < R; r++) finite &= __builtin_isfinite(to[r]);
+                if (!finite) panel_f32<WF16, 1>(panel, all, x, acts, 0, to, ld);
             });
         });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});

@@ -245,8 +245,8 @@ struct Neon : NoBlock {
         }
     }
     // One token: 8 rows x 8 columns onto the sums of the even and odd columns of two rows each. A lane is a chain of
-    // its own, so pairs of columns stay together: a third of the permutations of a transposition. x: 4 columns, then
-    // the same times 2^112.
+    // its own, so pairs of columns stay together: a third of the permutations of a transposition. Halves are widened
+    // by `fcvtl` alone: they may be infinite here. x: 4 columns, then the same times 2^112.
     template <class W>
     static INLINE void add_rows(F (&acc)[4], const uint8_t* from, int64_t stride, const float* x) {
         const auto pair = [&](int at, int h) INLINE_LAMBDA {  // two columns, twice
@@ -254,7 +254,7 @@ struct Neon : NoBlock {
             return vreinterpretq_f32_f64(h == 0 ? vdupq_laneq_f64(both, 0) : vdupq_laneq_f64(both, 1));
         };
         for (int c = 0; c < 2; c++) {
-            const F first = pair(8 * c, 0), second = pair(8 * c + (W::shifts ? 4 : 0), 1);
+            const F first = pair(8 * c, 0), second = pair(8 * c, 1);
             for (int p = 0; p < 4; p++) {
                 const uint8_t* const at = from + 2 * p * stride + 4 * c * W::size;
                 F w[2];
@@ -265,13 +265,7 @@ struct Neon : NoBlock {
                     const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(at - 4 * c * W::size));
                     const uint32x4_t b = vreinterpretq_u32_u8(vld1q_u8(at - 4 * c * W::size + stride));
                     const uint16x8_t both = vreinterpretq_u16_u32(c == 0 ? vzip1q_u32(a, b) : vzip2q_u32(a, b));
-                    if constexpr (W::shifts) {
-                        w[0] = vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u16(both)));
-                        const int32x4_t high = vshll_high_n_s16(vreinterpretq_s16_u16(both), 13);
-                        w[1] = vreinterpretq_f32_s32(vandq_s32(high, vdupq_n_s32(int32_t(0x8fffffff))));
-                    } else {
-                        widen<W>(both, w);
-                    }
+                    widen<W>(both, w);
                 }
                 acc[p] = vfmaq_f32(vfmaq_f32(acc[p], w[0], first), w[1], second);
             }
