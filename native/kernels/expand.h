@@ -3,14 +3,6 @@
 
 #include "layout.h"
 
-template <int N, class Function>
-INLINE void unroll(Function f) {
-    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
-        (f(std::integral_constant<int, int(I)>{}), ...);
-    }
-    (std::make_index_sequence<size_t(N)>{});
-}
-
 constexpr int64_t SUM = 8;   // blocks of 32 along k that make a partial sum
 constexpr int AHEAD = 2048;  // bytes that expansion prefetches: it is a burst between long products
 

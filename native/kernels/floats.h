@@ -11,16 +11,19 @@ constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves 
 // A vector of a column, as floats.
 struct WF32 {
     static constexpr int size = 4;
+    static constexpr bool brain = false;
     static constexpr bool shifts = false;
     static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
 };
 struct WF16 {
     static constexpr int size = 2;
+    static constexpr bool brain = false;
     static constexpr bool shifts = false;
     static INLINE V::F get(const uint8_t* p) { return V::f16(p); }
 };
 struct WBF16 {
     static constexpr int size = 2;
+    static constexpr bool brain = true;
     static constexpr bool shifts = false;
     static INLINE V::F get(const uint8_t* p) { return V::bf16(p); }
 };
@@ -139,11 +142,45 @@ void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t colu
     }
 }
 
-// Panel columns [first, first + columns) as floats, from packed or mapped weights. For packed halves it prefetches the
-// same columns of the next panel.
+// Call f with the loader of a type of floats.
+template <class Function>
+void with_floats(Type type, Function f) {
+    if (type == Type::F32) return f(WF32{});
+    if (type == Type::BF16) return f(WBF16{});
+    f(WF16{});
+}
+
+// Prefetch the next 8 rows while 8 columns of these are read: step i fetches as many bytes as it reads.
+template <int SIZE>
+INLINE void fetch_rows(const uint8_t* from, int64_t stride, int64_t i) {
+    for (int n = 0; n < SIZE; n++) {
+        const int64_t line = i / 8 * SIZE + n;
+        __builtin_prefetch(from + (8 + line % 8) * stride + line / 8 * 64);
+    }
+}
+
+// Rows of floats that are read in place, in squares of 8 x 8.
+inline bool squares(const Matrix& w, int64_t first_row) { return V::reads_rows && is_float(w.type) && first_row + R <= w.n; }
+
+// Panel columns [first, first + columns) as floats, from packed or mapped weights. For halves and mapped floats it
+// prefetches the same columns of the next panel.
 void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, Scratch& room) {
     float* const floats = room.floats;
-    if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
+    if (!w.packed) {
+        int64_t done = 0;
+        if (squares(w, first_row))
+            with_floats(w.type, [&](auto loader) {
+                using W = decltype(loader);
+                const int64_t stride = w.k * W::size;
+                const uint8_t* const from = w.data + first_row * stride + first * W::size;
+                for (; done + 8 <= columns; done += 8) {
+                    fetch_rows<W::size>(from, stride, done);
+                    V::template transpose_rows<W>(from + done * W::size, stride, floats + done * R);
+                }
+            });
+        if (done < columns) rows_floats(w, first_row, first + done, columns - done, floats + done * R);
+        return;
+    }
     const bool quantised = with_layout(w.type, [&](auto layout) {
         using F = typename Packed<decltype(layout)>::Same;
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
@@ -164,9 +201,32 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
                 V::store(floats + i + L, W::get(at + (i + L) * W::size));
         }
     };
-    if (w.type == Type::F32) return copy(WF32{});
-    if (w.type == Type::BF16) return copy(WBF16{});
-    copy(Shifted{});
+    if (w.type == Type::F16) return copy(Shifted{});
+    with_floats(w.type, copy);
+}
+
+// One token, a panel of the file's rows: squares in place, the rest as floats.
+template <class W>
+void rows_f32(const Matrix& w, int64_t first_row, const float* x, const FloatActs& acts, Scratch& room, float* out) {
+    const int64_t stride = w.k * W::size;
+    for (int64_t c = 0; c < w.k; c += UNIT) {
+        const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
+        if (!squares(w, first_row) || columns % 8) {
+            panel_floats(w, first_row, c, columns, room);
+            unit_f32<WF32, 1>(reinterpret_cast<const uint8_t*>(room.floats), float_columns(columns), x + acts.at(c, 0),
+                              acts.width, c > 0, out, R);
+            continue;
+        }
+        const uint8_t* const from = w.data + first_row * stride + c * W::size;
+        typename V::F acc[4], sum[PV];
+        for (auto& a : acc) a = V::set(0.0f);
+        for (int64_t i = 0; i < columns; i += 8) {
+            fetch_rows<W::size>(from, stride, i);
+            V::template add_rows<W>(acc, from + i * W::size, stride, x + acts.at(c, 0) + i * acts.width);
+        }
+        V::row_sums(acc, sum);
+        for (int v = 0; v < PV; v++) V::store(out + v * L, c > 0 ? V::add(V::load(out + v * L), sum[v]) : sum[v]);
+    }
 }
 
 void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
@@ -186,6 +246,15 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
             });
         });
     };
+    if (V::reads_rows && !w.packed && m == 1 && is_float(w.type))
+        return with_floats(w.type, [&](auto loader) {
+            using W = decltype(loader);
+            each_panel(begin, end, [&](const Rows& rows) {
+                at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t) {
+                    rows_f32<W>(w, rows.first, x, acts, room, to);
+                });
+            });
+        });
     if (w.packed && m < EXPAND && w.type == Type::F32) return direct(WF32{});
     if (V::shifts_halves && w.packed && m == 1 && w.type == Type::F16)
         return each_panel(begin, end, [&](const Rows& rows) {

@@ -69,6 +69,17 @@ struct NoBlock {
     static constexpr bool has_column = false;  // has its own code for a column of floats times 4 tokens
     template <int N, class... Arguments>
     static void column(Arguments&&...) {}
+    // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 rows x 8 columns of floats, `row_dots` a
+    // RowTile.
+    static constexpr bool reads_rows = false;
+    template <int BEGIN, int END, class... Arguments>
+    static void row_dots(Arguments&&...) {}
+    template <class W, class... Arguments>
+    static void transpose_rows(Arguments&&...) {}
+    template <class W, class... Arguments>
+    static void add_rows(Arguments&&...) {}
+    template <class... Arguments>
+    static void row_sums(Arguments&&...) {}
     template <class Q>
     static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // for order PAIRS
     template <class Q>
@@ -105,7 +116,12 @@ struct NoBlock {
 struct Packer {
     size_t (*packed_bytes)(Type type, int64_t n, int64_t k);
     void (*pack)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
+    // Blocks [block, block + blocks), at most kRowBlocks, of the panel that begins with row `first`, as RowTiles of
+    // layout.h. For types that are read in place.
+    void (*row_tiles)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, int64_t block, int64_t blocks,
+                      uint8_t* dst);
 };
+constexpr int64_t kRowBlocks = 32;
 
 // nullptr if the translation unit was compiled for another architecture.
 const Isa* isa_portable();

@@ -7,12 +7,14 @@
 
 void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
               int64_t end) {
-    with_packed(packer, w, begin, end, [&](const Matrix& panels, int64_t from, int64_t to) {
+    const auto product = [&](const Matrix& panels, int64_t from, int64_t to) {
         if (format == Acts::Q8)
             gemm_q8(panels, static_cast<const Group*>(acts), m, out, ldo, from, to);
         else
             gemm_f32(panels, static_cast<const float*>(acts), m, out, ldo, from, to);
-    });
+    };
+    if (!w.packed && in_place(w.type, format, m)) return product(w, begin, end);
+    with_packed(packer, w, begin, end, product);
 }
 
 // 64 dot products on 16 accumulators; the result is stored, so that the compiler cannot drop any.

@@ -21,6 +21,14 @@
 // offset). Included inside an anonymous namespace: nothing here may be shared between translation units with different
 // flags.
 
+template <int N, class Function>
+INLINE void unroll(Function f) {
+    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, int(I)>{}), ...);
+    }
+    (std::make_index_sequence<size_t(N)>{});
+}
+
 template <class T>
 void put(uint8_t* at, T value) {
     __builtin_memcpy(at, &value, sizeof value);
@@ -50,7 +58,7 @@ template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCAL
 struct Layout {
     static constexpr Type type = TYPE;
     static constexpr Kind kind = KIND;
-    static constexpr bool is_tile = false, super = SUPER, sub16 = SUB16, min = MIN;
+    static constexpr bool is_tile = false, by_rows = false, super = SUPER, sub16 = SUB16, min = MIN;
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
     static constexpr int multiple = V::template multiple<KIND>;  // unpacked: multiple * q + offset
@@ -141,7 +149,7 @@ constexpr int tile_offset = V::order == HALVES ? V::template offset<KIND> : 0;
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
     static constexpr Kind kind = N8;
-    static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
+    static constexpr bool is_tile = true, by_rows = false, sub16 = SUB16, min = MIN;
     static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
     static constexpr int vectors = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
     static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
@@ -162,6 +170,12 @@ struct Tile {
     static INLINE void minima(const Head&, const uint8_t* unit, int, int h, const V::F (&)[PV], V::F (&m)[PV]) {
         for (int v = 0; v < PV; v++) m[v] = V::load(reinterpret_cast<const float*>(unit + min_at(h)) + L * v);
     }
+};
+// The same with a row's 32 bytes together, in the file's order: nothing is transposed or packed. For a single token,
+// which uses each weight once; the sum of a row crosses lanes, and is exact.
+template <bool SUB16, bool MIN>
+struct RowTile : Tile<SUB16, MIN, 8, 0, 1> {
+    static constexpr bool by_rows = true;
 };
 template <class F>
 using TileOf = Tile<F::sub16, F::min, F::bits, tile_offset<F::kind>, F::multiple>;
@@ -210,6 +224,17 @@ template <>
 struct Packed<Q1_0> {
     using Same = Q2_0;
 };
+
+constexpr bool is_float(Type type) { return type == Type::F32 || type == Type::F16 || type == Type::BF16; }
+
+// Types that products read in place, if V::reads_rows: packing a panel first takes longer than its product. Floats for
+// any number of tokens, the quantised types for a single one.
+constexpr bool rows_are_faster(Type type) {
+    return type != Type::IQ4_NL && type != Type::IQ4_XS && type != Type::MXFP4 && type != Type::NVFP4;
+}
+constexpr bool in_place(Type type, Acts format, int64_t m) {
+    return V::reads_rows && (is_float(type) || (format == Acts::Q8 && m == 1 && rows_are_faster(type)));
+}
 
 // Call f with a value of the layout of this type. False for types without a layout: floats, and Q8_K.
 template <class Function>

@@ -195,6 +195,86 @@ struct Neon : NoBlock {
 #undef ASSAY_FMLA
     }
 
+    // ---- rows of the file ----
+    // Two vectors of floats from the 8 values of two bytes in a vector, or of four bytes in two.
+    template <class W>
+    static INLINE void widen(uint16x8_t x, F (&to)[2]) {
+        if constexpr (W::brain) {
+            const uint16x8_t zero = vdupq_n_u16(0);  // `zip` runs on both vector pipes, a shift on one
+            to[0] = vreinterpretq_f32_u16(vzip1q_u16(zero, x)), to[1] = vreinterpretq_f32_u16(vzip2q_u16(zero, x));
+        } else {
+            const float16x8_t h = vreinterpretq_f16_u16(x);
+            to[0] = vcvt_f32_f16(vget_low_f16(h)), to[1] = vcvt_high_f32_f16(h);
+        }
+    }
+    static constexpr bool reads_rows = true;
+    // 8 rows x 8 columns, rows `stride` bytes apart, to [8][8] floats.
+    template <class W>
+    static INLINE void transpose_rows(const uint8_t* from, int64_t stride, float* to) {
+        if constexpr (W::size == 4) {
+            for (int c = 0; c < 8; c += 4)
+                for (int v = 0; v < 2; v++) {
+                    uint32x4_t x[4];
+                    for (int r = 0; r < 4; r++) x[r] = vld1q_u32((const uint32_t*)(from + (4 * v + r) * stride) + c);
+                    const uint64x2_t a = vreinterpretq_u64_u32(vtrn1q_u32(x[0], x[1]));
+                    const uint64x2_t b = vreinterpretq_u64_u32(vtrn2q_u32(x[0], x[1]));
+                    const uint64x2_t d = vreinterpretq_u64_u32(vtrn1q_u32(x[2], x[3]));
+                    const uint64x2_t e = vreinterpretq_u64_u32(vtrn2q_u32(x[2], x[3]));
+                    float* const at = to + 8 * c + 4 * v;
+                    store(at, vreinterpretq_f32_u64(vzip1q_u64(a, d)));
+                    store(at + 8, vreinterpretq_f32_u64(vzip1q_u64(b, e)));
+                    store(at + 16, vreinterpretq_f32_u64(vzip2q_u64(a, d)));
+                    store(at + 24, vreinterpretq_f32_u64(vzip2q_u64(b, e)));
+                }
+        } else {
+            for (int v = 0; v < 2; v++) {
+                uint16x8_t x[4];
+                for (int r = 0; r < 4; r++) x[r] = vreinterpretq_u16_u8(vld1q_u8(from + (4 * v + r) * stride));
+                const uint32x4_t even[2] = {vreinterpretq_u32_u16(vtrn1q_u16(x[0], x[1])),
+                                            vreinterpretq_u32_u16(vtrn1q_u16(x[2], x[3]))};
+                const uint32x4_t odd[2] = {vreinterpretq_u32_u16(vtrn2q_u16(x[0], x[1])),
+                                           vreinterpretq_u32_u16(vtrn2q_u16(x[2], x[3]))};
+                const auto put = [&](int c, uint32x4_t columns) INLINE_LAMBDA {  // c and c + 4
+                    F f[2];
+                    widen<W>(vreinterpretq_u16_u32(columns), f);
+                    store(to + 8 * c + 4 * v, f[0]), store(to + 8 * (c + 4) + 4 * v, f[1]);
+                };
+                put(0, vtrn1q_u32(even[0], even[1])), put(1, vtrn1q_u32(odd[0], odd[1]));
+                put(2, vtrn2q_u32(even[0], even[1])), put(3, vtrn2q_u32(odd[0], odd[1]));
+            }
+        }
+    }
+    // One token: 8 rows x 8 columns onto the sums of the even and odd columns of two rows each. A lane is a chain of
+    // its own, so pairs of columns stay together: a third of the permutations of a transposition. Halves are widened
+    // by `fcvtl` alone: they may be infinite here. x: 4 columns, then the same times 2^112.
+    template <class W>
+    static INLINE void add_rows(F (&acc)[4], const uint8_t* from, int64_t stride, const float* x) {
+        const auto pair = [&](int at, int h) INLINE_LAMBDA {  // two columns, twice
+            const float64x2_t both = vreinterpretq_f64_f32(vld1q_f32(x + at));
+            return vreinterpretq_f32_f64(h == 0 ? vdupq_laneq_f64(both, 0) : vdupq_laneq_f64(both, 1));
+        };
+        for (int c = 0; c < 2; c++) {
+            const F first = pair(8 * c, 0), second = pair(8 * c, 1);
+            for (int p = 0; p < 4; p++) {
+                const uint8_t* const at = from + 2 * p * stride + 4 * c * W::size;
+                F w[2];
+                if constexpr (W::size == 4) {
+                    const uint64x2_t a = vreinterpretq_u64_u8(vld1q_u8(at)), b = vreinterpretq_u64_u8(vld1q_u8(at + stride));
+                    w[0] = vreinterpretq_f32_u64(vzip1q_u64(a, b)), w[1] = vreinterpretq_f32_u64(vzip2q_u64(a, b));
+                } else {
+                    const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(at - 4 * c * W::size));
+                    const uint32x4_t b = vreinterpretq_u32_u8(vld1q_u8(at - 4 * c * W::size + stride));
+                    const uint16x8_t both = vreinterpretq_u16_u32(c == 0 ? vzip1q_u32(a, b) : vzip2q_u32(a, b));
+                    widen<W>(both, w);
+                }
+                acc[p] = vfmaq_f32(vfmaq_f32(acc[p], w[0], first), w[1], second);
+            }
+        }
+    }
+    static INLINE void row_sums(const F (&acc)[4], F (&sum)[2]) {  // even plus odd
+        sum[0] = vpaddq_f32(acc[0], acc[1]), sum[1] = vpaddq_f32(acc[2], acc[3]);
+    }
+
     static INLINE A acts(const int8_t* p) { return vld1q_s8(p); }
     static INLINE Q bytes(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
     static INLINE void store_bytes(uint8_t* p, Q q) { vst1q_u8(p, vreinterpretq_u8_s8(q)); }
@@ -228,6 +308,19 @@ struct Neon : NoBlock {
         group(std::integral_constant<int, 1>{});
         group(std::integral_constant<int, 2>{});
         group(std::integral_constant<int, 3>{});
+    }
+    // Halves [BEGIN, END) of a RowTile's block, for one token: a row's products in four lanes, which are then added.
+    template <int BEGIN, int END, class Group>
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
+        for (int v = 0; v < PV; v++) {
+            I s[4];
+            for (int r = 0; r < 4; r++) {
+                s[r] = vdupq_n_s32(0);
+                for (int h = BEGIN; h < END; h++)
+                    s[r] = vdotq_s32(s[r], bytes(rows + 32 * (4 * v + r) + 16 * h), acts(a->q[0] + 16 * h));
+            }
+            sum[0][v] = vaddq_s32(sum[0][v], vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
+        }
     }
     template <int MULTIPLE>
     static INLINE F to_float(I x) {

@@ -23,6 +23,9 @@ static_assert(R % 8 == 0);
 
 typedef uint32_t Words __attribute__((vector_size(32)));
 typedef uint32_t Half __attribute__((vector_size(16)));
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint8_t Bytes4 __attribute__((vector_size(4)));
 typedef uint32_t Lanes __attribute__((vector_size(4 * V::L)));  // a word of each row of a vector
 constexpr uint32_t ones = 0x01010101u;                         // one a byte; times a mask of a byte: the mask of each
 constexpr uint64_t ones64 = 0x0101010101010101u;
@@ -80,15 +83,14 @@ INLINE void transpose_words(Words (&x)[8]) {
 // 8 x 8 bytes: byte c of x[r] becomes byte r of x[c]. Each step swaps the off-diagonal halves of ever smaller squares.
 INLINE void transpose_bytes(uint64_t (&x)[8]) {
     constexpr uint64_t masks[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
-    for (int step = 0; step < 3; step++) {
-        const int far = 4 >> step;
-        for (int i = 0; i < 8; i++) {
-            if (i & far) continue;
+    unroll<24>([&](auto n) INLINE_LAMBDA {
+        constexpr int step = n / 8, i = n % 8, far = 4 >> step;
+        if constexpr (!(i & far)) {
             const uint64_t swap = (x[i] >> (8 * far) ^ x[i + far]) & masks[step];
             x[i] ^= swap << (8 * far);
             x[i + far] ^= swap;
         }
-    }
+    });
 }
 
 // ---- codes ---------------------------------------------------------------------------------------------------------
@@ -162,61 +164,67 @@ INLINE uint64_t two_fours(const int8_t* a, const int8_t* b) {
 }
 
 // The integers of a super-block at p in order, as blocks.cpp and iq_blocks.cpp decode them; but a negative one is -v - 1
-// in place of -v: inverting is cheaper, and both have the same code. TQ1_0: the code.
-template <Type TYPE>
-void book_values(const uint8_t* p, uint8_t* values) {
-    const auto put8 = [&](int j, int i, uint64_t v) INLINE_LAMBDA { put(values + 32 * j + 8 * i, v); };
+// in place of -v: inverting is cheaper, and both have the same code. TQ1_0: the code. EXACT: the integers themselves.
+// Blocks of 32 are `pitch` bytes apart.
+template <Type TYPE, bool EXACT = false>
+void book_values(const uint8_t* p, uint8_t* values, int pitch = 32) {
+    const auto put8 = [&](int j, int i, uint64_t v) INLINE_LAMBDA { put(values + pitch * j + 8 * i, v); };
+    const auto put_signed = [&](int j, int i, uint64_t v, uint64_t mask) INLINE_LAMBDA {  // no entry is 0: no carry
+        put8(j, i, EXACT ? (v ^ mask) + (mask & ones64) : v ^ mask);
+    };
+    const auto fours = [&](auto f) INLINE_LAMBDA {  // f(block, entry of it)
+        for (int j = 0; j < 8; j++) unroll<4>([&](auto i) INLINE_LAMBDA { f(j, int(i)); });
+    };
     if constexpr (TYPE == Type::IQ2_XXS) {
-        for (int j = 0; j < 8; j++) {
+        fours([&](int j, int i) INLINE_LAMBDA {
             const uint8_t* q = p + 2 + 8 * j;
-            const uint32_t tail = get<uint32_t>(q + 4);
-            for (int i = 0; i < 4; i++) put8(j, i, eight(book2_xxs.entry[q[i]]) ^ even_signs.mask[tail >> (7 * i) & 127]);
-        }
+            put_signed(j, i, eight(book2_xxs.entry[q[i]]), even_signs.mask[get<uint32_t>(q + 4) >> (7 * i) & 127]);
+        });
     } else if constexpr (TYPE == Type::IQ2_XS) {
-        for (int i = 0; i < 32; i++) {
-            const unsigned code = get<uint16_t>(p + 2 + 2 * i);
-            put8(0, i, eight(book2_xs.entry[code & 511]) ^ even_signs.mask[code >> 9]);
-        }
+        fours([&](int j, int i) INLINE_LAMBDA {
+            const unsigned code = get<uint16_t>(p + 2 + 8 * j + 2 * i);
+            put_signed(j, i, eight(book2_xs.entry[code & 511]), even_signs.mask[code >> 9]);
+        });
     } else if constexpr (TYPE == Type::IQ2_S) {
-        for (int i = 0; i < 32; i++) {
-            const unsigned code = p[2 + i] | unsigned(p[66 + i / 4] >> (2 * (i % 4)) & 3) << 8;
-            put8(0, i, eight(book2_s.entry[code]) ^ plain_signs.mask[p[34 + i]]);
-        }
+        fours([&](int j, int i) INLINE_LAMBDA {
+            const unsigned code = p[2 + 4 * j + i] | unsigned(p[66 + j] >> (2 * i) & 3) << 8;
+            put_signed(j, i, eight(book2_s.entry[code]), plain_signs.mask[p[34 + 4 * j + i]]);
+        });
     } else if constexpr (TYPE == Type::IQ3_XXS) {
-        for (int j = 0; j < 8; j++) {
+        fours([&](int j, int i) INLINE_LAMBDA {
             const uint8_t* q = p + 2 + 8 * j;
-            const uint32_t tail = get<uint32_t>(p + 66 + 4 * j);
-            for (int i = 0; i < 4; i++)
-                put8(j, i, two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]) ^
-                               even_signs.mask[tail >> (7 * i) & 127]);
-        }
+            put_signed(j, i, two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]),
+                       even_signs.mask[get<uint32_t>(p + 66 + 4 * j) >> (7 * i) & 127]);
+        });
     } else if constexpr (TYPE == Type::IQ3_S) {
-        for (int j = 0; j < 8; j++) {
-            const uint8_t* q = p + 2 + 8 * j;
-            const unsigned high = p[66 + j];
-            const auto entry = [&](int i) INLINE_LAMBDA { return book3_s.entry[q[i] | (high >> i & 1) << 8]; };
-            for (int i = 0; i < 4; i++)
-                put8(j, i, two_fours(entry(2 * i), entry(2 * i + 1)) ^ plain_signs.mask[p[74 + 4 * j + i]]);
-        }
+        fours([&](int j, int i) INLINE_LAMBDA {
+            const auto entry = [&](int n) INLINE_LAMBDA {
+                return book3_s.entry[p[2 + 8 * j + n] | unsigned(p[66 + j] >> n & 1) << 8];
+            };
+            put_signed(j, i, two_fours(entry(2 * i), entry(2 * i + 1)), plain_signs.mask[p[74 + 4 * j + i]]);
+        });
     } else if constexpr (TYPE == Type::IQ1_S) {
-        for (int j = 0; j < 8; j++) {
+        fours([&](int j, int i) INLINE_LAMBDA {
             const unsigned high = get<uint16_t>(p + 34 + 2 * j);
-            for (int i = 0; i < 4; i++)
-                put8(j, i, eight(book1[high >> 15].entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8]));
-        }
+            put8(j, i, eight(book1[high >> 15].entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8]));
+        });
     } else if constexpr (TYPE == Type::IQ1_M) {
-        for (int i = 0; i < 32; i++) {
-            const unsigned high = p[32 + i / 2] >> (4 * (i % 2));
-            put8(0, i, eight(book1[high >> 3 & 1].entry[p[i] | (high & 7) << 8]));
-        }
+        fours([&](int j, int i) INLINE_LAMBDA {
+            const unsigned high = p[32 + 2 * j + i / 2] >> (4 * (i % 2));
+            put8(j, i, eight(book1[high >> 3 & 1].entry[p[4 * j + i] | (high & 7) << 8]));
+        });
     } else {  // TQ1_0: trit n of a byte x is the top one of x * 3^n mod 256
-        const auto trits = [&](int first, int from, int count, unsigned power) INLINE_LAMBDA {
-            for (int i = 0; i < count; i++) values[first + i] = uint8_t((p[from + i] * power & 255) * 3 >> 8);
+        const auto trits = [&](auto zero, int first, int from, int power) INLINE_LAMBDA {
+            using B = decltype(zero);
+            const B x = get<B>(p + from) * uint8_t(power);  // x * 3 >> 8, by two comparisons
+            put(values + first / 32 * pitch + first % 32, zero - (B)(x > uint8_t(85)) - (B)(x > uint8_t(170)) - uint8_t(EXACT));
         };
-        constexpr unsigned powers[5] = {1, 3, 9, 27, 81};
-        for (int n = 0; n < 5; n++) trits(32 * n, 0, 32, powers[n]);
-        for (int n = 0; n < 5; n++) trits(160 + 16 * n, 32, 16, powers[n]);
-        for (int n = 0; n < 4; n++) trits(240 + 4 * n, 48, 4, powers[n]);
+        unroll<5>([&](auto n) INLINE_LAMBDA {
+            constexpr int power = n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
+            for (int half = 0; half < 32; half += 16) trits(Bytes16{}, 32 * n + half, half, power);
+            trits(Bytes16{}, 160 + 16 * n, 32, power);
+            if constexpr (n < 4) trits(Bytes4{}, 240 + 4 * n, 48, power);
+        });
     }
 }
 
@@ -314,9 +322,9 @@ template <Type TYPE>
 INLINE void sub_scales(const uint8_t* p, SubScales& s) {
     const auto word = [&](int at) INLINE_LAMBDA { return get<uint32_t>(p + at); };
     const auto join = [](uint32_t low, uint32_t high) INLINE_LAMBDA { return low | uint64_t(high) << 32; };
-    const auto each = [&](int first, int count, auto scale) INLINE_LAMBDA {  // a byte for each of up to eight
+    const auto each = [&](auto scale) INLINE_LAMBDA {  // a byte for each of eight
         uint64_t x = 0;
-        for (int i = 0; i < count; i++) x |= uint64_t(scale(first + i)) << (8 * i);
+        unroll<8>([&](auto i) INLINE_LAMBDA { x |= uint64_t(scale(int(i))) << (8 * i); });
         return x;
     };
     s.d = s.dmin = 0;
@@ -338,7 +346,7 @@ INLINE void sub_scales(const uint8_t* p, SubScales& s) {
         s.sc[0] = less_32(spread_nibbles(word(4)) | spread_pairs(get<uint16_t>(p + 2)) << 4);
     } else if constexpr (TYPE == Type::IQ2_XXS || TYPE == Type::IQ3_XXS) {
         s.d = get<uint16_t>(p);
-        s.sc[0] = odd(each(0, 8, [&](int i) { return word(TYPE == Type::IQ2_XXS ? 6 + 8 * i : 66 + 4 * i) >> 28; }));
+        s.sc[0] = odd(each([&](int i) INLINE_LAMBDA { return word(TYPE == Type::IQ2_XXS ? 6 + 8 * i : 66 + 4 * i) >> 28; }));
     } else if constexpr (TYPE == Type::IQ2_XS || TYPE == Type::IQ2_S) {
         s.d = get<uint16_t>(p);
         for (int i = 0; i < 2; i++) s.sc[i] = odd(spread_nibbles(word((TYPE == Type::IQ2_XS ? 66 : 74) + 4 * i)));
@@ -347,12 +355,12 @@ INLINE void sub_scales(const uint8_t* p, SubScales& s) {
         s.sc[0] = odd(spread_nibbles(word(106)));
     } else if constexpr (TYPE == Type::IQ1_S) {
         s.d = get<uint16_t>(p);
-        s.sc[0] = odd(each(0, 8, [&](int i) { return p[35 + 2 * i] >> 4 & 7; }));
+        s.sc[0] = odd(each([&](int i) INLINE_LAMBDA { return p[35 + 2 * i] >> 4 & 7; }));
     } else if constexpr (TYPE == Type::IQ1_M) {
         const uint64_t all = get<uint64_t>(p + 48);
         for (int i = 0; i < 4; i++) s.d = uint16_t(s.d | (all >> (16 * i + 12) & 15) << (4 * i));
         for (int h = 0; h < 2; h++)
-            s.sc[h] = odd(each(8 * h, 8, [&](int i) { return all >> (16 * (i / 4) + 3 * (i % 4)) & 7; }));
+            s.sc[h] = odd(each([&](int i) INLINE_LAMBDA { return all >> (32 * h + 16 * (i / 4) + 3 * (i % 4)) & 7; }));
     } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::TQ2_0) {
         s.d = get<uint16_t>(p + (TYPE == Type::TQ1_0 ? 52 : 64));
     } else if constexpr (TYPE == Type::Q1_0 || TYPE == Type::Q2_0) {
@@ -444,6 +452,59 @@ void pack_panel(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n
     }
 }
 
+// The integers of a block's codes: what the products of a panel multiply, but for their factors.
+template <class F>
+INLINE Words signed_codes(Words codes) {
+    constexpr int offset = F::kind == N4S ? 8 : F::kind == N5 ? 16 : F::kind == N6 ? 32 : F::kind == N3 ? 4 : F::kind == N2T;
+    return (Words)((Bytes32)codes - uint8_t(offset));
+}
+
+// Blocks of a panel as RowTiles. All scales come first: a vector loaded right behind the small stores that made it
+// would wait for them.
+template <class F>
+void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t first, int64_t block,
+               int64_t blocks, uint8_t* dst) {
+    using T = RowTile<F::sub16, F::min>;
+    static constexpr uint8_t zeros[256] = {};
+    constexpr int64_t per_block = F::type == Type::Q1_0 ? 2 : 1;  // units of a file block
+    constexpr int head_bytes = int(round_up(F::quants_at, 16)) + 16;  // scales are read in vectors
+    alignas(16) uint8_t heads[kRowBlocks / F::unit_blocks][head_bytes];
+    const auto file_blocks = [&](int64_t u, const uint8_t*(&at)[8]) INLINE_LAMBDA {
+        u += block / F::unit_blocks;
+        for (int r = 0; r < 8; r++)
+            at[r] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
+    };
+    const uint8_t* at[8];
+    for (int64_t u = 0; u < blocks / F::unit_blocks; u++) {
+        file_blocks(u, at);
+        pack_scales<F>(at, 0, heads[u]);
+    }
+    for (int64_t u = 0; u < blocks / F::unit_blocks; u++, dst += F::unit_blocks * T::unit_bytes) {
+        const typename F::Head head(heads[u]);
+        file_blocks(u, at);
+        if constexpr (in_book(F::type))
+            for (int r = 0; r < 8; r++)
+                book_values<F::type, true>(at[r], dst + T::quants_at + 32 * r, T::unit_bytes);
+        for (int j = 0; j < F::unit_blocks; j++) {
+            uint8_t* const tile = dst + j * T::unit_bytes;
+            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
+                typename V::F d[PV], m[PV];
+                F::scales(head, heads[u], j, h, d);
+                if constexpr (F::min) F::minima(head, heads[u], j, h, d, m);
+                for (int v = 0; v < PV; v++) {
+                    V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
+                    if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
+                }
+            }
+            if constexpr (!in_book(F::type))
+                for (int r = 0; r < 8; r++)
+                    put(tile + T::quants_at + 32 * r,
+                        signed_codes<F>(file_codes<F::type>(at[r], j + int((u + block / F::unit_blocks) % per_block) *
+                                                                           F::unit_blocks)));
+        }
+    }
+}
+
 // ---- floats ---------------------------------------------------------------------------------------------------------
 
 // Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
@@ -512,10 +573,21 @@ void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begi
     for (int64_t first = begin; first < end; first += R) pack(src, n, k, first, dst);
 }
 
+void row_tiles_of(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, int64_t block, int64_t blocks,
+                  uint8_t* dst) {
+    const TypeInfo& info = *type_info(type);
+    const size_t stride = size_t(k / info.block_size * info.block_bytes);
+    with_layout(type, [&](auto layout) {
+        using F = decltype(layout);
+        if constexpr (V::reads_rows && rows_are_faster(F::type))
+            row_tiles<F>(src, stride, size_t(info.block_bytes), n, first, block, blocks, dst);
+    });
+}
+
 }  // namespace
 }  // namespace assay::kernels
 
 namespace assay::ASSAY_NS {
 extern const kernels::Packer kPacker;
-const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows};
+const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows, kernels::row_tiles_of};
 }  // namespace assay::ASSAY_NS

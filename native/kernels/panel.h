@@ -31,6 +31,7 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
 // Add half h of a block, 16 columns, to every sum.
 template <class F, int H, int T, bool JOINED = false>
 INLINE void add_half(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
+    if constexpr (F::by_rows) return V::template row_dots<H, H + 1>(sum, unit + F::quants_at, a);
     typename V::A x[T];
     typename V::Q w[PV][4];
     unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * H); });
@@ -53,6 +54,7 @@ INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Gro
     };
     using I = V::I;
     if constexpr (!joined) each([](I& s, I start) INLINE_LAMBDA { s = start; });
+    if constexpr (F::by_rows) return V::template row_dots<0, 2>(sum, unit + F::quants_at, a);
     unroll<2>([&](auto h) INLINE_LAMBDA { add_half<F, h, T, joined>(sum, unit, j, a); });
     if constexpr (joined && F::offset != 0) each([](I& s, I start) INLINE_LAMBDA { s = V::plus(s, start); });
 }
@@ -174,7 +176,14 @@ struct Kernel {
     void (*expand)(const uint8_t* unit, int64_t blocks, uint8_t* tile);
     int unit_blocks, unit_bytes;
     int expand_from;  // tokens from which a panel is expanded first
+    PanelProduct rows;  // one token, RowTiles
+    int row_bytes;      // of a RowTile
 };
+template <class F>
+constexpr PanelProduct rows_product() {
+    if constexpr (V::reads_rows) return panel<F, 1>;
+    return nullptr;
+}
 template <class F, class T = TileOf<F>>
 constexpr Kernel kernel_of = {
     {panel<F, 1>, panel<F, 2>, panel<F, 3>, panel<F, 4>},
@@ -183,6 +192,8 @@ constexpr Kernel kernel_of = {
     F::unit_blocks,
     F::unit_bytes,
     V::template expand_from<F>,
+    rows_product<RowTile<F::sub16, F::min>>(),
+    RowTile<F::sub16, F::min>::unit_bytes,
 };
 
 // All tokens on blocks [first, first + blocks) of a panel; acts: [ceil(m / 4), stride] groups.
@@ -202,6 +213,17 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
     const Kernel* kernel = nullptr;
     with_layout(w.type, [&](auto layout) { kernel = &kernel_of<typename Packed<decltype(layout)>::Same>; });
     const int64_t all = w.k / 32;
+    if (!w.packed)  // one token
+        return each_panel(begin, end, [&](const Rows& rows) {
+            uint8_t* const room = scratch.tile;
+            at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
+                for (int64_t b = 0; b < all; b += kRowBlocks) {
+                    const int64_t blocks = all - b < kRowBlocks ? all - b : kRowBlocks;
+                    packer.row_tiles(w.type, w.data, w.n, w.k, rows.first, b, blocks, room);
+                    kernel->rows(room, blocks, acts + b, b > 0, to, ld);
+                }
+            });
+        });
     const auto unit = [&](int64_t first, int64_t b) {
         return w.data + (first / R * all + b) / kernel->unit_blocks * kernel->unit_bytes;
     };

@@ -78,6 +78,7 @@ INLINE void by_tokens(int tokens, Function f) {
 }
 
 struct Scratch {
+    static_assert(kRowBlocks <= CHUNK);
     alignas(64) uint8_t tile[CHUNK * AnyTile::unit_bytes];
     alignas(64) float floats[UNIT * R];
 };

@@ -23,12 +23,30 @@ std::shared_ptr<Loader::Task> Loader::add(std::function<void()> work) {
     return task;
 }
 
+void Loader::will_read(const uint8_t* data, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (!held_ && !begun_) ranges_.emplace_back(data, bytes);
+}
+
+void Loader::map_ranges(std::unique_lock<std::mutex>& lock) {
+    while (!held_ && !begun_ && !stop_ && !ranges_.empty()) {
+        auto [data, bytes] = ranges_.front();
+        ranges_.pop_front();
+        lock.unlock();
+        map_some(data, bytes);
+        lock.lock();
+        if (bytes) ranges_.emplace_front(data, bytes);
+    }
+    ranges_.clear();
+}
+
 // The thread waits for a second of rest before the first task: loading has ended, and no step has come.
 void Loader::run() {
     std::unique_lock lock(mutex_);
-    for (size_t seen = 0; !begun_ && !stop_ && seen != tasks_.size();) {
+    for (size_t seen = 0; !begun_ && !stop_ && (seen != tasks_.size() || !ranges_.empty());) {
+        map_ranges(lock);
         seen = tasks_.size();
-        changed_.wait_for(lock, kIdle, [&] { return begun_ || stop_; });
+        changed_.wait_for(lock, kIdle, [&] { return begun_ || stop_ || (!held_ && !ranges_.empty()); });
         if (held_) seen = 0;
     }
     begun_ = true;

@@ -40,6 +40,9 @@ public:
     Pool& pool() const { return *pool_; }
     std::shared_ptr<uint8_t> take(size_t bytes) { return arena_.take(bytes, "weights"); }
     std::shared_ptr<Task> add(std::function<void()> work);
+    // The first step will read this range of a mapped file, which is in the page cache: the loader's thread enters it
+    // into the page table until that step begins. The range may be unmapped meanwhile.
+    void will_read(const uint8_t* data, size_t bytes);
     void wait(const Task& task);
     void drop(const std::shared_ptr<Task>& task);
 
@@ -54,12 +57,14 @@ public:
 private:
     static constexpr auto kIdle = std::chrono::seconds(1);
     void run();
+    void map_ranges(std::unique_lock<std::mutex>& lock);
 
     std::shared_ptr<Pool> pool_;
     Arena arena_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Task>> tasks_;
+    std::deque<std::pair<const uint8_t*, size_t>> ranges_;  // to be mapped
     bool working_ = false;             // on the first of the tasks
     bool first_ = true, held_ = false; // the first step is still to come; it runs
     bool begun_ = false, stop_ = false;

@@ -139,6 +139,15 @@ inline void expect_mapped(const void* data, size_t bytes) {
     machine::expect(reinterpret_cast<void*>(begin), bytes + kReadAhead);
 }
 
+// The next part of a mapped file range that can be entered into the page table at once; shortens the range by it.
+inline void map_some(const uint8_t*& data, size_t& bytes) {
+    constexpr size_t most = 8 << 20;
+    const uintptr_t page = machine::page_size(), begin = reinterpret_cast<uintptr_t>(data) / page * page;
+    const size_t part = bytes < most ? bytes : most;
+    machine::map(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(data) + part - begin);
+    data += part, bytes -= part;
+}
+
 // Tell the system that a mapped file range will not be read again soon; the file stays readable.
 inline void forget_mapped(const void* data, size_t bytes) {
     const uintptr_t page = machine::page_size(), begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;

@@ -59,7 +59,10 @@ Weight::Weight(std::shared_ptr<Loader> loader, const uint8_t* data, uint32_t typ
     own_ = loader_->take(packed_stride_ * count);
     state_ = kLoading;
     const bool cold = mapped && !resident_mapped(data, stride_ * count);
-    if (cold) expect_mapped(data, stride_ * count);
+    if (cold)
+        expect_mapped(data, stride_ * count);
+    else if (mapped)
+        loader_->will_read(data, stride_ * count);
     task_ = loader_->add([this, mapped] { this->pack(mapped); });
     // The disk decides how long this takes. Wait, so that a caller can report how much has been read.
     if (cold) ready();

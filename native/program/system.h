@@ -35,6 +35,7 @@ inline void give_back(void* data, size_t) { VirtualFree(data, 0, MEM_RELEASE); }
 // VirtualUnlock on pages that are not locked removes them from the working set
 inline void forget(void* data, size_t bytes) { VirtualUnlock(data, bytes); }
 inline void expect(void*, size_t) {}
+inline void map(void*, size_t) {}
 inline bool resident(void*) { return true; }
 #else
 constexpr bool kTrims = true;
@@ -53,6 +54,14 @@ inline void give_back(void* data, size_t bytes) { munmap(data, bytes); }
 inline void forget(void* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); }
 // The range will be read soon.
 inline void expect(void* data, size_t bytes) { madvise(data, bytes, MADV_WILLNEED); }
+// Enter the range into the page table now, where the system can: a first read of a page would do it otherwise.
+inline void map(void* data, size_t bytes) {
+#if defined(MADV_POPULATE_READ)
+    madvise(data, bytes, MADV_POPULATE_READ);
+#else
+    (void)data, (void)bytes;
+#endif
+}
 // Whether a page can be read without waiting for a disk; true if the system does not tell.
 inline bool resident(void* page) {
 #if defined(__linux__)

@@ -248,7 +248,11 @@ void check(const Isa& isa, Type type, int64_t n, int64_t k, unsigned seed, std::
             const int64_t begin = int64_t(rng() % uint32_t(n)), end = begin + 1 + int64_t(rng() % uint32_t(n - begin));
             same(packed, i % 2 ? 1 : 11, 5, begin, end, "range");
         }
-        for (int64_t tokens : {1, 6, 33}) same(mapped, tokens, 2, int64_t(rng() % uint32_t(n)), n, "mapped");
+        for (int64_t tokens : {1, 2, 6, 8, 33}) {
+            const int64_t begin = int64_t(rng() % uint32_t(n));
+            same(mapped, tokens, 2, begin, n, "mapped");
+            same(mapped, tokens, 2, begin, begin + 1 + int64_t(rng() % uint32_t(n - begin)), "mapped range");
+        }
         const size_t slot = size_t(exact);
         if (reference.size() <= slot)
             reference.push_back(all);
@@ -283,7 +287,8 @@ void check_strange(const Isa& isa, const Types& types) {
                 const std::vector<float> out = product(isa, packed, format, x.data(), m, 0, n),
                                          before = product(isa, packed, format, plain.data(), m, 0, n),
                                          alone = product(isa, packed, format, x.data() + 5 * k, 1, 0, n),
-                                         other = product(isa, mapped, format, x.data(), m, 0, n);
+                                         other = product(isa, mapped, format, x.data(), m, 0, n),
+                                         mapped_alone = product(isa, mapped, format, x.data() + 5 * k, 1, 0, n);
                 const auto equal = [](float a, float b) { return std::memcmp(&a, &b, 4) == 0 || (a != a && b != b); };
                 for (int64_t t = 0; t < m; t++)
                     for (int64_t r = 0; r < n; r++) {
@@ -292,6 +297,7 @@ void check_strange(const Isa& isa, const Types& types) {
                         if (t != 5 && !equal(got, before[size_t(t * n + r)])) return fail(label + ": another token");
                         if (t != 5) continue;
                         if (!equal(got, alone[size_t(r)])) return fail(label + ": one token and many differ");
+                        if (!equal(got, mapped_alone[size_t(r)])) return fail(label + ": one token in place differs");
                         if (!(std::fabs(value) < INFINITY) && format == Acts::Q8 && !std::isnan(got))
                             return fail(label + ": not NaN");
                         if (std::fabs(value) < 1 && !std::isfinite(got)) return fail(label + ": not finite");

@@ -86,14 +86,15 @@ def test_the_first_step_has_the_bits_of_later_ones(name: str, exact: bool) -> No
         assert np.array_equal(first.view(np.uint32), later.view(np.uint32)) and np.isfinite(first).all() and first.any()
 
 
-def test_infinite_halves_are_read_in_place() -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_infinite_halves_are_read_in_place(n: int) -> None:
     raw = blocks("F16").copy()
     raw.view(np.float16)[20, 7] = np.inf
     kind = by_name("F16").id
     weight = _native.Weight(_native.Loader(POOL), raw, kind, (1, ROWS, COLUMNS), True, False)
-    first = product(weight, kind, 2, False)
+    first = product(weight, kind, n, False)
     assert not weight.packed and weight.bytes == 0
-    later = product(weight, kind, 2, False)
+    later = product(weight, kind, n, False)
     assert np.array_equal(first, later, equal_nan=True) and not np.isfinite(first[:, 20]).any()
     assert np.isfinite(np.delete(first, 20, axis=1)).all()
 
