@@ -6,8 +6,8 @@
     python bench/audits.py --model smollm2 --engine openvino
 
 Every configuration is a process of its own behind HTTP, which all seeds of a job ask. Results are kept in
-build/audits.json by model, configuration and seed, so an interrupted run continues. `--tables` prints the tables of what is
-there.
+build/audits.json by model, configuration and seed, so an interrupted run continues. `--tables` prints
+the tables of what is there.
 """
 
 from __future__ import annotations
