@@ -264,11 +264,7 @@ def _maps(r: Resolver, w: MapChain) -> Any:
     chain, first, last = structs.MapChain(count=len(w.maps)), w.maps[0], w.maps[-1]
     # A value between two operations has no memory; the kernel knows it by the address of the result.
     inner = {m.out for m in w.maps[:-1]}
-<<<<<<< HEAD
-    x, y = ([last.out if getattr(m, side) in inner else getattr(m, side) for m in w.maps] for side in "xy")
-=======
     x, y = ([last.out if v in inner else v for v in of] for of in ([m.x for m in w.maps], [m.y for m in w.maps]))
->>>>>>> gpu
     maps = [replace(m, x=x[i], y=y[i], out=last.out) for i, m in enumerate(w.maps)]
     for i, each in enumerate(maps):
         chain.maps[i] = ROWS[Map](r, each).args
