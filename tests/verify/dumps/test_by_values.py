@@ -93,3 +93,20 @@ def test_values_decide_between_two_readings_of_a_line(model: Model, truth: Dump,
         (tmp_path / "x.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *text, ""]))
         dump = load_dump(tmp_path / "x.log", model)
         assert {(o.name, o.row) for o in dump.observations} == expected
+
+
+@pytest.mark.parametrize("part", ["start", "end"])
+def test_last_is_the_end_of_a_row_or_the_start_of_the_last_tokens(
+    model: Model, truth: Dump, tmp_path: Path, part: str
+) -> None:
+    """`L00 resid [64 x 6] last: -0.0578 0.0116 …` does not say which."""
+    text = [f"tokens: {list(TOKENS)}"]
+    for layer in (0, 1):
+        value = truth.values(f"l_out-{layer}")
+        assert value is not None
+        row = value[-1, :5] if part == "start" else value[-1, -5:]
+        text.append(f"L{layer:02d} l_out last: {' '.join(f'{x:.5f}' for x in row)} ...")
+    (tmp_path / "x.log").write_text("\n".join(text) + "\n")
+    dump = load_dump(tmp_path / "x.log", model)
+    assert {o.kind for o in dump.observations} == {"first" if part == "start" else "last"}
+    assert judge(model, dump).verdict == "same"

@@ -38,10 +38,11 @@ def choose_readings(
 ) -> tuple[list[Observation], list[str]]:
     """Partial observations with one name and one row each, and notes on what was assumed."""
     counted = [_from_the_end(o, n) for o in observations]
-    if not any(_open(o, n) for o in counted):
+    ends = _lone_ends(counted, n)
+    if not ends and not any(_open(o, n) for o in counted):
         return counted, []
     graph, width = model.graph, model.hparams.n_embd_head
-    open_ = _enough([o for o in counted if _open(o, n)], model)
+    open_ = _enough([o for o in counted if id(o) in ends or _open(o, n)], model)
     values = truth({name for o in open_ for name in (o.name, *o.others)})
 
     def distance(obs: Observation, rows: Rows) -> float:
@@ -56,6 +57,10 @@ def choose_readings(
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
     found, notes = [], list[str]()
+    if ends and _are_starts([o for o in open_ if id(o) in ends], n, distance):
+        counted = [replace(o, kind="first", rows=(n - 1, n)) if id(o) in ends else o for o in counted]
+        open_ = _enough([o for o in counted if _open(o, n)], model)
+        notes.append("lists headed by the word last: read as the first values of the last token's row")
     votes = _vote(open_, n, distance)
     chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
     for obs in counted:
@@ -71,6 +76,23 @@ def choose_readings(
         if i:
             notes.append(f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s")
     return found, notes
+
+
+def _lone_ends(observations: Sequence[Observation], n: int) -> set[int]:
+    """Lists after the word "last" on lines that show no first values. They are the end of a row, or the start of the
+    last token's row."""
+    starts, rows = {o.where for o in observations if o.kind == "first"}, (None, (n - 1, n))
+    return {id(o) for o in observations if o.kind == "last" and o.rows in rows and o.where not in starts}
+
+
+def _are_starts(observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]) -> bool:
+    """Whether the values are nearer to the start of the last token's row than to the end of any row."""
+    start = end = 0.0
+    for obs in observations:
+        named = [replace(obs, name=name) for name in (obs.name, *obs.others)]
+        start += math.log(min(_NEAR, *(distance(replace(o, kind="first"), (n - 1, n)) for o in named)))
+        end += math.log(min(_NEAR, *(distance(o, rows) for o in named for _, rows in _rows(obs, n))))
+    return start < end
 
 
 def _enough(observations: list[Observation], model: Model) -> list[Observation]:
