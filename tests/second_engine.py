@@ -849,7 +849,8 @@ class Engine:
             again = self.rotate(plain.astype(np.float16).astype(f32), np.arange(len(plain)), "k")
             keys = again.astype(np.float16).astype(f32)
         if decode and any(b.startswith("kv-seqpos-units/") for b in self.bugs):
-            keys, values = (self.misplaced(rows, start, prompt) for rows in (keys, values))
+            keys = keys if "kv-seqpos-units/values" in self else self.misplaced(keys, start, prompt)
+            values = self.misplaced(values, start, prompt)
         if "kv-rounded-twice" in self:
             keys, values = (bf16(t).astype(np.float16).astype(f32) for t in (keys, values))
         if "kv-seqpos-units" in self and decode:
@@ -971,7 +972,7 @@ class Engine:
                     memory[t : t + hd] = rows[t, g]
                 out[:, g] = memory.reshape(n, hd)
             return out
-        if "kv-seqpos-units/early" in self:  # n_past - 1 for n_past
+        if "kv-seqpos-units/early" in self or "kv-seqpos-units/values" in self:  # n_past - 1 for n_past
             out = rows.copy()
             for t in range(prompt, n):
                 out[t - 1] = rows[t]

@@ -20,6 +20,7 @@ PLANTED = {
     "buffer-not-cleared": "the buffer of ffn_out is not cleared between layers: it adds to what the layer before left",
     "buffer-not-cleared/tokens": "the buffer of ffn_out is not cleared between tokens: it adds",
     "kv-seqpos-units/early": "decode rows written one row early, over the row before",
+    "kv-seqpos-units/values": "decode rows of values alone written one row early",
     "embd-overwritten": "the embedding's row of a token is overwritten by its l_out-4",
 }
 ALIKE = {("rows-unwritten/columns", "layers")}  # zeros in the rows of gate and up give the same layer

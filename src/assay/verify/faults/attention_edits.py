@@ -320,10 +320,12 @@ def swapped(c: Context, node: Node, p: float) -> Change | None:
 _QUERIES: dict[str, Callable[[Array, Mask], Array]] = {"kq": lambda q, rows: q[rows], "kqv": lambda p, rows: p[:, rows]}
 
 
-def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int], Array]) -> None:
-    """Every decode step sees `view(rows, start, end)` in the place of the first `end` rows of K and V."""
+def _step_view(
+    fault: str, label: str, view: Callable[[Context, Array, int, int], Array], op: str | tuple[str, ...] = ("kq", "kqv")
+) -> None:
+    """Every decode step sees `view(rows, start, end)` in the place of the first `end` rows of K and V, or of one."""
 
-    @plant(fault, label, op=("kq", "kqv"), when=reads_heads)
+    @plant(fault, label, op=op, when=reads_heads)
     def edit(c: Context, node: Node, p: float) -> Change | None:
         own, queries = standard(node), _QUERIES[node.op]
 
@@ -479,6 +481,8 @@ for _label, _unit in _UNITS.items():
 _step_view("kv-seqpos-units", "decode rows written at element n_past of each head's buffer", _head_by_head)
 _step_view("kv-seqpos-units", "decode rows written one row early, over the row before", _early(False))
 _step_view("kv-seqpos-units", "decode rows written one row early, the own row read from elsewhere", _early(True))
+for _what, _op in (("keys", "kq"), ("values", "kqv")):
+    _step_view("kv-seqpos-units", f"decode rows of {_what} alone written one row early", _early(False), _op)
 _step_view("kv-seqpos-units", "decode rows written to the row of their step's number", _by_steps(False))
 _step_view(
     "kv-seqpos-units", "decode rows written to the row of their step's number, the own row read from elsewhere",

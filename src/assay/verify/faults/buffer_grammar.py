@@ -44,6 +44,8 @@ def unwritten(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for name in dict.fromkeys(role(node) for node in here):
         for words, hole in _distinct({name: every[name]}, _HOLES):
             yield UNWRITTEN, placed(words.format(name), _zeroed(hole), ("linear",), name)
+        for words, hole in _distinct({name: terms[name]}, _TERMS):
+            yield UNWRITTEN, placed(words.format(name), _unsummed(hole), ("linear",), name)
 
 
 Hole = Callable[[int], tuple[int, int]]  # for a number of rows, the first that is missing and the one after the last
