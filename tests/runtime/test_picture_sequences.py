@@ -133,7 +133,6 @@ def test_penalties_and_drafts_see_tokens_only() -> None:
 def test_what_pictures_cannot_have_is_refused() -> None:
     prompt = two_pictures("gemma3")
     for changed, message in (
-        (replace(job(prompt), receipt=True), "receipt"),
         (replace(job(prompt), prompt_logprobs=1), "log-probabilities"),
         (job(two_pictures("gemma4")), "do not fit the model"),
     ):
