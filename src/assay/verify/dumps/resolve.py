@@ -28,7 +28,7 @@ from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
-from assay.verify.dumps.matching.by_width import logits_by_width
+from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -123,6 +123,8 @@ def resolve(
         chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
         notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, unknown, note = lone_wide_array(named, unknown, model)
+    notes += note
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
     notes += note
     named, note = after_rotation(named, model, len(dump.tokens), truth)

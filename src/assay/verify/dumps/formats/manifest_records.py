@@ -129,7 +129,8 @@ class _Found:
         for key in ids:
             own.pop(FIELDS.get(str(key).lower(), ""), None)
         inner = [(k, v) for k, v in value.items() if _nested(v)]
-        if not inner and own.keys() & {"shape", "offset", "range", "count", "length", "bytes"} and (name or own):
+        described = own.keys() & {"shape", "offset", "range", "count", "length", "bytes"}
+        if described and (not inner or {"file", "shape"} <= own.keys()):
             self.add({**outer, **({"name": name} if name else {}), **own})
             return
         flat = [(k, v) for k, v in value.items() if depth and _is_shape(v) and str(k).lower() not in FIELDS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,11 +38,12 @@ def choose_readings(
 ) -> tuple[list[Observation], list[str]]:
     """Partial observations with one name and one row each, and notes on what was assumed."""
     counted = [_from_the_end(o, n) for o in observations]
-    ends = _lone_ends(counted, n)
-    if not ends and not any(_open(o, n) for o in counted):
+    doubtful = [(select(counted, n), change, note) for select, change, note in _SECOND_READINGS]
+    several = {id(o) for many, _, _ in doubtful for o in many}
+    if not several and not any(_open(o, n) for o in counted):
         return counted, []
     graph, width = model.graph, model.hparams.n_embd_head
-    open_ = _enough([o for o in counted if id(o) in ends or _open(o, n)], model)
+    open_ = _enough([o for o in counted if id(o) in several or _open(o, n)], model)
     values = truth({name for o in open_ for name in (o.name, *o.others)})
 
     def distance(obs: Observation, rows: Rows) -> float:
@@ -57,10 +58,14 @@ def choose_readings(
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
     found, notes = [], list[str]()
-    if ends and _are_starts([o for o in open_ if id(o) in ends], n, distance):
-        counted = [replace(o, kind="first", rows=(n - 1, n)) if id(o) in ends else o for o in counted]
-        open_ = _enough([o for o in counted if _open(o, n)], model)
-        notes.append("lists headed by the word last: read as the first values of the last token's row")
+    decisive = {id(o) for o in open_}
+    changed: dict[int, Observation] = {}
+    for many, change, note in doubtful:
+        if _is_nearer([o for o in many if id(o) in decisive], change, n, distance):
+            changed |= {id(o): change(o, n) for o in many}
+            notes.append(note)
+    counted = [changed.get(id(o), o) for o in counted]
+    open_ = _enough([o for o in counted if _open(o, n)], model)
     votes = _vote(open_, n, distance)
     chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
     for obs in counted:
@@ -78,21 +83,39 @@ def choose_readings(
     return found, notes
 
 
-def _lone_ends(observations: Sequence[Observation], n: int) -> set[int]:
-    """Lists after the word "last" on lines that show no first values. They are the end of a row, or the start of the
-    last token's row."""
+def _lone_ends(observations: Sequence[Observation], n: int) -> list[Observation]:
+    """Lists after the word "last" on lines that show no first values."""
     starts, rows = {o.where for o in observations if o.kind == "first"}, (None, (n - 1, n))
-    return {id(o) for o in observations if o.kind == "last" and o.rows in rows and o.where not in starts}
+    return [o for o in observations if o.kind == "last" and o.rows in rows and o.where not in starts]
 
 
-def _are_starts(observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]) -> bool:
-    """Whether the values are nearer to the start of the last token's row than to the end of any row."""
-    start = end = 0.0
-    for obs in observations:
-        named = [replace(obs, name=name) for name in (obs.name, *obs.others)]
-        start += math.log(min(_NEAR, *(distance(replace(o, kind="first"), (n - 1, n)) for o in named)))
-        end += math.log(min(_NEAR, *(distance(o, rows) for o in named for _, rows in _rows(obs, n))))
-    return start < end
+def _largest(observations: Sequence[Observation], n: int) -> list[Observation]:
+    """Values called max, unless one of them is negative, which no absolute value is."""
+    found = [o for o in observations if o.kind == "max"]
+    return found if all(o.target()[0] >= 0 for o in found) else []
+
+
+Select = Callable[[Sequence[Observation], int], list[Observation]]
+Respell = Callable[[Observation, int], Observation]
+_SECOND_READINGS: tuple[tuple[Select, Respell, str], ...] = (
+    (
+        _lone_ends, lambda o, n: replace(o, kind="first", rows=(n - 1, n)),
+        "lists headed by the word last: read as the first values of the last token's row",
+    ),
+    (_largest, lambda o, n: replace(o, kind="absmax"), "max: read as the largest absolute value"),
+)  # fmt: skip
+
+
+def _is_nearer(
+    observations: Sequence[Observation], change: Respell, n: int, distance: Callable[[Observation, Rows], float]
+) -> bool:
+    """Whether the values are nearer to the second reading. Values that are near to neither decide nothing."""
+
+    def total(readings: Iterable[Observation]) -> float:
+        named = ([replace(o, name=name) for name in (o.name, *o.others)] for o in readings)
+        return sum(math.log(min(_NEAR, *(distance(o, r) for o in many for _, r in _rows(o, n)))) for many in named)
+
+    return total(change(o, n) for o in observations) < total(observations) - 1e-6
 
 
 def _enough(observations: list[Observation], model: Model) -> list[Observation]:

@@ -26,6 +26,18 @@ def logits_by_width(
     return chosen, [o for o in unread if not any(o is other for other in long)], [*moved, note]
 
 
+def lone_wide_array(
+    named: list[Observation], unknown: list[Observation], model: Model
+) -> tuple[list[Observation], list[Observation], list[str]]:
+    """The only array of an unknown name that is as wide as the vocabulary is the logits, if no other array is."""
+    wide = [o for o in unknown if o.kind == "values" and o.array().shape[-1:] == (model.hparams.n_vocab,)]
+    if len(wide) != 1 or any(o.name == "result_output" for o in named):
+        return named, unknown, []
+    found = replace(wide[0], name="result_output")
+    note = f"{found.foreign or wide[0].name}: read as result_output, because it is as wide as the vocabulary"
+    return [*named, found], [o for o in unknown if o is not wide[0]], [note]
+
+
 def _ids_not_elements(chosen: list[Observation], model: Model, n: int) -> tuple[list[Observation], list[str]]:
     """Single values whose index lies outside their node, but inside the vocabulary, are logits of these ids."""
     graph, found = model.graph, list[Observation]()

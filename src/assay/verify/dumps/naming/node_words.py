@@ -78,7 +78,13 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(470, "softmax", ("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     NodeWords(460, "attention weights", ("kq_soft_max-",), (ATT_WORDS, "weights weight probability"), NORM_WORDS),
     NodeWords(450, "scores", ("kq-",), ("scores score qk kq qkt",), "logits"),
-    NodeWords(445, "router logits", ("ffn_moe_logits-",), ("router routing gating", "logits logit scores"), ""),
+    NodeWords(
+        445,
+        "router logits",
+        ("ffn_moe_logits-", "ffn_moe_probs-"),
+        ("router routing gating", "logits logit scores"),
+        "",
+    ),
     NodeWords(
         440,
         "logits",
@@ -188,6 +194,9 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(60, "gate", ("ffn_gate-",), ("gate w1",), ""),
     NodeWords(50, "up", ("ffn_up-",), ("up w3",), ""),
     NodeWords(40, "after mlp", ("ffn_out-", "l_out-"), ("after post", FFN_WORDS), "down w2 out output"),
+    NodeWords(
+        37, "shared out", ("ffn_shexp-", "ffn_shexp_gated-"), ("shared shexp sharedexpert",), "weights gate up down moe"
+    ),
     NodeWords(35, "moe out", ("ffn_moe_out-", "ffn_out-"), ("moe experts",), "weights"),
     NodeWords(30, "mlp", ("ffn_out-",), (FFN_WORDS + " down w2",), ""),
     NodeWords(25, "mid", ("ffn_inp-",), ("mid middle",), ""),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
-from assay.verify.dumps.observation import Dump, Observation
+from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
@@ -37,6 +37,7 @@ MAX_BYTES = 1 << 27  # of a log
 _MAX_UNEXPLAINED = 200  # lines with numbers that were not understood, kept for the message
 _MAX_STEPS = 4096
 _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
+_OF_AN_ARRAY = {"tensor", "array", "dtype", "float", "float32", "float16", "bfloat16", "half", "torch", "np", "jnp"}
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
 _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
@@ -321,7 +322,8 @@ class _LogReader:
     def _after_values(self, line: str, block: Block | None, statement: Statement, new: Sequence[Observation]) -> None:
         """Keep observations of named nodes, and update the headings for the lines below."""
         self.found += [o for o in new if o.name]
-        self.caption = None
+        # Statistics of a named node, and then its values: `>>> hidden mean=0.1 std=1.0`, below it `tensor([[…`.
+        self.caption = (line, statement) if block is None and all(o.kind in STATISTICS for o in new) else None
         last = next(o.name for o in reversed(new) if o.name)
         self.context = replace(self.context, fresh=False, last_node=last.rpartition("-")[0])
         if block is None and not self.table.columns:
@@ -366,9 +368,7 @@ def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
 
 def _without_words(statement: Statement) -> bool:
     """Whether the statement has values but no words for them."""
-    return all(
-        w in (VALUES, "tensor", "array") or w.isdecimal() or w.lower() in ("dtype", "float32") for w in statement.label
-    )
+    return all(w == VALUES or w.isdecimal() or w.lower() in _OF_AN_ARRAY for w in statement.label)
 
 
 def _remember(line: str, new: Sequence[Observation], context: HeadingStack) -> None:
