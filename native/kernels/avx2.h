@@ -4,8 +4,9 @@
 // Codes of up to 6 bits are stored with an offset, and their pair sums are added in 16 bits as far as they fit. For
 // full int8 weights the absolute value is used, with the sign moved to the activations (|w| <= 128, |a| <= 127: 2 * 128
 // * 127 fits).
+#include "x86_rows.h"
 
-struct Avx2 : NoBlock {
+struct Avx2 : ReadsRows<Avx2> {
     static constexpr int L = 8, PV = 1;
     using F = __m256;
     using I = __m256i;
@@ -93,6 +94,22 @@ struct Avx2 : NoBlock {
     static INLINE F bf16(const uint8_t* p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words(p)), 16));
     }
+    template <class W>
+    static INLINE void column_pairs(const uint8_t* from, int64_t stride, int h, F (&to)[4]) {
+        const auto row = [&](int r) INLINE_LAMBDA { return _mm256_castps_pd(W::get(from + (2 * h + r) * stride)); };
+        const __m256d a = row(0), b = row(1), c = row(4), d = row(5);
+        const __m256d ab[2] = {_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)};
+        const __m256d cd[2] = {_mm256_unpacklo_pd(c, d), _mm256_unpackhi_pd(c, d)};
+        for (int p = 0; p < 2; p++) {
+            to[p] = _mm256_castpd_ps(_mm256_permute2f128_pd(ab[p], cd[p], 0x20));
+            to[p + 2] = _mm256_castpd_ps(_mm256_permute2f128_pd(ab[p], cd[p], 0x31));
+        }
+    }
+    static INLINE F two_columns(const float* x) {
+        return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x)));
+    }
+    static INLINE F evens(F a, F b) { return _mm256_shuffle_ps(a, b, 0x88); }
+    static INLINE F odds(F a, F b) { return _mm256_shuffle_ps(a, b, 0xdd); }
     static INLINE F neg(F a) { return _mm256_xor_ps(a, set(-0.0f)); }
     static INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
@@ -148,6 +165,10 @@ struct Avx2 : NoBlock {
     }
     static INLINE Q four(const Q (&p)[4]) {
         return _mm256_add_epi16(_mm256_add_epi16(p[0], p[1]), _mm256_add_epi16(p[2], p[3]));
+    }
+    template <int BEGIN, int END, class Group>
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
+        sum[0][0] = _mm256_add_epi32(sum[0][0], dots_of_rows<BEGIN, END>(rows, a->q[0]));
     }
     // Half H of a block whose 8 * 2 * 15 * 127 < 2^15 fit 16 bits.
     template <int H, int T>

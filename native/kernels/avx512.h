@@ -5,8 +5,9 @@
 // port. With VNNI, `vpdpbusd` multiplies unsigned by signed bytes: weights are stored with an offset, and a sum starts at
 // minus the offset times the sum of the activations. Without, codes and sums are those of avx2.h: `vpmaddubsw`, and pair
 // sums that are added in 16 bits as far as they fit.
+#include "x86_rows.h"
 
-struct Avx512 : NoBlock {
+struct Avx512 : ReadsRows<Avx512> {
     static constexpr int L = 16, PV = 2;
     static constexpr int ahead = 4096;
     using F = __m512;
@@ -110,6 +111,37 @@ struct Avx512 : NoBlock {
     static INLINE F bf16(const uint8_t* p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words(p)), 16));
     }
+    template <class W>
+    static INLINE void column_pairs(const uint8_t* from, int64_t stride, int h, F (&to)[4]) {
+        const auto two = [&](int r) INLINE_LAMBDA {  // 8 columns of rows r and r + 4
+            const uint8_t *const a = from + (2 * h + r) * stride, *const b = a + 4 * stride;
+            if constexpr (W::size == 4) {
+                const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(a)));
+                return _mm512_castps_pd(_mm512_insertf32x8(low, _mm256_loadu_ps(reinterpret_cast<const float*>(b)), 1));
+            } else {
+                const auto eight = [](const uint8_t* p) INLINE_LAMBDA {
+                    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+                };
+                const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(a)), eight(b), 1);
+                if constexpr (W::brain)
+                    return _mm512_castsi512_pd(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16));
+                else
+                    return _mm512_castps_pd(_mm512_cvtph_ps(both));
+            }
+        };
+        const __m512d a = two(0), b = two(1), c = two(8), d = two(9);
+        const __m512d ab[2] = {_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)};
+        const __m512d cd[2] = {_mm512_unpacklo_pd(c, d), _mm512_unpackhi_pd(c, d)};
+        for (int p = 0; p < 2; p++) {
+            to[p] = _mm512_castpd_ps(_mm512_shuffle_f64x2(ab[p], cd[p], 0x88));
+            to[p + 2] = _mm512_castpd_ps(_mm512_shuffle_f64x2(ab[p], cd[p], 0xdd));
+        }
+    }
+    static INLINE F two_columns(const float* x) {
+        return _mm512_castpd_ps(_mm512_set1_pd(*reinterpret_cast<const double*>(x)));
+    }
+    static INLINE F evens(F a, F b) { return _mm512_shuffle_ps(a, b, 0x88); }
+    static INLINE F odds(F a, F b) { return _mm512_shuffle_ps(a, b, 0xdd); }
     static INLINE F neg(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
     static INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -156,6 +188,14 @@ struct Avx512 : NoBlock {
         int32_t word;
         __builtin_memcpy(&word, a + 4 * g, 4);
         return _mm512_set1_epi32(word);
+    }
+    template <int BEGIN, int END, class Group>
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
+#pragma GCC unroll 2
+        for (int v = 0; v < PV; v++, rows += 32 * L) {
+            const __m256i low = dots_of_rows<BEGIN, END>(rows, a->q[0]), high = dots_of_rows<BEGIN, END>(rows + 8 * 32, a->q[0]);
+            sum[0][v] = _mm512_add_epi32(sum[0][v], _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+        }
     }
 #if defined(__AVX512VNNI__)
     template <int BITS, int T>

@@ -150,16 +150,17 @@ void with_floats(Type type, Function f) {
     f(WF16{});
 }
 
-// Prefetch the next 8 rows while 8 columns of these are read: step i fetches as many bytes as it reads.
+// Prefetch the next panel's rows while 8 columns of these are read: step i fetches as many bytes as it reads.
 template <int SIZE>
 INLINE void fetch_rows(const uint8_t* from, int64_t stride, int64_t i) {
-    for (int n = 0; n < SIZE; n++) {
-        const int64_t line = i / 8 * SIZE + n;
-        __builtin_prefetch(from + (8 + line % 8) * stride + line / 8 * 64);
+    constexpr int lines = R * SIZE / 8;
+    for (int n = 0; n < lines; n++) {
+        const int64_t line = i / 8 * lines + n;
+        __builtin_prefetch(from + (R + line % R) * stride + line / R * 64);
     }
 }
 
-// Rows of floats that are read in place, in squares of 8 x 8.
+// Rows of floats that are read in place, 8 columns at a time.
 inline bool squares(const Matrix& w, int64_t first_row) { return V::reads_rows && is_float(w.type) && first_row + R <= w.n; }
 
 // Panel columns [first, first + columns) as floats, from packed or mapped weights. For halves and mapped floats it
@@ -218,7 +219,7 @@ void rows_f32(const Matrix& w, int64_t first_row, const float* x, const FloatAct
             continue;
         }
         const uint8_t* const from = w.data + first_row * stride + c * W::size;
-        typename V::F acc[4], sum[PV];
+        typename V::F acc[2 * PV], sum[PV];
         for (auto& a : acc) a = V::set(0.0f);
         for (int64_t i = 0; i < columns; i += 8) {
             fetch_rows<W::size>(from, stride, i);

@@ -69,8 +69,8 @@ struct NoBlock {
     static constexpr bool has_column = false;  // has its own code for a column of floats times 4 tokens
     template <int N, class... Arguments>
     static void column(Arguments&&...) {}
-    // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 rows x 8 columns of floats, `row_dots` a
-    // RowTile.
+    // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 columns of a panel of floats, `row_dots`
+    // a RowTile.
     static constexpr bool reads_rows = false;
     template <int BEGIN, int END, class... Arguments>
     static void row_dots(Arguments&&...) {}

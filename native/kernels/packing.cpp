@@ -468,23 +468,23 @@ void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n,
     static constexpr uint8_t zeros[256] = {};
     constexpr int64_t per_block = F::type == Type::Q1_0 ? 2 : 1;  // units of a file block
     constexpr int head_bytes = int(round_up(F::quants_at, 16)) + 16;  // scales are read in vectors
-    alignas(16) uint8_t heads[kRowBlocks / F::unit_blocks][head_bytes];
-    const auto file_blocks = [&](int64_t u, const uint8_t*(&at)[8]) INLINE_LAMBDA {
+    alignas(64) uint8_t heads[kRowBlocks / F::unit_blocks][head_bytes];
+    const auto file_blocks = [&](int64_t u, const uint8_t*(&at)[R / 8][8]) INLINE_LAMBDA {
         u += block / F::unit_blocks;
-        for (int r = 0; r < 8; r++)
-            at[r] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
+        for (int r = 0; r < R; r++)
+            at[r / 8][r % 8] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
     };
-    const uint8_t* at[8];
+    const uint8_t* at[R / 8][8];
     for (int64_t u = 0; u < blocks / F::unit_blocks; u++) {
         file_blocks(u, at);
-        pack_scales<F>(at, 0, heads[u]);
+        for (int r = 0; r < R; r += 8) pack_scales<F>(at[r / 8], r, heads[u]);
     }
     for (int64_t u = 0; u < blocks / F::unit_blocks; u++, dst += F::unit_blocks * T::unit_bytes) {
         const typename F::Head head(heads[u]);
         file_blocks(u, at);
         if constexpr (in_book(F::type))
-            for (int r = 0; r < 8; r++)
-                book_values<F::type, true>(at[r], dst + T::quants_at + 32 * r, T::unit_bytes);
+            for (int r = 0; r < R; r++)
+                book_values<F::type, true>(at[r / 8][r % 8], dst + T::quants_at + 32 * r, T::unit_bytes);
         for (int j = 0; j < F::unit_blocks; j++) {
             uint8_t* const tile = dst + j * T::unit_bytes;
             for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
@@ -497,10 +497,10 @@ void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n,
                 }
             }
             if constexpr (!in_book(F::type))
-                for (int r = 0; r < 8; r++)
+                for (int r = 0; r < R; r++)
                     put(tile + T::quants_at + 32 * r,
-                        signed_codes<F>(file_codes<F::type>(at[r], j + int((u + block / F::unit_blocks) % per_block) *
-                                                                           F::unit_blocks)));
+                        signed_codes<F>(file_codes<F::type>(
+                            at[r / 8][r % 8], j + int((u + block / F::unit_blocks) % per_block) * F::unit_blocks)));
         }
     }
 }
