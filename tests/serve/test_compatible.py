@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from assay.errors import AssayError
+from assay.serve.api.routes import ALIASES
 from assay.serve.server import _secured
 from tests.serve.conftest import Server, Start
 
@@ -35,6 +36,23 @@ def test_one_model_answers_for_every_name(server: Server, start: Start, tiny: Pa
     for other in (start([("tiny", tiny)], config={"strict_model": True}), start([("a", tiny), ("b", tiny)])):
         refused = httpx.post(f"{other.url}/v1/chat/completions", json={"model": "gpt-4o", "messages": ASK})
         assert refused.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_paths_of_llama_server(server: Server, alias: str) -> None:
+    """Each does what the path does that it stands for, with the same body."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": ASK}, "/v1/responses": {"input": "a"}, "/completion": {"prompt": "a"},
+        "/embedding": {"content": "a"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
+    }  # fmt: skip
+    body = bodies.get(ALIASES[alias])
+    found = []
+    for path in (alias, ALIASES[alias]):
+        fixed = body and body | {"temperature": 0, "max_tokens": 2, "n_predict": 2, "max_output_tokens": 2}
+        reply = httpx.request("POST" if body else "GET", server.url + path, json=fixed, timeout=60)
+        found.append((reply.status_code, sorted(reply.json()[0] if isinstance(reply.json(), list) else reply.json())))
+    assert found[0] == found[1] and found[0][0] in (200, 400)
+    assert found[0][0] == 200 or ALIASES[alias] == "/v1/rerank"  # the model of this server cannot rank
 
 
 @pytest.mark.parametrize("seed", range(3))

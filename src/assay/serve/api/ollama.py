@@ -342,7 +342,8 @@ async def tags(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
     digests = await _digests(call)
     cards = [_card(entry, digests) for entry in pool.entries.values()]
-    return json_reply({"models": cards + [_offer_card(offer) for offer in pool.unopened]})
+    opened = {str(entry.file.path.resolve()): card for entry, card in zip(pool.entries.values(), cards, strict=True)}
+    return json_reply({"models": cards + [_offer_card(offer, opened) for offer in pool.unopened]})
 
 
 async def ollama_ps(call: HttpCall, _: None) -> HttpReply:
@@ -401,13 +402,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def _offer_card(offer: Offer) -> dict[str, Any]:
-    """A model that was not opened yet: its name, size and date."""
+def _offer_card(offer: Offer, opened: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A model that was not opened yet: its name, size and date. A preset of an opened file has what is known of it."""
+    known = opened.get(str(offer.model), {})
     return {
-        "name": offer.name, "model": offer.name, "modified_at": datetime.fromtimestamp(offer.created, UTC).isoformat(),
         "size": offer.size, "digest": "",
         "details": {"parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "",
                     "quantization_level": ""},
+        **known,
+        "name": offer.name, "model": offer.name, "modified_at": datetime.fromtimestamp(offer.created, UTC).isoformat(),
     }  # fmt: skip
 
 
