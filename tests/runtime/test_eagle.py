@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import assay
+from assay import engines
 from assay.cli import main
 from assay.engines.contract import Chunk, PagedEngine, pages_for
 from assay.engines.cuda import CudaEngine
@@ -101,7 +102,15 @@ def test_every_bit_is_the_same_with_drafts(name: str, most: int, pair: Callable[
     assert 20 < speculator.accepted < speculator.drafted
 
 
-@pytest.mark.parametrize("make", [ReferenceEngine, lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k)])
+def on_wgpu(model: Model, n_pages: int) -> PagedEngine:
+    if "wgpu" not in engines.ENGINES:
+        pytest.skip("wgpu or a Vulkan driver is not installed")
+    return engines.create("wgpu", model, n_pages=n_pages)
+
+
+@pytest.mark.parametrize(
+    "make", [ReferenceEngine, lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k), on_wgpu]
+)
 def test_other_engines(make: Callable[..., PagedEngine], pair: Callable[..., tuple[Model, Path]]) -> None:
     model, path = pair()
     work = jobs(12)[1:4]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from assay.serve.api import answers as common
-from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
+from assay.serve.api.chat_completions import Conversation, as_chat_request, begin, prompt_of
 from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
@@ -94,6 +94,18 @@ class ResponsesRequest(Schema):
     reasoning: Reasoning | None = None
     previous_response_id: Name | None = Field(None, description="refused: responses are not stored")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
+
+
+class InputTokens(Schema):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+async def input_tokens(call: HttpCall, request: ResponsesRequest) -> HttpReply:
+    """The tokens of the prompt that such a request would have."""
+    chat = await call.state.threads.run("text", lambda: as_chat(request))
+    prompt = await prompt_of(call, chat, counted=True)
+    return json_reply({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
@@ -305,7 +317,9 @@ class _Response:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": sum(answer.reasoning_tokens for answer in self._begun.answers),
+                },
                 "total_tokens": usage["total_tokens"],
             } if done else None,
         }  # fmt: skip

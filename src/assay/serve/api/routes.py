@@ -12,7 +12,7 @@ from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.rerank import RerankReply, RerankRequest, cohere_rerank, rerank
-from assay.serve.api.responses import ResponsesRequest, responses
+from assay.serve.api.responses import InputTokens, ResponsesRequest, input_tokens, responses
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
@@ -70,6 +70,8 @@ ROUTES: tuple[RouteSpec, ...] = (
               schemas.ChatRequest, schemas.ChatResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/responses", responses, "answer a conversation of items, OpenAI's newer API",
               ResponsesRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/responses/input_tokens", input_tokens, "count the tokens of a conversation of items",
+              ResponsesRequest, InputTokens),
     RouteSpec("POST", "/v1/messages", messages.messages, "answer a conversation, Anthropic's API",
               messages.MessagesRequest, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/messages/count_tokens", messages.count_tokens, "count the tokens of a conversation",
@@ -137,6 +139,7 @@ ROUTES: tuple[RouteSpec, ...] = (
 ALIASES: dict[str, str] = {
     "/chat/completions": "/v1/chat/completions",
     "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
     "/completions": "/completion",
     "/embeddings": "/embedding",
     "/rerank": "/v1/rerank",
