@@ -109,7 +109,12 @@ def on_wgpu(model: Model, n_pages: int) -> PagedEngine:
 
 
 @pytest.mark.parametrize(
-    "make", [ReferenceEngine, lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k), on_wgpu]
+    "make",
+    [
+        ReferenceEngine,
+        lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k),
+        pytest.param(on_wgpu, marks=pytest.mark.slow),
+    ],
 )
 def test_other_engines(make: Callable[..., PagedEngine], pair: Callable[..., tuple[Model, Path]]) -> None:
     model, path = pair()

@@ -63,6 +63,19 @@ def test_tokens_of_items_are_counted(server: Server) -> None:
     assert counted == {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
 
 
+def test_tools_that_others_run_are_left_out(server: Server) -> None:
+    """An agent offers them beside its functions; the prompt is that of the functions alone."""
+    function = {"type": "function", "name": "weather", "parameters": CITY}
+    hosted = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+
+    def count(*tools: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/responses/input_tokens", json={"input": "a", "tools": list(tools)})
+
+    assert count(*hosted, function).json() == count(function).json() != count(*hosted).json()
+    assert count({"type": "nothing"}).json()["error"]["code"] == "invalid_value"
+    assert "name" in count({"type": "function"}).json()["error"]["message"]
+
+
 def test_models_in_anthropics_form(server: Server) -> None:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     client = anthropic.Anthropic(base_url=server.url, api_key="none")

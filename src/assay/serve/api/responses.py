@@ -60,6 +60,18 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+class HostedTool(Schema):
+    """A tool that OpenAI's servers run, or that has no schema. The model is not told of it, as in llama-server."""
+
+    type: Literal[
+        "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
+        "image_generation", "local_shell", "shell", "apply_patch", "mcp", "custom",
+    ]  # fmt: skip
+
+
+AnyTool = Annotated[FunctionTool | HostedTool, Field(discriminator="type")]
+
+
 class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
@@ -88,7 +100,7 @@ class ResponsesRequest(Schema):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Share | None = None
     stream: bool | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -125,12 +137,13 @@ async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Ev
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The request in the form of `/v1/chat/completions`."""
+    functions = [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
     given: dict[str, Any] = {
         "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _format(request.text.format if request.text else None),
-        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in request.tools or ()],
+        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in functions],
         "tool_choice": request.tool_choice, "stream": request.stream,
     }  # fmt: skip
     if isinstance(request.tool_choice, NamedChoice):
