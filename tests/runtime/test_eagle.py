@@ -253,6 +253,7 @@ def test_the_command_line(
     model, head = str(pair()[0].file.path), str(pair()[1])
     ask = ("-p", "hello", "-n", "30", "--temp", "0", "--engine", "cpu")
     assert said(0, "run", model, *ask, "--draft", head)[0] == said(0, "run", model, *ask)[0]
+    assert f"{head} " in said(0, "run", model, *ask, "-v", "--draft", f"auto:{head}")[1].partition("tokens per")[2]
     refused = said(2, "run", head, *ask)[1]
     assert "is an EAGLE-3 head and no model" in refused and "--draft" in refused
     assert "draft head  an EAGLE-3 head" in said(0, "inspect", head)[0]
