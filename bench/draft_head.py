@@ -73,7 +73,7 @@ def with_head(keys: dict[str, Any], tensors: list[Tensor], eh_proj: NDArray[np.f
     return keys | {f"{ARCH}.block_count": last + 2, f"{ARCH}.nextn_predict_layers": 1}
 
 
-def _texts(tokenizer: Tokenizer, most: int) -> list[NDArray[np.int32]]:
+def repository_texts(tokenizer: Tokenizer, most: int) -> list[NDArray[np.int32]]:
     """Pages and sources of this repository in turn, in pieces of one pass."""
     pages, sources = sorted(ROOT.glob("docs/**/*.md")), sorted(ROOT.glob("src/assay/**/*.py"))
     found: list[NDArray[np.int32]] = []
@@ -98,7 +98,7 @@ ASKS = (
 )
 
 
-def _answers(path: Path, most: int, threads: int | None) -> list[NDArray[np.int32]]:
+def own_answers(path: Path, most: int, threads: int | None) -> list[NDArray[np.int32]]:
     """The model's own answers, sampled: text and code, several at once."""
     asks = [ask.format(topic) for topic in TOPICS for ask in ASKS]
     with assay.load(path, threads=threads, lookahead=False) as model:
@@ -124,10 +124,10 @@ def fit(path: Path, most: int, threads: int | None) -> NDArray[np.float32]:
     pages, target = np.arange(pages_for(CHUNK), dtype=np.int32), f"l_out-{hp.n_layer - 2}"
     e = hp.n_embd
     gram, cross, square, seen = np.zeros((2 * e, 2 * e)), np.zeros((2 * e, e)), 0.0, 0
-    for ids in [*_answers(path, most // 2, threads), *_texts(Tokenizer.from_gguf(model.file), most // 2)]:
+    for ids in [*own_answers(path, most // 2, threads), *repository_texts(Tokenizer.from_gguf(model.file), most // 2)]:
         nodes = engine.forward([Chunk(ids, 0, pages, "none")], ["embd", target, "result_norm"])[0].nodes
         before = np.concatenate([np.zeros((1, e)), nodes["result_norm"][:-1]])
-        x = np.concatenate([_rms(nodes["embd"], hp.eps), _rms(before, hp.eps)], axis=1)[1:]
+        x = np.concatenate([rms(nodes["embd"], hp.eps), rms(before, hp.eps)], axis=1)[1:]
         y = nodes[target][1:].astype(np.float64)
         keep = np.abs(y).max(axis=1) < 50 * np.median(np.abs(y).max(axis=1))  # not the first token's huge row
         gram += x[keep].T @ x[keep]
@@ -141,7 +141,7 @@ def fit(path: Path, most: int, threads: int | None) -> NDArray[np.float32]:
     return found.T.astype(np.float32)
 
 
-def _rms(x: NDArray[Any], eps: float) -> NDArray[np.float64]:
+def rms(x: NDArray[Any], eps: float) -> NDArray[np.float64]:
     x = x.astype(np.float64)
     return np.asarray(x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps))
 

@@ -24,7 +24,6 @@ MISSING: dict[str, str] = {
     "dflash": "a head that only drafts, fed by several layers of another file",
     "dots3note": "chosen keys in two MLA widths (window and full), gated attention",
     "dream": "text by filling in masks: a loop of its own over a bidirectional Qwen2",
-    "eagle3": "a head that only drafts, fed by three layers of another file",
     "eurobert": "builder: llama without causal mask and without cache, an encoder",
     "gemma4-assistant": "a head that only drafts: Gemma 4 layers that read the main model's keys and values",
     "glm-dsa": "an index that chooses keys, as in deepseek32, on GLM's layers",

@@ -118,6 +118,8 @@ computes with 0. `assay check --engine llamacpp` says so: `attn_norm-0` is wrong
 
 Draft layers (`nextn_predict_layers`) are no part of the model's graph. `qwen35`, `qwen35moe`, `qwen3next` and
 `nemotron_h_moe` files with one draft layer have a second graph for it (`Model.draft`, `models/draft_head.py`).
+`eagle3` files are no models: `--draft` gives such a head to its model
+([EAGLE-3 heads](../explanation/lookahead.md#eagle-3-heads)).
 
 `gemma3n` keeps llama.cpp's constants: four streams, per-layer rows of 256, ten sparse layers, a final cap of 30.
 Its sparse gate divides the spread of a row by n - 1, as llama.cpp does; transformers divides by n.

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import AssayError
-from assay.gguf.types import Typed, ValueType
-from assay.gguf.writer import write
 from assay.runtime import draft_choice
-from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.speculation import Drafter, Speculator
-from tests import draft_files, tiny
+from tests import draft_files
 
 
 class Drafts(Drafter):
@@ -62,11 +58,3 @@ def test_the_answer_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
             with assay.load(path, engine="cpu", threads=1, draft=f"auto:{path}") as model:
                 assert model.opened.draft_choice.startswith(f"--draft auto: {best} (")
                 assert model.generate("hello hello", **given).ids == expected
-
-
-def test_an_eagle_head_is_refused_by_name(tmp_path: Path) -> None:
-    head = tmp_path / "head.gguf"
-    write(head, {"general.architecture": Typed(ValueType.STRING, "eagle3")}, [])
-    opened = open_model(tiny.make(tmp_path / "tiny.gguf"), OpenOptions(engine="cpu", draft=str(head)))
-    with pytest.raises(AssayError, match=r"head\.gguf: is an EAGLE-3 head, which assay cannot run; use --draft MODEL"):
-        opened.speculator(opened.engine())

@@ -23,7 +23,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.runtime.draft_model import DraftModel
 from assay.runtime.generate import Generator, Result
-from assay.runtime.mtp_draft import HeadDrafter
+from assay.runtime.head_draft import HeadDrafter, own_head
 from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.sequence import Sequence
@@ -117,7 +117,7 @@ def test_every_bit_is_the_same_with_drafts(kind: str, most: int, models: Callabl
     model, work = models(), jobs(90 if kind == "text" else 50)  # a text must repeat itself first
     plain = results(cpu(model), None, work)
     drafters: dict[str, Callable[[], Drafter | None]] = {
-        "text": lambda: None, "model": lambda: DraftModel(cpu(model)), "head": lambda: HeadDrafter(model),
+        "text": lambda: None, "model": lambda: DraftModel(cpu(model)), "head": lambda: HeadDrafter(own_head(model)),
     }  # fmt: skip
     speculator = Eager(drafters[kind](), most)
     assert results(cpu(model), speculator, work) == plain
@@ -137,7 +137,7 @@ def test_a_draft_model_with_a_state_is_always_right_about_itself(models: Callabl
 @pytest.mark.parametrize("name", OTHERS)
 def test_heads_of_models_without_a_state(name: str, models: Callable[..., Model]) -> None:
     model, work = models(name), jobs()
-    speculator = Eager(HeadDrafter(model))
+    speculator = Eager(HeadDrafter(own_head(model)))
     assert results(cpu(model), speculator, work) == results(cpu(model), None, work)
     assert 20 < speculator.accepted < speculator.drafted
 
@@ -145,7 +145,7 @@ def test_heads_of_models_without_a_state(name: str, models: Callable[..., Model]
 @pytest.mark.parametrize("make", [ReferenceEngine, lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k)])
 def test_other_engines(make: Callable[..., PagedEngine], models: Callable[..., Model]) -> None:
     model, work = models(), jobs(12)[1:4]
-    speculator = Eager(HeadDrafter(model), 2)
+    speculator = Eager(HeadDrafter(own_head(model)), 2)
     assert results(make(model, n_pages=64), speculator, work) == results(make(model, n_pages=64), None, work)
     assert speculator.accepted > 5
 
@@ -154,10 +154,10 @@ def test_the_speculator_decides_by_time(models: Callable[..., Model]) -> None:
     """The plain class, which drafts where it pays: the same bits, whatever it decides."""
     model, work = models(), jobs()
     plain = results(cpu(model), None, work)
-    quick = Speculator(HeadDrafter(model))
+    quick = Speculator(HeadDrafter(own_head(model)))
     quick._draft_seconds = 1e-9  # the head seems free
     assert results(cpu(model), quick, work) == plain
-    assert results(cpu(model), Speculator(HeadDrafter(model)), work) == plain
+    assert results(cpu(model), Speculator(HeadDrafter(own_head(model))), work) == plain
 
 
 @pytest.mark.parametrize("tight", [{"n_pages": 9}, {"state_slots": 8}, {"n_pages": 7, "state_slots": 3}])
@@ -166,7 +166,7 @@ def test_a_full_cache(tight: dict[str, int], models: Callable[..., Model]) -> No
     model = models()
     work = [{**job, "max_tokens": 60, "ignore_eos": True} for job in jobs()[:4]]
     plain = results(cpu(model), None, work)
-    for drafter in (HeadDrafter(model), None):
+    for drafter in (HeadDrafter(own_head(model)), None):
         speculator = Eager(drafter, 8)
         assert results(cpu(model, **tight), speculator, work) == plain
         assert speculator.accepted > 0
@@ -176,7 +176,7 @@ def test_a_snapshot_is_taken_inside_a_draft(models: Callable[..., Model]) -> Non
     """Page ends lie between drafted tokens; the next turn goes on at the last one, with the bits of a fresh start."""
     model = models()
     tokenizer = Tokenizer.from_gguf(model.file)
-    generator = Generator(cpu(model), tokenizer, n_ctx=256, speculator=Eager(HeadDrafter(model), 7))
+    generator = Generator(cpu(model), tokenizer, n_ctx=256, speculator=Eager(HeadDrafter(own_head(model)), 7))
     first = finished(generator, prompt_ids=list(range(200, 220)), params=GREEDY, max_tokens=90, ignore_eos=True)
     turn = [*first.prompt_ids, *first.ids, 4, 5]
     job = {"prompt_ids": turn, "params": SAMPLED, "max_tokens": 30, "logprobs": 1}
@@ -189,7 +189,7 @@ def test_a_prefix_from_the_cache_serves_the_head_too(models: Callable[..., Model
     """The second sequence begins at a page end; its drafts are those of the first."""
     model, counts = models(), []
     tokenizer = Tokenizer.from_gguf(model.file)
-    speculator = Eager(HeadDrafter(model))
+    speculator = Eager(HeadDrafter(own_head(model)))
     generator = Generator(cpu(model), tokenizer, n_ctx=256, speculator=speculator)
     for _ in range(2):
         speculator.accepted = 0
@@ -202,7 +202,7 @@ def test_a_prefix_from_the_cache_serves_the_head_too(models: Callable[..., Model
 def test_guesses_are_those_of_one_pass_over_the_whole_text(name: str) -> None:
     """Golden models, whose heads read every row: prompt in chunks, drafts taken back, page ends, a prefix reused."""
     model = recurrent.calls(name).model
-    speculator = Eager(HeadDrafter(model), 2)
+    speculator = Eager(HeadDrafter(own_head(model)), 2)
     guesses: dict[int, list[int]] = {}
     draft = speculator.drafter.draft  # type: ignore[union-attr]
 
@@ -239,7 +239,7 @@ def test_constraints_and_stops(models: Callable[..., Model]) -> None:
     text = json.loads(results(cpu(model), None, work[1:])[0])[1]
     work.append({**work[1], "stop": (text[7:10],)})
     plain = results(cpu(model), None, work)
-    for drafter in (None, HeadDrafter(model)):
+    for drafter in (None, HeadDrafter(own_head(model))):
         assert results(cpu(model), Eager(drafter, 5), work) == plain
 
 
@@ -292,7 +292,7 @@ def test_the_command_line(
 def test_garbage_in_the_heads_rows_costs_only_speed(models: Callable[..., Model]) -> None:
     """A head that gives NaN: its drafts are ids all the same, and every one may be wrong."""
     model, work = models(), jobs(20)[:3]
-    drafter = HeadDrafter(model)
+    drafter = HeadDrafter(own_head(model))
     forward = drafter._forward
 
     def spoilt(chunks: Any) -> Any:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from assay.errors import AssayError
+from assay.serve.api.routes import ALIASES
 from assay.serve.server import _secured
 from tests.serve.conftest import Server, Start
 
@@ -35,6 +36,67 @@ def test_one_model_answers_for_every_name(server: Server, start: Start, tiny: Pa
     for other in (start([("tiny", tiny)], config={"strict_model": True}), start([("a", tiny), ("b", tiny)])):
         refused = httpx.post(f"{other.url}/v1/chat/completions", json={"model": "gpt-4o", "messages": ASK})
         assert refused.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_paths_of_llama_server(server: Server, alias: str) -> None:
+    """Each does what the path does that it stands for, with the same body."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": ASK}, "/v1/responses": {"input": "a"}, "/completion": {"prompt": "a"},
+        "/v1/responses/input_tokens": {"input": "a"},
+        "/embedding": {"content": "a"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
+    }  # fmt: skip
+    body = bodies.get(ALIASES[alias])
+    found = []
+    for path in (alias, ALIASES[alias]):
+        fixed = body and body | {"temperature": 0, "max_tokens": 2, "n_predict": 2, "max_output_tokens": 2}
+        reply = httpx.request("POST" if body else "GET", server.url + path, json=fixed, timeout=60)
+        found.append((reply.status_code, sorted(reply.json()[0] if isinstance(reply.json(), list) else reply.json())))
+    assert found[0] == found[1] and found[0][0] in (200, 400)
+    assert found[0][0] == 200 or ALIASES[alias] == "/v1/rerank"  # the model of this server cannot rank
+
+
+def test_tokens_of_items_are_counted(server: Server) -> None:
+    body = {"instructions": "be short", "input": [{"role": "user", "content": "hello"}]}
+    counted = httpx.post(f"{server.url}/v1/responses/input_tokens", json=body).json()
+    made = httpx.post(f"{server.url}/v1/responses", json=body | {"max_output_tokens": 1}, timeout=60).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
+
+
+def test_tools_that_others_run_are_left_out(server: Server) -> None:
+    """An agent offers them beside its functions; the prompt is that of the functions alone."""
+    function = {"type": "function", "name": "weather", "parameters": CITY}
+    hosted = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+
+    def count(*tools: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/responses/input_tokens", json={"input": "a", "tools": list(tools)})
+
+    assert count(*hosted, function).json() == count(function).json() != count(*hosted).json()
+    assert count({"type": "nothing"}).json()["error"]["code"] == "invalid_value"
+    assert "name" in count({"type": "function"}).json()["error"]["message"]
+
+
+def test_models_in_anthropics_form(server: Server) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none")
+    (found,) = client.models.list()
+    assert (found.type, found.id, found.display_name) == ("model", "tiny", "tiny") and found.created_at.year > 2000
+    assert client.models.retrieve("tiny") == found
+
+
+def test_ollamas_log_probabilities_and_dimensions(server: Server) -> None:
+    def ask(route: str, **body: Any) -> dict[str, Any]:
+        given = {"model": "tiny", "stream": False, "options": {"num_predict": 4, "temperature": 0}} | body
+        found: dict[str, Any] = httpx.post(f"{server.url}/api/{route}", json=given, timeout=60).json()
+        return found
+
+    chosen = chat(server, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    scored = {"logprobs": True, "top_logprobs": 2}
+    assert ask("chat", messages=ASK, **scored)["logprobs"] == chosen and len(chosen) == 4
+    raw = ask("generate", prompt="hello", raw=True, logprobs=True)["logprobs"]
+    assert len(raw) == 4 and all(row["logprob"] <= 0 and not row["top_logprobs"] for row in raw)
+    assert "logprobs" not in ask("chat", messages=ASK)
+    assert [len(row) for row in ask("embed", input=["a", "b"], dimensions=8)["embeddings"]] == [8, 8]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -77,6 +77,24 @@ def test_reasoning_that_the_prompt_opened(served: Server) -> None:
     assert "reasoning_content" not in ask(served, "thinking")["message"]
 
 
+def test_tokens_of_reasoning_are_counted(served: Server) -> None:
+    """All tokens where no end is drawn; with a budget those up to the closing tag; none without reasoning."""
+
+    def used(route: str, **body: Any) -> dict[str, Any]:
+        given = {"model": "thinking", "temperature": 0} | body
+        reply = httpx.post(f"{served.url}/v1/{route}", json=given, timeout=60)
+        found: dict[str, Any] = reply.json()["usage"]
+        return found
+
+    on = {"chat_template_kwargs": {"enable_thinking": True}, "messages": ASK, "max_tokens": 12}
+    whole = used("chat/completions", **on)
+    assert whole["completion_tokens_details"] == {"reasoning_tokens": whole["completion_tokens"]}
+    limited = used("chat/completions", **on, thinking_budget_tokens=2)
+    assert 2 < limited["completion_tokens_details"]["reasoning_tokens"] <= limited["completion_tokens"]
+    assert used("chat/completions", messages=ASK, max_tokens=3)["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert used("responses", input="a", max_output_tokens=3)["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_a_grammar_governs_the_content(served: Server) -> None:
     found = ask(served, "thinking", chat_template_kwargs={"enable_thinking": True}, grammar='root ::= "yes" | "no"')[
         "message"

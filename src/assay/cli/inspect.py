@@ -99,6 +99,12 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
         yield "pictures    " + ", ".join(f"{size} {count} tokens" for size, count in found["tokens"].items())
     if report["draft_head"]:
         yield "draft head  the last block guesses tokens ahead: --draft mtp"
+    if found := report["eagle_head"]:
+        layers = ", ".join(map(str, found["layers"] or ["?"]))
+        yield (
+            f"draft head  an EAGLE-3 head, which reads its model's rows of {found['row']} before layers {layers}: "
+            "--draft FILE"
+        )
     if memory := report["memory"]:
         yield (
             f"memory      {_size(memory['total'])}: weights {_size(memory['weights'])}, f16 cache of "

@@ -110,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if args.stats and not args.json:
         _announce(args.image, opened)
     with LanguageModel(opened) as model:
+        if args.stats and not args.json and opened.draft_choice:
+            common.say(opened.draft_choice)
         generation = model.stream(
             prompt, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
             ignore_eos=args.ignore_eos, images=args.image, **_form(args),

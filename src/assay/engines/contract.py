@@ -299,9 +299,16 @@ class CacheBytes(Protocol):
         ...
 
 
-# Capability: `beside(graph, n_pages)` makes an engine of the same kind and precision for another graph of this model.
-# It shares the weights with this engine, and has a cache of its own. Close it before this engine.
-Beside = Callable[[Graph, int], "PagedEngine"]
+class Beside(Protocol):
+    """Capability: make an engine of the same kind and precision, on the same device, for another graph.
+
+    It has a cache of its own. A graph of this model shares the weights with this engine. With `model`, the graph is one
+    of another file, whose weights are loaded. Close it before this engine.
+    """
+
+    def __call__(self, graph: Graph, n_pages: int, model: Model | None = None) -> PagedEngine: ...
+
+
 WarmUp = Callable[[], None]
 
 

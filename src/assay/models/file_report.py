@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
+from assay.models.eagle3 import ARCH as EAGLE
 from assay.models.model import Model, load
 from assay.models.vision import Tower, is_tower, load_tower
 from assay.system.terminal import printable
@@ -41,6 +44,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
         "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
         "memory": _memory(model, weights, context) if model else None,
         "draft_head": bool(model and model.draft),
+        "eagle_head": _eagle(metadata),
         "projector": _projector(tower) if tower else None,
         "notes": [printable(note) for note in notes],
         "metadata": metadata,
@@ -60,6 +64,8 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
 
 def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     """The model, or a note that says why the tensors do not form one."""
+    if file.metadata.get("general.architecture") == EAGLE:
+        return None, []
     if not file.tensors:
         return None, ["tensors: none; this file is a vocabulary, not a model"]
     try:
@@ -72,6 +78,17 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     if model.draft_fault:
         notes.insert(0, f"draft head: cannot be run: {model.draft_fault}")
     return model, notes
+
+
+def _eagle(metadata: dict[str, Any]) -> dict[str, Any] | None:
+    """Which rows of its model an EAGLE-3 head reads; whether they fit shows when it is opened with the model."""
+    if metadata.get("general.architecture") != EAGLE:
+        return None
+    layers = metadata.get(f"{EAGLE}.target_layers")
+    return {
+        "layers": [int(n) for n in layers] if isinstance(layers, np.ndarray | list) else None,
+        "row": metadata.get(f"{EAGLE}.target_hidden_size"),
+    }
 
 
 def _tower(file: GGUFFile) -> tuple[Tower | None, list[str]]:

@@ -31,8 +31,9 @@ from assay.models.pictures import PictureForm
 from assay.runtime import cache_folder, draft_choice, hub
 from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
+from assay.runtime.eagle_draft import eagle_head, is_eagle_head
 from assay.runtime.grammar import Grammars
-from assay.runtime.mtp_draft import HeadDrafter, check_head
+from assay.runtime.head_draft import DraftHead, HeadDrafter, own_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.registry_models import ReportProgress
 from assay.runtime.sampler import dry_breakers
@@ -90,7 +91,7 @@ class Opened:
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
         self.model: Model = model.at(self.n_ctx)
         if options.draft == MTP:
-            check_head(self.model)
+            own_head(self.model)
         if options.context_shift and not model.graph.state.cuttable:
             raise NoShift(file.path.name)
         self.draft_choice = ""  # what --draft auto measured and chose
@@ -203,8 +204,9 @@ class Opened:
         apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
-        head = self.model.draft if self.options.draft == MTP or self._measures_drafts else None
-        pages += self.n_pages * page_bytes(head, kv_type) if head else 0
+        heads = [self.model.draft if self.options.draft == MTP or self._measures_drafts else None]
+        heads.append(self._eagle.graph if self._eagle else None)
+        pages += sum(self.n_pages * page_bytes(head, kv_type) for head in heads if head)
         return pages + self.states.bytes
 
     @property
@@ -273,26 +275,37 @@ class Opened:
         if o.draft is None:
             return Speculator()
         if o.draft == MTP:
-            return Speculator(HeadDrafter(self.model))
+            return Speculator(HeadDrafter(own_head(self.model)))
         if not self._measures_drafts:
             return self._drafted_by(o.draft)
         small = o.draft.partition(":")[2]
         ways: dict[str, draft_choice.Maker] = {"none": lambda: None, "ngram": Speculator}
         if self.model.draft is not None and engine.beside is not None:
-            ways[MTP] = lambda: Speculator(HeadDrafter(self.model))
+            ways[MTP] = lambda: Speculator(HeadDrafter(own_head(self.model)))
         if small:
             ways[small] = lambda: self._drafted_by(small)
         found, self.draft_choice = draft_choice.choose(engine, self.tokenizer, ways)
         return found
 
-    def _drafted_by(self, name: str) -> Speculator:
-        """Drafts of a small model."""
+    @cached_property
+    def _eagle(self) -> DraftHead | None:
+        """The EAGLE-3 head that the options name, if they name one."""
+        draft = self.options.draft or ""
+        name = draft.partition(":")[2] if self._measures_drafts else draft
+        if name in ("", MTP) or not self.options.lookahead:
+            return None
         file = open_file(hub.resolve(name))
-        if str(file.metadata.get("general.architecture", "")).startswith("eagle"):
-            raise AssayError(
-                f"--draft {name}: is an EAGLE-3 head, which assay cannot run; use --draft MODEL with a small model of "
-                "the same vocabulary, or --draft mtp if the model's own file has a head"
-            )
+        if not is_eagle_head(file):
+            return None
+        if "tokenizer.ggml.tokens" in file.metadata:
+            check_vocabularies(Tokenizer.from_gguf(file), self.tokenizer, name)
+        return eagle_head(file, self.model, name)
+
+    def _drafted_by(self, name: str) -> Speculator:
+        """Drafts of a small model, or of an EAGLE-3 head."""
+        if self._eagle:
+            return Speculator(HeadDrafter(self._eagle))
+        file = open_file(hub.resolve(name))
         options = replace(self.options, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None)
         small = Opened(file, replace(options, context_shift=False, lora=()))
         check_vocabularies(small.tokenizer, self.tokenizer, name)

@@ -5,10 +5,10 @@ together. The scheduler then draws from each row of logits in turn, as long as t
 Logits do not depend on the batch, and random numbers depend on seed and position only. Every drawn token is therefore
 the one that plain decoding would have drawn; a rejected draft costs time and nothing else.
 
-Drafts come from the sequence's own text (`ngram_draft.py`), from a small model (`draft_model.py`) or from the file's
-own draft head (`mtp_draft.py`). A draft is verified if that is expected to raise tokens per second. Two measurements
-decide: the acceptance rate of such drafts, and the duration of a step by its number of tokens (`StepCosts`). Change
-this module to change that decision.
+Drafts come from the sequence's own text (`ngram_draft.py`), from a small model (`draft_model.py`) or from a draft
+head (`head_draft.py`, `eagle_draft.py`). A draft is verified if that is expected to raise tokens per second. Two
+measurements decide: the acceptance rate of such drafts, and the duration of a step by its number of tokens
+(`StepCosts`). Change this module to change that decision.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from assay.serve.api.routes import ROUTES
+from assay.serve.api.routes import ALIASES, ROUTES
 from assay.serve.api.server_state import HttpCall, State
 from assay.serve.http.exchange import ExchangeContext, Handler, HttpReply, dumps, endpoint
 from assay.serve.http.guard import Guard
@@ -33,10 +34,12 @@ def create(state: State) -> ASGIApp:
     def count(path: str, status: int) -> None:
         state.metrics.http.labels(path, str(status)).inc()
 
-    routes = [route(r.path, r.method, r.handler, r.request, uploads=r.uploads) for r in ROUTES]
+    further = [replace(r, path=alias) for alias, path in ALIASES.items() for r in ROUTES if r.path == path]
+    rows = [*ROUTES, *further]
+    routes = [route(r.path, r.method, r.handler, r.request, uploads=r.uploads) for r in rows]
     routes += [route(path, "GET", _constant(reply)) for path, reply in _page().items()]
     inner = Router(routes, redirect_slashes=False)
-    paths = {r.path for r in ROUTES}
+    paths = {r.path for r in rows}
     host = None if state.any_host else state.host
     return Guard(inner, paths, count, state.key, host, state.limits.connections, state.cors)
 

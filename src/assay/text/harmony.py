@@ -31,6 +31,10 @@ class Harmony(Scanner):
         self._name = ""
         self._body = ""
 
+    @property
+    def in_reasoning(self) -> bool:
+        return self._kind == _REASONING
+
     def _step(self, final: bool) -> bool:
         if self._heading is None:
             return self._begin(final)

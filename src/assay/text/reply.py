@@ -216,6 +216,11 @@ class ReplyParser:
         else:
             self._machine = _Marked(family, offered, thinking=thinking and apart, apart=apart, stream=stream)
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside a reasoning block."""
+        return self._machine.in_reasoning
+
     def push(self, text: str) -> ReplyPiece:
         return self._machine.push(text)
 
@@ -244,6 +249,10 @@ class _Marked(Scanner):
         self._reasoning = thinking
         self._bare = bool(tools and family.bare and not thinking)
         self.trim = pair is not None
+
+    @property
+    def in_reasoning(self) -> bool:
+        return self._reasoning
 
     def _step(self, final: bool) -> bool:
         if self._bare:

@@ -178,10 +178,25 @@ def test_coheres_route_and_the_best_ones(server: Server) -> None:
         ({"model": "bert", "documents": []}, "invalid_value"),
         ({"model": "bert", "documents": ["w1 " * 600]}, "context_length_exceeded"),
         ({"model": "bert", "documents": [3]}, "invalid_value"),
+        ({"model": "bert", "documents": None}, "invalid_value"),
+        ({"model": "bert", "texts": DOCUMENTS}, "invalid_value"),
     ],
 )
 def test_what_cannot_be_is_said(server: Server, body: dict[str, Any], code: str) -> None:
     assert post(server, **body).json()["error"]["code"] == code
+
+
+def test_the_form_of_text_embeddings_inference(server: Server) -> None:
+    every = post(server, model="bert").json()["results"]
+    found = post(server, "/rerank", model="bert", documents=None, texts=DOCUMENTS, return_text=True, top_n=3).json()
+    assert found == [
+        {"index": r["index"], "score": r["relevance_score"], "text": DOCUMENTS[r["index"]]} for r in every[:3]
+    ]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/reranking"])
+def test_llama_servers_paths(server: Server, path: str) -> None:
+    assert post(server, path, model="bert").json()["results"] == post(server, model="bert").json()["results"]
 
 
 def test_llama_servers_embeddings(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""A server whose model drafts with its own head: streams beside each other, and every token is the plain one."""
+"""A server whose model drafts with a head, its own or EAGLE-3: streams at once, and every token is the plain one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import assay
-from tests import draft_files, tiny
+from tests import draft_files, eagle_files, tiny
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draft_files.make(tmp_path_factory.mktemp("head") / "hybrid.gguf")
 
 
-def test_streams_with_a_draft_head(path: Path, start: Callable[..., Any]) -> None:
-    server = start([("hybrid", path)], options={"engine": "cpu", "draft": "mtp", "cache_size": 1024})
+@pytest.mark.parametrize("draft", ["mtp", "eagle"])
+def test_streams_with_a_draft_head(draft: str, path: Path, start: Callable[..., Any]) -> None:
+    if draft == "eagle":
+        draft = str(eagle_files.make(path.with_name("head.gguf"), path))
+    server = start([("hybrid", path)], options={"engine": "cpu", "draft": draft, "cache_size": 1024})
     rows = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.1, "seed": 4, "top_k": 9}]
     asks = [
         {

@@ -131,6 +131,8 @@ def test_presets_are_made_copied_and_deleted(url: str, home: Path) -> None:
     )
     assert json.loads(made.text.splitlines()[-1]) == {"status": "success"}
     assert post("copy", source="short", destination="again").status_code == 200
+    cards = {card["name"]: card for card in httpx.get(f"{url}/api/tags").json()["models"]}
+    assert cards["again"]["size"] == cards["ollama:one:latest"]["size"] > 0
     assert chat(url, "again")["prompt_eval_count"] == chat(url, "short")["prompt_eval_count"]
     asked = {"model": "again", "prompt": "a", "raw": True, "stream": False}
     assert post("generate", **asked).json()["eval_count"] <= 3

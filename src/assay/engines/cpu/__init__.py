@@ -270,7 +270,8 @@ class CpuEngine(PagedEngine):
             else:
                 self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
             self._states = self._state_memory(state_slots)
-            self._tensors: _Tensors | None = lender._tensors if lender else None
+            same = lender and lender.model.file is model.file
+            self._tensors: _Tensors | None = lender._tensors if lender and same else None
             if self._tensors:
                 self._tensors.add(self.graph)
             else:
@@ -282,11 +283,11 @@ class CpuEngine(PagedEngine):
         except MemoryError as error:
             raise AssayError(f"{model.file.path}: {error}; use fewer pages or pack=False") from None
 
-    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+    def beside(self, graph: Graph, n_pages: int, model: Model | None = None) -> PagedEngine:
         a = self.arithmetic
         return CpuEngine(
-            self.model, threads=self.threads, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages, graph=graph,
-            lender=self,
+            model or self.model, threads=self.threads, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages,
+            graph=graph, lender=self,
         )  # fmt: skip
 
     def _state_memory(self, asked: int | None) -> StatePlaces:

@@ -140,12 +140,13 @@ class CudaEngine(PagedEngine):
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # pinned memory that results are copied to
         self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
         self._shifted = False  # once a position differs from its slot, masks compare positions
-        self._borrows = lender is not None
+        self._borrows = lender is not None and lender.model.file is model.file  # weights
+        self._owns_device = lender is None
         self._device: Any = lender._device if lender else device or Driver(Kernels)
         self.isa = self._device.name
         self._tensors: DeviceWeights | None = (
             lender._tensors
-            if lender
+            if lender and self._borrows
             else DeviceWeights(self._device, joined_file(model.file, self.adapters), precision)
         )
         try:
@@ -154,10 +155,10 @@ class CudaEngine(PagedEngine):
             self.close()
             raise
 
-    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+    def beside(self, graph: Graph, n_pages: int, model: Model | None = None) -> PagedEngine:
         a = self.arithmetic
         return CudaEngine(
-            self.model, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages, graph=graph, lender=self
+            model or self.model, precision=a.precision, kv_type=a.kv_type, n_pages=n_pages, graph=graph, lender=self
         )  # fmt: skip
 
     def _load(self) -> None:
@@ -641,7 +642,7 @@ class CudaEngine(PagedEngine):
             for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters, self._at.states):
                 if at:
                     self._device.free(at)
-            if not self._borrows:
+            if self._owns_device:
                 self._device.close()
 
     @property

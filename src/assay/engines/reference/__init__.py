@@ -367,7 +367,9 @@ class ReferenceEngine(PagedEngine):
         self._lengths: dict[int, int] = {}  # by state slot: after how many tokens its state is
         self._earlier: dict[int, dict[int, dict[str, Array]]] = {}  # by slot and length: states before drafted tokens
 
-    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+    def beside(self, graph: Graph, n_pages: int, model: Model | None = None) -> PagedEngine:
+        if model is not None:
+            return ReferenceEngine(model, self.dtype, n_pages, graph=graph)
         return ReferenceEngine(self.model, n_pages=n_pages, graph=graph, weights=self.weights)
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:

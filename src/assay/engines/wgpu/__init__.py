@@ -118,13 +118,16 @@ class WgpuEngine(PagedEngine):
     def _load(self) -> None:
         """Weights and cache on the device."""
         lender = self._lender
+        self._borrows = lender is not None and lender.model.file is self.model.file  # weights
         self._gpu: Gpu = lender._gpu if lender else gpu()
         self._recordings: dict[tuple[ProgramShape, frozenset[str]], Recording] = {}
         exact = self._precision == "exact"
         self._weights: StackedWeights = (
-            lender._weights if lender else StackedWeights(self._gpu, self.model.file, self.graph, exact)
+            lender._weights
+            if lender and self._borrows
+            else StackedWeights(self._gpu, self.model.file, self.graph, exact)
         )
-        if lender:
+        if self._borrows:
             self._weights.add(self.graph)
         self._pools: list[CachePool] = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         self._check_heads()
@@ -167,9 +170,14 @@ class WgpuEngine(PagedEngine):
         states = 2 * self.state_slots * self._state_bytes
         return MemoryUse(weights=self._weights.bytes, buffers=buffers, page=page, states=states)
 
-    def beside(self, graph: Graph, n_pages: int) -> PagedEngine:
+    def beside(self, graph: Graph, n_pages: int, model: Model | None = None) -> PagedEngine:
         return WgpuEngine(
-            self.model, precision=self._precision, kv_type=self._kv_type, n_pages=n_pages, graph=graph, lender=self
+            model or self.model,
+            precision=self._precision,
+            kv_type=self._kv_type,
+            n_pages=n_pages,
+            graph=graph,
+            lender=self,
         )
 
     # -- one step ------------------------------------------------------------------------------------------
@@ -394,7 +402,7 @@ class WgpuEngine(PagedEngine):
                 for recording in self._recordings.values():
                     recording.close()
                 self._recordings.clear()
-                owned = [*self._buffers.values(), *(() if self._lender else self._weights.buffers.values())]
+                owned = [*self._buffers.values(), *(() if self._borrows else self._weights.buffers.values())]
                 for buffer in owned:
                     buffer.destroy()
 

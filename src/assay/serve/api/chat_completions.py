@@ -150,7 +150,7 @@ async def chat(call: HttpCall, request: ChatRequest) -> HttpReply | Events:
             head
             | {
                 "choices": [answer.choice(i) for i, answer in enumerate(answers)],
-                "usage": common.usage(reader.sequences),
+                "usage": _usage(reader, answers),
                 "timings": common.timings(reader.sequences),
             }
             | receipts
@@ -194,10 +194,16 @@ async def _chunks(
         if update.finish:
             yield chunk(index, {}, None, answer.finish_reason)
     if with_usage:
-        totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
+        totals = {"usage": _usage(reader, answers), "timings": common.timings(reader.sequences)}
         yield head | {"choices": []} | totals
     if made := await receipts():
         yield head | {"choices": []} | made
+
+
+def _usage(reader: Reader, answers: list[ChoiceBuilder]) -> dict[str, Any]:
+    """Tokens of all choices, and those of them that are reasoning."""
+    details = {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)}
+    return common.usage(reader.sequences) | {"completion_tokens_details": details}
 
 
 class ChoiceBuilder:
@@ -213,10 +219,14 @@ class ChoiceBuilder:
         self._logprobs: list[bytes] = []  # encoded, because objects take ten times the memory
         self._finish = "stop"
         self._cut = False  # whether the answer ended inside a call
+        self.reasoning_tokens = 0  # the closing mark counts
 
     def add(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """Add an update and return the new deltas. The logprobs of the token go with the first delta."""
+        inside = self._reply.in_reasoning
         pieces = [self._reply.push(update.text)]
+        if update.choice and (inside or self._reply.in_reasoning):
+            self.reasoning_tokens += 1
         if update.finish:
             self._finish = update.finish
             pieces.append(self._reply.finish(cut=update.finish == "length"))

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from assay.runtime.sequence import Progress
+from assay.serve.api.answers import token_logprob
 from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
 from assay.serve.api.llama_server import Text as PlainText
 from assay.serve.api.llama_server import continue_text, infill_ids, text_of
@@ -93,6 +94,8 @@ class Asking(Schema):
     think: bool | Annotated[str, Field(max_length=32)] | None = Field(
         None, description="sets enable_thinking of the template"
     )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(None, description="alternatives of each token")
 
 
 class OllamaChatRequest(Asking):
@@ -120,6 +123,9 @@ class OllamaOldEmbedRequest(Schema):
 
 class OllamaEmbedRequest(Schema):
     model: Name
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="keep the first values and normalise again"
+    )
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts, fail_fast=True)]
 
 
@@ -180,6 +186,8 @@ def _as_chat(request: Asking, entry: ServedModel, messages: list[dict[str, Any]]
         given["chat_template_kwargs"] = {"enable_thinking": request.think}
     elif request.think:
         given["reasoning_effort"] = request.think
+    if request.logprobs or request.top_logprobs:
+        given |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     return as_chat_request(given, "messages")
 
 
@@ -231,9 +239,10 @@ def _called(item: dict[str, Any]) -> dict[str, Any]:
 async def _chat_lines(begun: Conversation, shown: Any) -> AsyncIterator[dict[str, Any]]:
     (answer,) = begun.answers
     async for _, update in begun.reader:
-        for delta, _logprobs in answer.add(update):
-            if any(delta.values()):
-                yield _head(begun.entry) | shown(delta) | {"done": False}
+        for delta, logprobs in answer.add(update):
+            if any(delta.values()) or logprobs:
+                scored = {"logprobs": logprobs} if logprobs else {}
+                yield _head(begun.entry) | shown(delta) | {"done": False} | scored
     (sequence,) = begun.reader.sequences
     reason = "length" if answer.finish_reason == "length" else "stop"
     yield _head(begun.entry) | shown({}) | {"done": True, "done_reason": reason} | _counts(sequence)
@@ -250,12 +259,19 @@ async def _text_lines(
     if request.format:
         schema = {"type": "object"} if request.format == "json" else request.format
         given["json_schema"] = schema
+    top = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
+    if top is not None:
+        given["n_probs"] = max(top, 1)
     reader = await continue_text(call, entry, ids, PlainText.model_validate(given))
 
     async def lines() -> AsyncIterator[dict[str, Any]]:
         async for _, update in reader:
-            if update.text:
-                yield _head(entry) | {"response": update.text, "done": False}
+            scored: dict[str, Any] = {}
+            if top is not None and update.choice:
+                row = token_logprob(entry, update.choice)
+                scored = {"logprobs": [row | {"top_logprobs": row["top_logprobs"][:top]}]}
+            if update.text or scored:
+                yield _head(entry) | {"response": update.text, "done": False} | scored
         reason = "length" if reader.ends[0] in ("length", "context") else "stop"
         yield _head(entry) | {"response": "", "done": True, "done_reason": reason} | _counts(reader.sequences[0])
 
@@ -275,13 +291,18 @@ def _joined_messages(lines: list[dict[str, Any]]) -> dict[str, Any]:
         found["thinking"] = thinking
     if calls := [c for line in lines for c in line["message"].get("tool_calls", ())]:
         found["tool_calls"] = calls
-    return lines[-1] | {"message": found}
+    return lines[-1] | {"message": found} | _joined_scores(lines)
+
+
+def _joined_scores(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    scores = [score for line in lines for score in line.get("logprobs", ())]
+    return {"logprobs": scores} if scores else {}
 
 
 def _joined_response(lines: list[dict[str, Any]]) -> dict[str, Any]:
     thinking = "".join(line.get("thinking", "") for line in lines)
     text = {"response": "".join(line["response"] for line in lines)}
-    return lines[-1] | text | ({"thinking": thinking} if thinking else {})
+    return lines[-1] | text | ({"thinking": thinking} if thinking else {}) | _joined_scores(lines)
 
 
 async def _loaded(call: HttpCall, entry: ServedModel, empty: dict[str, Any]) -> HttpReply:
@@ -342,7 +363,8 @@ async def tags(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
     digests = await _digests(call)
     cards = [_card(entry, digests) for entry in pool.entries.values()]
-    return json_reply({"models": cards + [_offer_card(offer) for offer in pool.unopened]})
+    opened = {str(entry.file.path.resolve()): card for entry, card in zip(pool.entries.values(), cards, strict=True)}
+    return json_reply({"models": cards + [_offer_card(offer, opened) for offer in pool.unopened]})
 
 
 async def ollama_ps(call: HttpCall, _: None) -> HttpReply:
@@ -401,13 +423,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def _offer_card(offer: Offer) -> dict[str, Any]:
-    """A model that was not opened yet: its name, size and date."""
+def _offer_card(offer: Offer, opened: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A model that was not opened yet: its name, size and date. A preset of an opened file has what is known of it."""
+    known = opened.get(str(offer.model), {})
     return {
-        "name": offer.name, "model": offer.name, "modified_at": datetime.fromtimestamp(offer.created, UTC).isoformat(),
         "size": offer.size, "digest": "",
         "details": {"parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "",
                     "quantization_level": ""},
+        **known,
+        "name": offer.name, "model": offer.name, "modified_at": datetime.fromtimestamp(offer.created, UTC).isoformat(),
     }  # fmt: skip
 
 
@@ -440,7 +464,9 @@ def _details(entry: ServedModel) -> dict[str, Any]:
 async def embed(call: HttpCall, request: OllamaEmbedRequest) -> HttpReply:
     """The vectors of `/v1/embeddings` in Ollama's form."""
     began = time.monotonic()
-    asked = EmbeddingRequest.model_construct(model=find(call, request.model).id, input=request.input)
+    asked = EmbeddingRequest.model_construct(
+        model=find(call, request.model).id, input=request.input, dimensions=request.dimensions
+    )
 
     def reply(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
         return large_reply(

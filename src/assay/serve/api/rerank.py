@@ -1,4 +1,5 @@
-"""`/v1/rerank`: score documents by how well they answer a query, in the form of Cohere and Jina.
+"""`/v1/rerank`: score documents by how well they answer a query, in the form of Cohere and Jina. A request with `texts`
+instead of `documents` is one of text-embeddings-inference (TEI) and gets the list that this server answers.
 
 Two kinds of models can. A cross-encoder has a classification head (`pooling_type` 4), which scores query and document
 read as one text. A causal model without a head (Qwen3-Reranker) is asked whether the document answers the query; the
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from assay.models.blocks import RANK
 from assay.models.token_types import has_second_type
@@ -48,7 +49,13 @@ class RerankText(Schema):
 class RerankRequest(Schema):
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
     query: Text
-    documents: Annotated[list[Text | RerankText], Field(min_length=1, max_length=LIMITS.documents, fail_fast=True)]
+    documents: (
+        Annotated[list[Text | RerankText], Field(min_length=1, max_length=LIMITS.documents, fail_fast=True)] | None
+    ) = None
+    texts: Annotated[list[Text], Field(min_length=1, max_length=LIMITS.documents, fail_fast=True)] | None = Field(
+        None, description="instead of documents: the reply is a list, as TEI's"
+    )
+    return_text: bool | None = Field(None, description="with texts: repeat each text")
     top_n: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="results; default: all")
     return_documents: bool | None = None
     instruction: Annotated[str, Field(max_length=4096)] | None = Field(
@@ -71,10 +78,25 @@ class RerankResponse(Schema):
     meta: dict[str, Any]
 
 
+class TextScore(Schema):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class RerankReply(RootModel[RerankResponse | list[TextScore]]):
+    """Results for `documents`, or the list for `texts`."""
+
+
 async def rerank(call: HttpCall, request: RerankRequest) -> HttpReply:
     state = call.state
     entry = state.models.find(request.model)
-    texts = [text if isinstance(text, str) else text.text for text in request.documents]
+    if (request.documents is None) == (request.texts is None):
+        found = "none" if request.documents is None else "both"
+        raise ApiError(
+            "invalid_value", f"documents: give documents, or texts as TEI has it (found {found})", "documents"
+        )
+    texts = [text if isinstance(text, str) else text.text for text in request.documents or request.texts or ()]
     jobs_of = _jobs_of(entry, request.query, request.instruction or INSTRUCTION, common.deadline(state.limits))
     worker = await call.stack.enter_async_context(state.models.use(entry))
     scores: list[float] = []
@@ -92,6 +114,9 @@ async def rerank(call: HttpCall, request: RerankRequest) -> HttpReply:
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: request.top_n]
 
     def reply() -> HttpReply:
+        if request.texts is not None:
+            more = [{"text": texts[i]} if request.return_text else {} for i in order]
+            return large_reply([{"index": i, "score": scores[i], **m} for i, m in zip(order, more, strict=True)])
         results = [
             {"index": i, "relevance_score": scores[i]}
             | ({"document": {"text": texts[i]}} if request.return_documents else {})

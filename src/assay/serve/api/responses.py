@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from assay.serve.api import answers as common
-from assay.serve.api.chat_completions import Conversation, as_chat_request, begin
+from assay.serve.api.chat_completions import Conversation, as_chat_request, begin, prompt_of
 from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
@@ -60,6 +60,18 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+class HostedTool(Schema):
+    """A tool that OpenAI's servers run, or that has no schema. The model is not told of it, as in llama-server."""
+
+    type: Literal[
+        "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
+        "image_generation", "local_shell", "shell", "apply_patch", "mcp", "custom",
+    ]  # fmt: skip
+
+
+AnyTool = Annotated[FunctionTool | HostedTool, Field(discriminator="type")]
+
+
 class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
@@ -88,12 +100,24 @@ class ResponsesRequest(Schema):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Share | None = None
     stream: bool | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     previous_response_id: Name | None = Field(None, description="refused: responses are not stored")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
+
+
+class InputTokens(Schema):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+async def input_tokens(call: HttpCall, request: ResponsesRequest) -> HttpReply:
+    """The tokens of the prompt that such a request would have."""
+    chat = await call.state.threads.run("text", lambda: as_chat(request))
+    prompt = await prompt_of(call, chat, counted=True)
+    return json_reply({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
@@ -113,12 +137,13 @@ async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Ev
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The request in the form of `/v1/chat/completions`."""
+    functions = [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
     given: dict[str, Any] = {
         "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _format(request.text.format if request.text else None),
-        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in request.tools or ()],
+        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in functions],
         "tool_choice": request.tool_choice, "stream": request.stream,
     }  # fmt: skip
     if isinstance(request.tool_choice, NamedChoice):
@@ -305,7 +330,9 @@ class _Response:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": sum(answer.reasoning_tokens for answer in self._begun.answers),
+                },
                 "total_tokens": usage["total_tokens"],
             } if done else None,
         }  # fmt: skip

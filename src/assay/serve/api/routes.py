@@ -11,8 +11,8 @@ from assay.serve.api import llama_server, manage, messages, ollama, router, sche
 from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
-from assay.serve.api.rerank import RerankRequest, RerankResponse, cohere_rerank, rerank
-from assay.serve.api.responses import ResponsesRequest, responses
+from assay.serve.api.rerank import RerankReply, RerankRequest, cohere_rerank, rerank
+from assay.serve.api.responses import InputTokens, ResponsesRequest, input_tokens, responses
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
@@ -70,6 +70,8 @@ ROUTES: tuple[RouteSpec, ...] = (
               schemas.ChatRequest, schemas.ChatResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/responses", responses, "answer a conversation of items, OpenAI's newer API",
               ResponsesRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/responses/input_tokens", input_tokens, "count the tokens of a conversation of items",
+              ResponsesRequest, InputTokens),
     RouteSpec("POST", "/v1/messages", messages.messages, "answer a conversation, Anthropic's API",
               messages.MessagesRequest, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/messages/count_tokens", messages.count_tokens, "count the tokens of a conversation",
@@ -79,9 +81,9 @@ ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("POST", "/v1/embeddings", embeddings, "embed texts",
               schemas.EmbeddingRequest, schemas.EmbeddingResponse, loads=True),
     RouteSpec("POST", "/v1/rerank", rerank, "score documents by how well they answer a query",
-              RerankRequest, RerankResponse, loads=True),
+              RerankRequest, RerankReply, loads=True),
     RouteSpec("POST", "/v2/rerank", cohere_rerank, "the same, where Cohere's client asks",
-              RerankRequest, RerankResponse, loads=True),
+              RerankRequest, RerankReply, loads=True),
     RouteSpec("POST", "/v1/trace", trace, "trace the values of nodes; logit lens",
               schemas.TraceRequest, schemas.TraceResponse, loads=True),
     RouteSpec("POST", "/v1/diagnose", diagnose, "diagnose the dump of an engine",
@@ -132,3 +134,16 @@ ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("GET", "/metrics", metrics, "Prometheus metrics"),
     RouteSpec("GET", "/openapi.json", document, "this document"),
 )  # fmt: skip
+
+# Further paths of llama-server, each for one of the paths above. They are not in the OpenAPI document.
+ALIASES: dict[str, str] = {
+    "/chat/completions": "/v1/chat/completions",
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/completions": "/completion",
+    "/embeddings": "/embedding",
+    "/rerank": "/v1/rerank",
+    "/reranking": "/v1/rerank",
+    "/v1/reranking": "/v1/rerank",
+    "/v1/health": "/health",
+}

@@ -380,6 +380,9 @@ class ModelCard(Schema):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"] = Field(description="this and the next two are Anthropic's")
+    display_name: str
+    created_at: str
     loaded: bool
     context_length: int | None = Field(None, description="absent until the model is first used, as the next fields are")
     n_params: int | None = None
@@ -390,6 +393,9 @@ class ModelCard(Schema):
 class ModelList(Schema):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: bool = Field(description="this and the next two are Anthropic's")
+    first_id: str | None
+    last_id: str | None
 
 
 class ReplicaRow(Schema):
@@ -423,11 +429,16 @@ class PromptDetails(Schema):
     cached_tokens: int
 
 
+class CompletionDetails(Schema):
+    reasoning_tokens: int
+
+
 class Usage(Schema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = Field(None, description="of chat completions")
 
 
 class TopLogprob(Schema):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from assay.errors import AssayError
@@ -33,24 +34,26 @@ from assay.serve.pool.update_queue import Reader
 async def models(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
     cards = [_card(entry) for entry in pool.entries.values()]
-    cards += [
-        {"id": offer.name, "object": "model", "created": offer.created, "owned_by": "assay", "loaded": False,
-         "size": offer.size}
-        for offer in pool.unopened
-    ]  # fmt: skip
-    return json_reply({"object": "list", "data": cards})
+    cards += [_named(offer.name, offer.created) | {"loaded": False, "size": offer.size} for offer in pool.unopened]
+    ends = {"first_id": cards[0]["id"] if cards else None, "last_id": cards[-1]["id"] if cards else None}
+    return json_reply({"object": "list", "data": cards, "has_more": False, **ends})
 
 
 async def model(call: HttpCall, _: None) -> HttpReply:
     return json_reply(_card(call.state.models.find(call.path["model"], exact=True)))
 
 
-def _card(entry: ServedModel) -> dict[str, Any]:
+def _named(name: str, created: int) -> dict[str, Any]:
+    """The fields of OpenAI's card of a model, and those of Anthropic's."""
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return {
-        "id": entry.id,
-        "object": "model",
-        "created": entry.created,
-        "owned_by": "assay",
+        "id": name, "object": "model", "created": created, "owned_by": "assay", "type": "model", "display_name": name,
+        "created_at": at,
+    }  # fmt: skip
+
+
+def _card(entry: ServedModel) -> dict[str, Any]:
+    return _named(entry.id, entry.created) | {
         "loaded": entry.base.worker is not None,
         "context_length": entry.n_ctx,
         "n_params": entry.n_params,

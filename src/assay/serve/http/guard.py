@@ -97,7 +97,7 @@ class Guard:
         asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
         return [
             (b"access-control-allow-origin", origin),
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
             (b"access-control-allow-headers", asked[:1024]),
             (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),
@@ -106,7 +106,7 @@ class Guard:
         ]
 
     def _check(self, scope: Scope) -> None:
-        if scope["path"] == "/health":
+        if scope["path"] in ("/health", "/v1/health"):
             return
         if self._busy > self._most:
             raise ApiError(
