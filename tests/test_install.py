@@ -45,7 +45,7 @@ def test_hints_name_the_packages_of_an_extra(extra: str, monkeypatch: pytest.Mon
     def nowhere(_: str) -> list[str]:
         raise metadata.PackageNotFoundError
 
-    monkeypatch.setattr(extras.metadata, "requires", nowhere)  # a checkout that was never installed
+    monkeypatch.setattr(metadata, "requires", nowhere)  # a checkout that was never installed
     assert extras.requirements(extra) == wanted
     assert extras.install(extra).startswith("pip install ")
     assert extras.install("zork") == "pip install 'assay[zork]'"

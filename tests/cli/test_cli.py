@@ -78,6 +78,16 @@ def test_a_run_imports_nothing_it_does_not_need(model: Path) -> None:
     loaded = set(done.stderr.split())
     assert "numpy" in loaded
     assert not {"huggingface_hub", "jinja2", "starlette", "torch", "assay.cli.chat"} & loaded
+    assert not {"importlib.metadata", "urllib.request", "http.client", "tarfile", "zipfile"} & loaded
+
+
+@pytest.mark.parametrize("line", ["run nope.gguf -p x", "tokenize -m nope.gguf x", "run no/such/file -p x"])
+def test_a_model_that_is_not_there_is_refused_before_numpy_is_imported(line: str) -> None:
+    code = "import sys; from assay.cli import main; print(main(sys.argv[1:]), 'numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout == "2 False\n", done.stderr
 
 
 def test_version_and_nothing(assay: Assay) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import os
 import re
 import sys
@@ -67,6 +68,8 @@ _OTHER_NAMES = {  # modules of verbs whose names are taken, or are no names of m
     "list": "listing", "audit": "audit_verb", "verify": "verify_receipt", "export-web": "export_web",
 }  # fmt: skip
 _LONGEST = 4000  # characters of an error
+# Imports and a diagnosis make many small objects and few cycles: collect after 50,000 new ones, not after 700.
+_COLLECTED_AFTER = (50_000, 20, 20)
 
 EXAMPLES = """\
   assay run smollm2 "Why is the sky blue?"      # downloads 98 MB once; without a prompt it converses
@@ -171,6 +174,7 @@ def _is_model(word: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(*_COLLECTED_AFTER)
     try:
         return _dispatch(arguments)
     except AssayError as error:

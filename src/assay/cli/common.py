@@ -76,6 +76,13 @@ def model_path(args: argparse.Namespace) -> Path:
     return hub.resolve(args.model)
 
 
+def check_model(args: argparse.Namespace) -> None:
+    """Refuse a MODEL that is neither a name nor a file, before the modules that run models are imported."""
+    from assay.runtime import hub
+
+    hub.check(args.model)
+
+
 def note_large_model(name: str | None) -> None:
     """Say before a download that a model is larger than this machine's memory, and name smaller ones."""
     from assay.runtime.hub import not_here
@@ -92,6 +99,7 @@ def note_large_model(name: str | None) -> None:
 
 def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """Open the model of MODEL with the engine options. `cache_size` 0 means a cache for one context."""
+    check_model(args)
     from assay.runtime.opening import OpenOptions, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft", "tier", "cpu_experts")

@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         return chat.run(args)
     if args.logprobs is not None and not args.json:
         raise AssayError("--logprobs: only part of the JSON object; add --json")
+    common.check_model(args)
     start_template_process(args, text)
     opened = common.opened(args)
     prompt: Any = args.ids if text is None else prompt_for(args, text, opened)

@@ -65,11 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    text = _operands(args)
+    path = model_path(args)
     from assay.gguf import open_file
     from assay.text import Tokenizer
 
-    text = _operands(args)
-    file = open_file(model_path(args))
+    file = open_file(path)
     tokenizer = Tokenizer.from_gguf(file)
     for note in tokenizer.vocab.notes:
         say(f"note: {note}")

@@ -28,12 +28,21 @@ class EngineRow:
     """One engine of the table. `load` imports its class, whose attributes state what it can do before it is created."""
 
     load: Callable[[], type[PagedEngine]]
-    missing: Callable[[], str] = str  # why the engine cannot run here; empty if it can
+    missing: Callable[[], str] = str  # what the engine lacks here; empty if it can run
+    extra: str = ""  # the packages that `missing` may name: the reason says how to install them
     create: Callable[..., PagedEngine] | None = None  # None: call the class
 
     def make(self, model: Model, **options: Any) -> PagedEngine:
         create: Callable[..., PagedEngine] = self.create or self.load()
         return create(model, **options)
+
+    def reason(self) -> str:
+        """Why the engine cannot run here, and what to do; empty if it can."""
+        lacking = self.missing()
+        return f"{lacking}; {install(self.extra)}" if lacking.endswith(_NOT_INSTALLED) else lacking
+
+
+_NOT_INSTALLED = "is not installed"
 
 
 def _imported(module: str, name: str) -> Callable[[], type[PagedEngine]]:
@@ -75,7 +84,7 @@ def _no_native() -> str:
 def _no_gpu() -> str:
     """Why no GPU can be used; empty if one can."""
     if _no_native() or not find_spec("cuda") or not find_spec("cuda.bindings"):
-        return _no_native() or f"cuda-bindings is not installed; {install('cuda')}"
+        return _no_native() or f"cuda-bindings {_NOT_INSTALLED}"
     try:
         CDLL("libcuda.so.1")
     except OSError:
@@ -86,7 +95,7 @@ def _no_gpu() -> str:
 def _no_wgpu() -> str:
     """Why WebGPU cannot be used; empty if it may. Adapters are looked for when an engine is created."""
     if _no_native() or not find_spec("wgpu"):
-        return _no_native() or f"wgpu is not installed; {install('wgpu')}"
+        return _no_native() or f"wgpu {_NOT_INSTALLED}"
     if sys.platform.startswith("linux"):
         try:
             CDLL("libvulkan.so.1")
@@ -100,8 +109,8 @@ _load_cpu = _imported("assay.engines.cpu", "CpuEngine")
 _TABLE: dict[str, EngineRow] = {
     "reference": EngineRow(_load_reference, create=_reference),
     "cpu": EngineRow(_load_cpu, _no_native),
-    "cuda": EngineRow(_imported("assay.engines.cuda", "CudaEngine"), _no_gpu),
-    "wgpu": EngineRow(_imported("assay.engines.wgpu", "WgpuEngine"), _no_wgpu),
+    "cuda": EngineRow(_imported("assay.engines.cuda", "CudaEngine"), _no_gpu, extra="cuda"),
+    "wgpu": EngineRow(_imported("assay.engines.wgpu", "WgpuEngine"), _no_wgpu, extra="wgpu"),
     # Sizes are estimated for the cpu engine: `auto` falls back to it.
     "auto": EngineRow(_load_reference if _no_native() else _load_cpu, create=_auto),
 }
@@ -111,7 +120,7 @@ ENGINES: dict[str, Callable[..., PagedEngine]] = {name: row.make for name, row i
 
 def missing_reasons() -> dict[str, str]:
     """Every built-in engine, and why it cannot run here; empty if it can."""
-    return {name: row.missing() for name, row in _TABLE.items() if name != "auto"}
+    return {name: row.reason() for name, row in _TABLE.items() if name != "auto"}
 
 
 def default_name() -> str:
@@ -149,7 +158,7 @@ def _row(name: str) -> EngineRow:
     if name in ENGINES:
         return _TABLE[name]
     if name in _TABLE:
-        raise AssayError(f"engine {name}: {_TABLE[name].missing()}")
+        raise AssayError(f"engine {name}: {_TABLE[name].reason()}")
     found: Callable[..., PagedEngine] | None = plugins.find("assay.engines", name)
     if found is None:
         known = ", ".join((*ENGINES, *plugins.names("assay.engines")))

@@ -4,6 +4,8 @@ Files in the cache of huggingface_hub are used from there, read only. Others are
 folder. An interrupted download is resumed, and size and hash are checked against those that the hub states. The
 environment variables are the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or if
 the hub cannot be reached, only local files are considered.
+
+The modules of HTTP are imported by the first request: a run of a local file needs none of them.
 """
 
 from __future__ import annotations
@@ -13,12 +15,9 @@ import json
 import os
 import re
 import shutil
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +61,8 @@ def fetch(argument: str, *, progress: ReportProgress = silent, quant: str = "") 
 
     `quant` is a file name whose quantisation is used if the repository has renamed the file.
     """
+    from http.client import HTTPException
+
     repo, _, wanted = argument.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo:
         raise AssayError(f"{argument}: expected hf:owner/repo or hf:owner/repo:file-or-quant")
@@ -210,6 +211,8 @@ def _remote(item: dict[str, Any]) -> Remote | None:
 
 def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Path:
     """The path of a file. It is downloaded unless a local file has the same name and size."""
+    from http.client import HTTPException
+
     for folder in _folders(repo):
         if (folder / file.path).is_file() and (folder / file.path).stat().st_size == file.size:
             return folder / file.path
@@ -272,12 +275,14 @@ def _endpoint() -> str:
 
 def _unreachable(error: Exception) -> str:
     """Why the hub gave no list of files, which host it was, and what to do."""
+    from urllib.error import HTTPError, URLError
+
     host = printable(urllib.parse.urlsplit(_endpoint()).netloc or _endpoint(), 80)
-    if isinstance(error, urllib.error.HTTPError):
+    if isinstance(error, HTTPError):
         if error.code == 404:
             return f"{host} has no such repository; check the name"
         return f"{host} answers {_line(error)}"
-    if isinstance(error, urllib.error.URLError | TimeoutError | ConnectionError):
+    if isinstance(error, URLError | TimeoutError | ConnectionError):
         return (
             f"{host} cannot be reached ({_line(error)}); check the network and the proxy (HTTPS_PROXY), "
             f"set HF_ENDPOINT to a mirror, or {_OWN_FILE}"
@@ -287,6 +292,8 @@ def _unreachable(error: Exception) -> str:
 
 def _open(path: str, start: int = 0) -> IO[bytes]:
     """Send a request to the hub. The token goes to the hub only, and not to the address of a redirect."""
+    import urllib.request
+
     endpoint = _endpoint()
     if not endpoint.startswith(("https://", "http://")):
         raise ValueError(f"HF_ENDPOINT: must be an http(s) address (found {printable(endpoint, 80)})")
@@ -309,9 +316,11 @@ def _token() -> str:
 
 
 def _line(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
+    from urllib.error import HTTPError, URLError
+
+    if isinstance(error, HTTPError):
         hint = "; is it private? set HF_TOKEN" if error.code in (401, 403) else ""
         return f"{error.code} {printable(error.reason, 80)}{hint}"
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    reason = error.reason if isinstance(error, URLError) else error
     text = getattr(reason, "strerror", None) or str(reason)  # without "[Errno -2]"
     return printable(next(iter(str(text).strip().splitlines()), type(error).__name__))

