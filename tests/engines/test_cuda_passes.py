@@ -23,15 +23,7 @@ from assay.engines.cuda.lower import LOWERINGS
 from assay.engines.cuda.lower_walk import WALK_LOWERINGS
 from assay.engines.cuda.place import place
 from assay.engines.cuda.step_list import Schedule
-from assay.engines.cuda.steps import (
-    KernelStep,
-    Map,
-    NormRows,
-    RowSums,
-    Scan,
-    TakeOutputRows,
-    Work,
-)
+from assay.engines.cuda.steps import KernelStep, Map, NormRows, RowSums, Scan, TakeOutputRows, Work
 from assay.engines.cuda.walk import NoWalk, WalkNeeds, WalkRun
 from assay.engines.plan.batching import External
 from tests.engines import bits

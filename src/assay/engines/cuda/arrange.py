@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from assay.engines.cuda.abi.shared_memory import one_product_bytes
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.steps import Part
+from assay.engines.cuda.product_steps import Part
 
 _KERNELS = {"q4_k": "q4_k_q6_k", "q6_k": "q4_k_q6_k", "q5_k": "q5_k_q6_k"}  # kernels that have two formats
 _MIXED = {"q4_k_q6_k", "q5_k_q6_k"}

@@ -19,8 +19,9 @@ from assay.engines.cuda.lower_products import PRODUCTS
 from assay.engines.cuda.lower_recurrent import RECURRENT
 from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.lower_walk import lower_walk
+from assay.engines.cuda.product_steps import HostWork
 from assay.engines.cuda.resolver import Resolver
-from assay.engines.cuda.steps import HostWork, KernelStep
+from assay.engines.cuda.steps import KernelStep
 from assay.engines.cuda.walk import WalkRun
 
 

@@ -6,16 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.attention_steps import AttendRow, AttendTiles, AttentionFields, PairScores
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.resolver import Resolver, halved
 from assay.engines.cuda.schedule_products import ROW_COPIES
-from assay.engines.cuda.steps import (
-    AttendRow,
-    AttendTiles,
-    AttentionFields,
-    PairScores,
-)
 
 
 def attention_args(

@@ -12,9 +12,7 @@ from assay.engines.cuda.arrange import arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import HALVES, Quantised, padded_rows
 from assay.engines.cuda.layout import UNIT
-from assay.engines.cuda.resolver import Resolver
-from assay.engines.cuda.schedule_products import ROW_COPIES
-from assay.engines.cuda.steps import (
+from assay.engines.cuda.product_steps import (
     ExpertProduct,
     FloatTiles,
     Part,
@@ -24,6 +22,8 @@ from assay.engines.cuda.steps import (
     SortPairs,
     TileProduct,
 )
+from assay.engines.cuda.resolver import Resolver
+from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.tiles import count_tiles
 from assay.errors import AssayError
 

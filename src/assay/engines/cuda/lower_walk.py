@@ -36,6 +36,7 @@ from assay.engines.cuda.layout import Format
 from assay.engines.cuda.lower_attention import attention_args
 from assay.engines.cuda.lower_recurrent import RECURRENT
 from assay.engines.cuda.lower_rows import ROWS
+from assay.engines.cuda.product_steps import Part
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.steps import (
@@ -47,7 +48,6 @@ from assay.engines.cuda.steps import (
     Map,
     MapChain,
     NormRows,
-    Part,
     RowSums,
     Scan,
     Tier,

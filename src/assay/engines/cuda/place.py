@@ -15,13 +15,7 @@ from dataclasses import dataclass
 
 from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.step_list import Schedule
-from assay.engines.cuda.steps import (
-    KernelStep,
-    WalkExperts,
-    WalkFloatRows,
-    WalkNorms,
-    WalkProduct,
-)
+from assay.engines.cuda.steps import KernelStep, WalkExperts, WalkFloatRows, WalkNorms, WalkProduct
 from assay.engines.cuda.walk import NoWalk, WalkRun
 
 _ALIGNMENT = 256

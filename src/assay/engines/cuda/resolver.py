@@ -14,9 +14,7 @@ from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.device_values import Quantised, Value, padded_rows
 from assay.engines.cuda.layout import Matrix
 from assay.engines.cuda.place import Placement
-from assay.engines.cuda.steps import (
-    Part,
-)
+from assay.engines.cuda.product_steps import Part
 from assay.engines.plan.values import AttentionMask
 
 

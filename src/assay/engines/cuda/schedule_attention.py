@@ -15,6 +15,7 @@ from assay.engines.cuda.abi.shared_memory import (
     attend_tensor_one_bytes,
     walk_attention_bytes,
 )
+from assay.engines.cuda.attention_steps import AttendRow, AttendTiles, AttentionFields, PairScores
 from assay.engines.cuda.context import CompileContext, FoldedAttention
 from assay.engines.cuda.device_values import Layout, Value, quantised
 from assay.engines.cuda.folding import rope_of
@@ -22,15 +23,7 @@ from assay.engines.cuda.schedule_products import ROW_COPIES, quantised_key
 from assay.engines.cuda.schedule_rows import fill_rope_table
 from assay.engines.cuda.shapes import TENSOR_ROWS, fits_tensor_cores, prompt_rows, tile_rows
 from assay.engines.cuda.step_list import StepList, fill_pool
-from assay.engines.cuda.steps import (
-    AttendRow,
-    AttendTiles,
-    AttentionFields,
-    PairScores,
-    Tier,
-    WalkAttend,
-    WalkNeeds,
-)
+from assay.engines.cuda.steps import Tier, WalkAttend, WalkNeeds
 from assay.engines.cuda.walk import COLUMN, NoWalk, batch_fits_whole
 from assay.engines.plan.fuse import Attention
 from assay.engines.plan.values import AttentionMask, attention_mask, heads_in_row

@@ -21,23 +21,19 @@ from assay.engines.cuda.device_values import (
     quantised,
 )
 from assay.engines.cuda.layout import UNIT, Matrix
-from assay.engines.cuda.schedule_products import quantise
-from assay.engines.cuda.step_list import StepList
-from assay.engines.cuda.steps import (
-    BatchExperts,
+from assay.engines.cuda.product_steps import (
     ExpertProduct,
     HostWork,
     Part,
     QuantisePairs,
     SortedProduct,
     SortPairs,
-    Tier,
     TileChoice,
-    WalkExperts,
-    WalkNeeds,
-    WeighExperts,
     part_reads,
 )
+from assay.engines.cuda.schedule_products import quantise
+from assay.engines.cuda.step_list import StepList
+from assay.engines.cuda.steps import BatchExperts, Tier, WalkExperts, WalkNeeds, WeighExperts
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Graph, Node
 

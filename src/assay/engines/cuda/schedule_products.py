@@ -30,26 +30,28 @@ from assay.engines.cuda.device_values import (
     quantised,
 )
 from assay.engines.cuda.layout import UNIT, Matrix
+from assay.engines.cuda.product_steps import (
+    FloatTiles,
+    Part,
+    RowProduct,
+    TileChoice,
+    TileProduct,
+    part_reads,
+    part_writes,
+)
 from assay.engines.cuda.schedule_rows import activation, map_rows, norm_rows
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
     BatchFloatRows,
     BatchProduct,
     BatchQuantise,
-    FloatTiles,
     HalveRows,
-    Part,
     QuantiseRows,
-    RowProduct,
     Tier,
-    TileChoice,
-    TileProduct,
     WalkFloatRows,
     WalkNeeds,
     WalkProduct,
     WalkQuantise,
-    part_reads,
-    part_writes,
 )
 from assay.engines.cuda.tiles import count_tiles, float_tile, half_tile, quantised_tile, tensor_tile
 from assay.engines.plan.fuse import Gated, Products

@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.device_values import Layout, Value, padded_rows
 from assay.engines.cuda.layout import UNIT
-from assay.engines.cuda.steps import (
-    CacheRead,
-    CacheWrite,
-    KernelStep,
-    TakeOutputRows,
-    WalkNeeds,
-    Work,
-)
+from assay.engines.cuda.steps import CacheRead, CacheWrite, KernelStep, TakeOutputRows, WalkNeeds, Work
 from assay.engines.plan.batching import External
 from assay.errors import AssayError
 

@@ -1,5 +1,7 @@
 """Kernel steps: the records that the schedule pass hands to the passes after it.
 
+Records of products are in product_steps.py, those of attention in attention_steps.py.
+
 schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch, or
 lower_walk.py into an entry in the list of a walk. A step has its `work` (a record of one kernel family) and the values
 that it reads and writes. Everything here is plain data. Touch this module when a kernel family needs another fact from
@@ -11,10 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from assay.engines.cuda.attention_steps import AttendRow, AttendTiles, AttentionFields, PairScores
 from assay.engines.cuda.device_values import Quantised, Value
 from assay.engines.cuda.layout import Matrix
+from assay.engines.cuda.product_steps import (
+    ExpertProduct,
+    FloatTiles,
+    HostWork,
+    Part,
+    QuantisePairs,
+    RowProduct,
+    SortedProduct,
+    SortPairs,
+    TileProduct,
+)
 from assay.engines.cuda.shapes import PoolView
-from assay.engines.plan.values import AttentionMask, RopeTable
+from assay.engines.plan.values import RopeTable
 from assay.graph import Node
 
 
@@ -291,211 +305,6 @@ class AdapterOutputs:
     rows: int
     columns: int
     rank: int
-
-
-# -- products (product.h) --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """A matrix of a product, where its result goes, and what the kernel adds to it."""
-
-    matrix: Matrix
-    name: str
-    bias: str = ""
-    residual: Value | None = None
-    act: int = 0
-    kept: tuple[Value | None, ...] = (None, None)  # gate and up, where a trace keeps them
-    out: Value | None = None
-    first: int = 0  # first value of the bias
-
-
-def part_reads(parts: tuple[Part, ...]) -> tuple[Value | None, ...]:
-    return tuple(p.residual for p in parts)
-
-
-def part_writes(parts: tuple[Part, ...]) -> tuple[Value | None, ...]:
-    return tuple(v for p in parts for v in (p.out, *p.kept))
-
-
-@dataclass(frozen=True)
-class RowProduct:
-    """A product of one row, or of a few rows with float weights. `kernel` is empty for product_floats."""
-
-    kernel: str
-    parts: tuple[Part, ...]
-    x: Value
-    acts: Quantised | None
-    norm: Node | None
-    rows: int
-
-
-@dataclass(frozen=True)
-class TileChoice:
-    """A kernel that computes tiles of rows (of the matrix) times tokens, and how it is launched."""
-
-    kernel: str
-    rows: int
-    tokens: int
-    threads: int
-    stages: int  # stages of the pipeline; of kernels for up to 16 tokens, the bytes of one
-    shared: int
-
-
-@dataclass(frozen=True)
-class FloatTiles:
-    """Float weights by the tiles of gemm_floats.cu."""
-
-    parts: tuple[Part, ...]
-    x: Value
-    rows: int
-    tile: TileChoice
-
-
-@dataclass(frozen=True)
-class TileProduct:
-    """A product of many rows on tensor cores: quantised rows, or rows of 16-bit floats."""
-
-    parts: tuple[Part, ...]
-    x: Quantised | Value
-    rows: int
-    tile: TileChoice
-    factors: bool  # gemm_tensor.cu reads factors of the weights in the place of scales.
-    chains: int  # Chains of units, each summed on its own.
-    split: bool  # Each chain has blocks of threads of its own.
-    partial: Value | None
-
-
-@dataclass(frozen=True)
-class ExpertProduct:
-    """Pair by pair: each (token, choice) has the matrix of an expert, or of a head."""
-
-    part: Part
-    x: Value
-    acts: Quantised | None
-    choices: Value | None  # None: every row takes all matrices in turn
-    pairs: int
-    pairs_per_row: int  # pairs that share a row of x
-
-
-@dataclass(frozen=True)
-class HostWork:
-    """Experts that the cpu engine computes (host_experts.py): a call on the host between two launches."""
-
-    part: str
-    domain: str
-    reads: tuple[tuple[str, Value, int], ...]  # nodes with their width
-    writes: tuple[tuple[str, Value, int], ...]
-
-
-@dataclass(frozen=True)
-class SortPairs:
-    """The pair of each slot and the matrix of each tile, grouped by matrix."""
-
-    choices: Value | None
-    order: Value
-    matrices: Value
-    pairs: int
-    count: int
-    tokens: int
-    tiles: int
-
-
-@dataclass(frozen=True)
-class QuantisePairs:
-    """The quantised row of each slot."""
-
-    x: Value
-    order: Value
-    out: Quantised
-    columns: int
-    pairs_per_row: int
-
-
-@dataclass(frozen=True)
-class SortedProduct:
-    """Tiles of pairs that have the same matrix."""
-
-    part: Part
-    acts: Quantised
-    order: Value
-    matrices: Value
-    pairs: int
-    tiles: int
-    tile: TileChoice
-
-
-# -- attention (attention.h) -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AttentionFields:
-    """Arguments that all attention kernels share."""
-
-    keys: PoolView
-    values: PoolView
-    mask: AttentionMask
-    heads: int
-    rows: int
-    max_blocks: int  # blocks of 256 keys of the longest sequence
-    rope: RopeTable | None = None  # where the kernel rotates q and k itself
-    neox: bool = False
-
-
-@dataclass(frozen=True)
-class AttendRow:
-    """Attention of one token a sequence. With k and v, the kernel writes the cache itself."""
-
-    kernel: str
-    fields: AttentionFields
-    q: Value
-    k: Value | None
-    v: Value | None
-    rope: Value | None
-    out: Value
-    partial: Value | None
-    splits: int
-    grid: tuple[int, int, int]
-    threads: int
-    shared: int
-    acts: Quantised | None = None  # attend_short quantises its result as well
-
-    @property
-    def values(self) -> tuple[Value | None, ...]:
-        return self.q, self.k, self.v, self.rope, self.out, self.partial
-
-
-@dataclass(frozen=True)
-class AttendTiles:
-    """Attention of many tokens a sequence, by tiles of query rows."""
-
-    kernel: str
-    fields: AttentionFields
-    q: Value
-    out: Value
-    scores: Value | None
-    state: Value | None  # maximum and sum of each row's softmax, where scores are kept
-    domain: str
-    cut: int  # bytes before the tiles of this kernel in the step's table
-    on_tensor_cores: bool
-    grid: tuple[int, int, int]
-    shared: int
-    last: Value | None = None  # the last slot that each token sees, if it is not its own
-
-
-@dataclass(frozen=True)
-class PairScores:
-    """One operation on the scores of all pairs of query and key (scores.cu)."""
-
-    op: int
-    x: Value | None
-    y: Value | None
-    out: Value
-    heads: int
-    mask: AttentionMask | None = None
-    kv_heads: int = 0
-    dim: int = 0
-    last: Value | None = None  # the last slot that each token sees, if it is not its own
 
 
 # -- steps of a walk (walk.h) ----------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ from assay.engines.cuda.abi.shared_memory import (
 from assay.engines.cuda.context import DeviceLimits
 from assay.engines.cuda.device_values import padded_rows
 from assay.engines.cuda.layout import Format, Matrix
-from assay.engines.cuda.steps import (
-    TileChoice,
-)
+from assay.engines.cuda.product_steps import TileChoice
 
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
