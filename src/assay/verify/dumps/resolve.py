@@ -29,6 +29,7 @@ from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
+from assay.verify.dumps.matching.confirmed_later import leave_refuted
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -123,6 +124,8 @@ def resolve(
         chosen, unread, note = logits_by_width(chosen, unread, model, len(dump.tokens))
         notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    if dump.log:  # the model has no such node: the values may tell which one is meant
+        unread = (*unread, *(replace(o, name="", others=()) for o in unknown if o.kind != "values"))
     named, unknown, note = lone_wide_array(named, unknown, model)
     notes += note
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
@@ -147,11 +150,13 @@ def resolve(
     matched += spoken
     notes += note
     laid: list[Observation] = []
-    strange: list[tuple[Observation, _OtherShape]] = []
+    strange: list[tuple[Observation, AssayError]] = []
     for obs in (*named, *matched):
         try:
             done, label = _lay(obs, model, dump, truth)
-        except _OtherShape as error:
+        except AssayError as error:
+            if not (dump.log or isinstance(error, _OtherShape)):
+                raise
             strange.append((obs, error))
             continue
         if done is None:
@@ -161,11 +166,12 @@ def resolve(
             notes.append(f"{obs.name}: read as {label}")
     if 2 * len(strange) > len(laid):
         raise strange[0][1]
-    notes += [f"{obs.foreign}: not used; its shape {list(obs.shape or ())} is not {obs.name}'s" for obs, _ in strange]
+    notes += [_not_used(obs, error) for obs, error in strange]
     laid, note = _orders(laid, model, truth)
     notes += note
-    laid, note = one_print_of_each(laid, model, truth) if dump.log else (laid, [])
-    notes += note
+    for choose in (leave_refuted, one_print_of_each, leave_refuted) if dump.log else ():
+        laid, note = choose(laid, model, truth, len(dump.tokens))
+        notes += note
     joined = _join_steps(laid, model, dump)
     order = {node.name: i for i, node in enumerate(model.graph)}
     joined.sort(key=lambda o: order[o.name])
@@ -186,10 +192,19 @@ def resolve(
     return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
 
 
+def _not_used(obs: Observation, error: AssayError) -> str:
+    if isinstance(error, _OtherShape):
+        return f"{obs.foreign}: not used; its shape {list(obs.shape or ())} is not {obs.name}'s"
+    return f"not used: {error}"
+
+
 def _with_decode_steps(
     dump: Dump, model: Model, map: Mapping[str, str] | None, tokens: tuple[int, ...], side: str
 ) -> Dump:
     """A log of a prompt and of decode steps: the prompt is read alone, then each step is a row behind it."""
+    steps = tuple(token for token, _ in dump.later)
+    if not dump.tokens and tokens[-len(steps) :] == steps and len(tokens) > len(steps):
+        tokens = tokens[: -len(steps)]  # the caller gave the whole sequence
     first = resolve(replace(dump, later=()), model, map, tokens=tokens, side=side)
     n, graph = len(first.tokens), model.graph
     found = []
@@ -272,7 +287,7 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
             f"{dump.source}: is a trace of another model (found {name}, sha256 {theirs[:12]}…, "
             f"expected {model.file.path.name}, {model.file.sha256[:12]}…)"
         )
-    positions = dump.positions or tuple(range(len(tokens)))
+    positions = dump.positions if len(dump.positions) == len(tokens) else tuple(range(len(tokens)))
     return replace(dump, tokens=tokens, positions=positions, steps=dump.steps or (len(tokens),))
 
 

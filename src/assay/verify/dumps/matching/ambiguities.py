@@ -139,8 +139,11 @@ def _open(obs: Observation, n: int) -> bool:
 
 
 def _class(obs: Observation) -> str:
-    """Lists, statistics and best logits vote apart, because they often show different rows."""
-    return "statistic" if obs.kind in STATISTICS else "top" if obs.kind == "top" else "list"
+    """Lists, statistics, statistics of logits and logits by id vote apart, because they often show different rows."""
+    logits = obs.name == "result_output"
+    if obs.kind in STATISTICS:
+        return "statistic of logits" if logits else "statistic"
+    return "top" if obs.kind == "top" or (obs.kind == "at" and logits) else "list"
 
 
 def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:

@@ -24,7 +24,10 @@ _CLOSEST = 1e-7  # of the values' size: nearer prints count as equal
 
 
 def one_print_of_each(
-    observations: Sequence[Observation], model: Model, truth: Callable[[Collection[str]], dict[str, Array]]
+    observations: Sequence[Observation],
+    model: Model,
+    truth: Callable[[Collection[str]], dict[str, Array]],
+    n: int = 0,
 ) -> tuple[list[Observation], list[str]]:
     """The observations without second prints, and notes on the names that had one."""
     prints: dict[Key, dict[str, list[Observation]]] = {}

@@ -98,6 +98,26 @@ def _meta_rules() -> Iterable[NameRule]:
     yield NameRule("Meta, llama2.c", r"output", ("result_output",))
 
 
+def _encoder_rules() -> Iterable[NameRule]:
+    """BERT's modules: its norms stand behind the sums."""
+    layer = rf"(?:bert\.)?encoder\.(?:layers?\.)?{N}\."
+    for name, *nodes in (
+        (r"(?:attention\.)?self\.query", "Qcur_biased-{n}", "Qcur_proj-{n}"),
+        (r"(?:attention\.)?self\.key", "Kcur_biased-{n}", "Kcur_proj-{n}"),
+        (r"(?:attention\.)?self\.value", "Vcur-{n}"),
+        (r"(?:attention\.)?self", "kqv_out-{n}"),
+        (r"attention\.output\.dense", "attn_out-{n}"),
+        (r"attention\.(?:output\.)?LayerNorm", "ffn_inp-{n}"),
+        (r"intermediate\.dense", "ffn_up_b-{n}", "ffn_up-{n}"),
+        (r"intermediate(?:\.gelu|\.intermediate_act_fn)?", "ffn_gelu-{n}"),
+        (r"output\.dense", "ffn_out-{n}"),
+        (r"output(?:\.LayerNorm)?", "l_out-{n}"),
+    ):
+        yield NameRule("BERT", layer + name, tuple(nodes))
+    yield NameRule("BERT", r"(?:bert\.)?embeddings\.word_embeddings", ("embd",))
+    yield NameRule("BERT", r"(?:bert\.)?embeddings(?:\.LayerNorm)?", ("inp_norm-0",))
+
+
 def _plain_rules() -> Iterable[NameRule]:
     for names, node in (
         ("q_rope|rope_q|q_rotated", "Qcur"), ("k_rope|rope_k|k_rotated", "Kcur"), ("q|query|q_proj", "Qcur_proj"),
@@ -113,7 +133,8 @@ def _plain_rules() -> Iterable[NameRule]:
 
 
 RULES: tuple[NameRule, ...] = (
-    gated_query(), *_hugging_face_rules(), *recurrent_rules(), *_meta_rules(), *_plain_rules(),
+    gated_query(), *_hugging_face_rules(), *recurrent_rules(), *_encoder_rules(), *_meta_rules(),
+    *_plain_rules(),
 )  # fmt: skip
 _COMPILED = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in RULES]
 

@@ -26,7 +26,7 @@ _LAST = {"last", "final"}
 
 def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
     """The layer's number, and the places of the words that name it."""
-    for named in (LAYERS, LAYER):
+    for named in (LAYERS, {"il"}, LAYER):
         for i, word in enumerate(words):
             if word not in named or (i and words[i - 1] in COUNTS and word.endswith("s")):
                 continue
@@ -85,6 +85,16 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
 
 def _goes_on(word: str) -> bool:
     return word.isdecimal() or word in ("few", "elements", "dims")
+
+
+def without_row(words: Sequence[str]) -> list[str]:
+    """The words without those that say which values are shown: "last token", "first 4"."""
+    ends = {i for i, word in enumerate(words[:-1]) if word in ("last", "first") and _shown(words[i + 1])}
+    return [word for i, word in enumerate(words) if i not in ends and i - 1 not in ends]
+
+
+def _shown(word: str) -> bool:
+    return word.isdecimal() or word in ("token", "tok", "row", "position", "pos", "values", "vals", "elements")
 
 
 def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:

@@ -90,7 +90,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         "logits",
         ("result_output",),
         ("logits logit lmhead modelinghead unembed unembedding wcls vocab resultoutput",),
-        NORM_WORDS,
+        f"{NORM_WORDS} router routing gating moe expert experts",
     ),
     NodeWords(
         430, "q before rope", ("Qcur_proj-", "Qcur_biased-"), (Q_WORDS + " query queries", TURN_WORDS, _BEFORE), ""

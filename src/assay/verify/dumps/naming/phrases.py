@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, layer_of, possible_row_of, row_of
+from assay.verify.dumps.naming.layer_and_row import (
+    LAYER,
+    MAYBE_ROW,
+    ROW,
+    layer_of,
+    possible_row_of,
+    row_of,
+    without_row,
+)
 from assay.verify.dumps.naming.node_words import (
     ATT_WORDS,
     ENDS,
@@ -165,7 +173,7 @@ def _is_role(name: str) -> bool:
 
 def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     bag = {w for i, w in enumerate(words) if i not in used}
-    bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
+    bag |= {a + b for a, b in pairwise(without_row(words))}  # "soft max", "l out", "lm head"
     bag -= _denied(words)
     if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
         return Meaning((), layer)

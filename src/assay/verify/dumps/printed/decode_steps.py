@@ -1,6 +1,7 @@
 """Finds which tokens a log feeds behind its prompt: headings of decode steps, ids beside positions, sampled ids.
 
 --- decode step 1, token 64, n_past 8      a heading of a step
+{"event": "decode", "step": 1, "token": 130}
 forward([253]) nPast=7                     a call with its ids
 {"phase": "decode", "position": 14, "token": 382}
 G pos=13 in=395 …                          the id at a position, beside values
@@ -26,6 +27,13 @@ _CALL = re.compile(
     r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
     re.IGNORECASE,
 )
+# The same inside a record or behind a name: {"event":"decode","step":1,"token":130}, msg="step" phase=gen1 token=104
+_STEP_RECORD = re.compile(
+    r"\b(?:decod(?:e|ing)|generat(?:e|ion|ing)|gen|step|next)[ _#-]?\d{0,4}\b.{0,60}?"
+    r"\b(?:token|tok|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4}[,/]\s{0,4}\d|\s?tok)",
+    re.IGNORECASE,
+)
+_NO_STEP = re.compile(r"\b(?:sampled?|argmax|chosen|picked|selected|greedy|total|took|prompt|max|thread|batch)\b", re.I)
 _POSITION = re.compile(
     r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
 )
@@ -85,7 +93,11 @@ class DecodeSteps:
 
 def step_of(line: str) -> int | None:
     """The token of a decode step whose heading this line is, by its words."""
-    m = _STEP.match(line) if len(line) < 200 else None
+    if len(line) >= 200:
+        return None
+    m = _STEP.match(line)
+    if m is None and not _DECIMAL.search(line) and not _NO_STEP.search(line) and line.count(",") < 6:
+        m = _STEP_RECORD.search(line)
     return int(m[1]) if m else None
 
 

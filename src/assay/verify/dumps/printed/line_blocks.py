@@ -19,7 +19,8 @@ MOST_LINES = 2_000_000
 _ARRAY_LINES = 4096  # of one array printed over several lines
 
 _ARRAY_LINE = re.compile(
-    r"[\[\](){}\s,;.…\u22ee\d+\-eEnaifINF|*'\"]*+(?:\w{1,20}=[\w.:'\"<> ]{0,60}[\s,]*+)*+[\])}\s,]*+"
+    r"[\[\](){}\s,;.…\u22ee\d+\-eEnaifINF|*'\"]*+"
+    r"(?:\w{1,20}=(?>[\w.:'\"<> ]{1,60}|[(\[][\d, ]{0,60}[)\]])?[\s,]*+)*+[\])}\s,]*+"
 )
 _OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|['\"]-?\d|$)")
 _FLOAT = r"[-+\u2212]?(?>\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eEdD][-+]?\d{1,4})?"

@@ -22,6 +22,7 @@ from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
+from assay.verify.dumps.printed.html_text import as_plain_text
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
@@ -30,14 +31,16 @@ from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
-from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns
+from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns, with_index
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
 MAX_BYTES = 1 << 27  # of a log
 _MAX_UNEXPLAINED = 200  # lines with numbers that were not understood, kept for the message
 _MAX_STEPS = 4096
 _MAX_UNREAD = 1 << 16  # numbers of such lines, kept for matching by values
-_OF_AN_ARRAY = {"tensor", "array", "dtype", "float", "float32", "float16", "bfloat16", "half", "torch", "np", "jnp"}
+_OF_AN_ARRAY = {
+    "tensor", "array", "shape", "dtype", "float", "float32", "float16", "bfloat16", "half", "torch", "np", "jnp",
+}  # fmt: skip
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
 _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
@@ -59,6 +62,7 @@ _TEXT_FIRST = re.compile(
     r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
 )
 _WHOLE = re.compile(r"\s{2,40}\d{1,7}(?:\s{1,40}\d{1,7}){0,400}\s{0,40}")
+_LISTED = re.compile(r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}")
 _COUNTED = re.compile(r"\(\d{1,5}\)\s{0,4}\[\s{0,4}\d")  # promptTokens (12) [1, 338, …
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
@@ -79,14 +83,16 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     if text is None:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
-    text, compared = own_lines(in_decimal(text))
+    text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
     for number, line, block in blocks(path, one_record_a_line(text)):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
+    counted = not reader.positions or len(tokens) not in (0, len(reader.positions))
+    positions = tuple(range(len(tokens))) if counted else reader.positions
     now, later = _steps_of(reader)
     return Dump(
-        path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(joined(now)),
+        path.stem, tokens, positions, (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
         unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
         notes=((compared,) if compared else ()) + _columns_note(reader.ignored), later=later,
@@ -135,7 +141,7 @@ def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
 def _steps_of(reader: _LogReader) -> tuple[list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
     """What the log shows of the prompt, and of each decode step below a heading with its token."""
     found, marks = reader.found, reader.steps
-    if not marks or not marks[0][1] or not reader.tokens:
+    if not marks or not marks[0][1]:
         return found, ()
     ends = [*(at for _, at in marks[1:]), len(found)]
     later = ((token, tuple(joined(found[at:end]))) for (token, at), end in zip(marks, ends, strict=True))
@@ -163,6 +169,7 @@ class _LogReader:
     kept: int = 0  # numbers in `unread`
     steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
     decoding: DecodeSteps = field(default_factory=DecodeSteps)
+    positions: tuple[int, ...] = ()  # if the log lists them, and they do not begin with 0
     open_ids: int = 0  # ids of the line before, which may go on in this one
     ignored: list[str] = field(default_factory=list)  # heads of columns that were not read
 
@@ -182,7 +189,7 @@ class _LogReader:
         if block is None and not self.tokens and _COUNTED.search(line[:200]) and (ids := ids_of_line(line)):
             self.tokens = ids
             return
-        if block is None and self._more_ids(line):
+        if block is None and (self._more_ids(line) or self._listed_below(line)):
             return
         if block is None and self._at_token(line):
             return
@@ -267,6 +274,19 @@ class _LogReader:
         self.open_ids = self.open_ids if len(ids) == self.open_ids else 0
         return True
 
+    def _listed_below(self, line: str) -> bool:
+        """Whole numbers below a line that calls them tokens or positions, as a debugger prints them."""
+        m = _LISTED.fullmatch(line) if self.caption is not None and len(line) < 100_000 else None
+        words = set(split_words(self.caption[1].label)) if m and self.caption else set()
+        found = tuple(int(n) for n in re.findall(r"\d{1,7}", m[1])) if m else ()
+        if words & {"pos", "position", "positions"} and found == tuple(range(found[0], found[0] + len(found))):
+            self.positions = found if found[0] else ()
+            return True
+        if not words & {"token", "tokens", "ids"} or words & {"expert", "experts"} or self.tokens:
+            return False
+        self.tokens = found
+        return True
+
     def _at_token(self, line: str) -> bool:
         """A heading "token #2 (id 99)": the row is certain, if the third id is 99; behind the prompt it is a step."""
         m = _TOKEN.search(line) if len(line) < 200 and not _DECIMAL.search(line) else None
@@ -283,7 +303,8 @@ class _LogReader:
         return True
 
     def _read_table_header(self, line: str) -> bool:
-        header = table_header(line)
+        header = with_index(self.table, line) if self.table.columns and not self.nth else None
+        header = header or table_header(line)
         if header is None:
             return False
         self.table, self.nth, self.layer = replace(header, kind=title_statistic(self.titles)), 0, None
@@ -359,11 +380,10 @@ def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
     own = meaning(statement.label)
     if own.layer is not None and statement.label[0].lower() in ("in", "at", "for", "inside"):
         return context.entering(replace(context.subject, nodes=("l_out-",), layer=own.layer, bare=True), (), 0)
-    return (
-        context
-        if own.row is None or own.layer is not None
-        else context.with_subject(replace(context.subject, row=own.row))
-    )
+    leads = own.row is not None and row_of(split_words(statement.label[:3]), set()) == own.row
+    if not leads or own.layer is not None:
+        return context
+    return context.with_subject(replace(context.subject, row=own.row))
 
 
 def _without_words(statement: Statement) -> bool:

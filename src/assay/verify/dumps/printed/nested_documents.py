@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from assay.verify.dumps.naming.phrases import split_words
+
 _MOST = 1 << 25  # characters; a longer text stays as it is
 _DEEPEST = 12
 _NUMBER_KEYS = ("layer", "layer_idx", "layer_id", "idx", "index", "il", "block", "id", "i", "n")
@@ -19,6 +21,10 @@ _ITEMS = re.compile(
     r"^( {0,40}[A-Za-z_][\w.-]{0,60}):[ ]{0,8}\n((?: {0,40}- +[-+.0-9eE]{1,30}[ ]{0,8}\n){2,4000}+)", re.MULTILINE
 )
 _KEY_ALONE = re.compile(r"[A-Za-z_][\w .-]{0,60}:\s*")
+_OF_VALUES = {
+    "last", "first", "token", "tok", "row", "head", "tail", "values", "vals", "sample", "stats", "statistics",
+    *map(str, range(33)),
+}  # fmt: skip
 _ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
 
 
@@ -103,10 +109,14 @@ def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
     elif isinstance(value, dict) and not _statistics(value):
         for key, item in value.items():
             row = _ROW_KEY.fullmatch(str(key))
-            inner = f"{path} pos {row[1]}" if row else f"{path}.{key}" if path else str(key)
+            about = path and set(split_words([str(key)])) <= _OF_VALUES  # lastToken, first4: no part of the name
+            joined = f"{path} {key}" if about else f"{path}.{key}" if path else str(key)
+            inner = f"{path} pos {row[1]}" if row else joined
             yield from _paths(item, inner, depth + 1)
     elif isinstance(value, dict):
         yield f"{path} " + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
+    elif isinstance(value, str) and not isinstance(value, _Text) and any(p.isdecimal() for p in path.split(".")):
+        return  # a remark inside a layer: "operator": "shortconv"
     elif path.rpartition(".")[2] not in _NUMBER_KEYS or isinstance(value, list):
         yield f"{path.rpartition('.')[2] if _ids(path, value) else path}: {_short(value)}"
 

@@ -129,7 +129,7 @@ def _layer_below_a_node(site: SubjectSite) -> Meaning | None:
 
 def _norm_told_by_its_heading(site: SubjectSite) -> Meaning | None:
     own = site.own
-    if own.nodes != EITHER_NORM or site.above.layer != own.layer or not site.context.words:
+    if own.nodes != EITHER_NORM or own.verbatim or site.above.layer != own.layer or not site.context.words:
         return None
     return meaning([*site.context.words, *site.label, "layer", str(own.layer)], generic=False)
 

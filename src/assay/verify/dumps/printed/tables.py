@@ -121,6 +121,17 @@ def aligned(table: PrintedTable, row: str) -> PrintedTable:
     return table if found is None else replace(found, kind=table.kind)
 
 
+def with_index(table: PrintedTable, line: str) -> PrintedTable | None:
+    """The table with the columns that a data frame names below its header: "layer node"."""
+    words = line.split()
+    if table.mark.strip() or not 1 < len(words) < 5:
+        return None
+    if not all(column_kind(word) in ("layer", "name", "row", "index") for word in words):
+        return None
+    found = _header_of([*words, *table.heads], "  ", f"{line.rstrip()}  {table.line.strip()}")
+    return None if found is None else replace(found, kind=table.kind)
+
+
 def _heads_in(cell: str) -> list[str]:
     """Heads that stand between the same two bars: "attn_out sum   norm(attn_out)"."""
     heads = re.split(r"\s{2,}", cell)
@@ -329,7 +340,8 @@ class _RowReader:
         lists = [item for item in statement.items if item.kind in ("list", "at")]
         if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
             return [*found, replace(statement, items=lists)]
-        return found or ([statement] if statement.items else [])
+        told = len(self.columns) > 3 and statement.label and statement.layer is not None
+        return found or ([statement] if statement.items or told else [])  # a row that says nothing more is no line
 
 
 def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: int | None) -> Statement | None:

@@ -1,0 +1,175 @@
+"""Finds prints that later values refute: the words name a node, the values are not its values, and yet a node that is
+computed from it is right.
+
+A fault at a node changes what is computed from it. So, where the later node is right digit by digit, the engine had the
+right value, and the line shows something else: a value with a similar name, another row, a remark. Such a line is read
+as the one node whose values it has, or left out with a note. Without a later node that is right, the line stays: its
+values may be a fault's.
+
+    off        the shown values differ from the node's by more than _APART of their size
+    far off    by more than _OFF of it: only such a line is left out
+    right      they agree within _RIGHT of their size, or within the printed digits
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.graph import Graph, Trait, join, split
+from assay.models import Model
+from assay.verify.dumps.observation import STATISTICS, Observation, measure, token_axis
+from assay.verify.thresholds import LARGE_MODEL
+
+Array = NDArray[Any]
+Values = Callable[[Collection[str]], dict[str, Array]]
+_OFF = 0.3  # of the shown values' size: far beyond the noise of any engine
+_APART = 0.02  # of the shown values' size: enough for a line that has the values of another node digit by digit
+_RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend would show more in the sum
+_ENOUGH = 3.0  # shown values that make a print right; a statistic counts one
+_LAYERS = 3  # layers of a large model that are compared: its others take seconds to compute
+
+
+def leave_refuted(
+    observations: Sequence[Observation], model: Model, truth: Values, n: int
+) -> tuple[list[Observation], list[str]]:
+    """The observations without those that later values refute, or with the node whose values they have, and notes.
+
+    A print statement that is right in some layer or row is kept whole: `repeated_prints.py` chooses among its prints.
+    """
+    compared = _compared(observations, model)
+    if len(compared) < 2:
+        return list(observations), []
+    values = truth({o.name for o in compared})
+    errors = {id(o): _error(o, values[o.name], model) for o in compared}
+    lines: dict[tuple[str, str], list[Observation]] = {}
+    for obs in compared:
+        lines.setdefault((obs.where, obs.name), []).append(obs)
+    off = [o for many in lines.values() for o in _off(many, errors, _APART)]
+    far = {id(o) for many in lines.values() for o in _off(many, errors, _OFF)}
+    right = _right([o for o in compared if errors[id(o)] <= _RIGHT], model.graph) if off else []
+    sources = {name: model.graph.ancestors([name]) for name in {o.name for o in right}}
+    later = [(o, sources[o.name]) for o in right]
+    refuted = [o for o in off if _is_refuted(o, later, n)]
+    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and o not in off}
+    notes: list[str] = []
+    changed: dict[int, Observation | None] = {}
+    statements: dict[tuple[str, str], list[Observation]] = {}
+    for obs in refuted:
+        if _phrase(obs) not in sound:
+            statements.setdefault(_phrase(obs)[:2], []).append(obs)
+    for (template, role), many in statements.items():
+        phrases = {_phrase(o) for o in many}
+        other = _role(many, model, truth, {o.name for o in right})
+        if not other:
+            many = [o for o in many if id(o) in far]
+            phrases = {_phrase(o) for o in many}
+        if not many:
+            continue
+        for obs in (o for o in observations if o.kind != "values" and _phrase(o) in phrases):
+            name = join(other, split(obs.name)[1]) if other else ""
+            changed[id(obs)] = replace(obs, name=name) if name in model.graph else None
+        what = f"read as {other}, whose values these are" if other else "not used"
+        said = f"lines like {template!r}" if template else many[0].name
+        kinds = ", ".join(dict.fromkeys(kind for _, _, kind in map(_phrase, many)))
+        notes.append(f"{said}: {kinds} {what}; they are not {role}'s, and what is computed from it is right")
+    kept = (changed.get(id(o), o) for o in observations)
+    return [o for o in kept if o is not None], notes
+
+
+def _off(line: Sequence[Observation], errors: dict[int, float], limit: float) -> list[Observation]:
+    """The observations of a line that are off: all of them, if its list of values is, or a statistic without a list.
+
+    A mean or a sum may be near zero or of other rows, so that one of these alone says nothing about the line.
+    """
+    lists = [o for o in line if o.kind in ("first", "last", "at") and len(o.data) > 1]
+    telling = lists or [o for o in line if o.kind not in ("mean", "sum")]
+    if any(errors[id(o)] > limit for o in telling):
+        return list(line)
+    return [o for o in line if errors[id(o)] > limit]
+
+
+def _role(refuted: Sequence[Observation], model: Model, truth: Values, claimed: Collection[str]) -> str:
+    """The role of the one node that has the values of every line; empty without enough of them, or with a rival."""
+    found: set[str] = set()
+    for line in dict.fromkeys(o.where for o in refuted):
+        many = [o for o in refuted if o.where == line]
+        if _weight(many) < _ENOUGH:
+            return ""
+        layer = split(many[0].name)[1]
+        near = [node.name for node in model.graph if split(node.name)[1] == layer and _has_rows(model.graph, node.name)]
+        values = truth(near)
+        fits = [
+            name for name in near if all(_error(replace(o, name=name), values[name], model) <= _RIGHT for o in many)
+        ]
+        if not fits or {*fits} & {*claimed} or any(values[f].size != values[fits[0]].size for f in fits):
+            return ""
+        found.add(split(fits[0])[0])
+    return found.pop() if len(found) == 1 else ""
+
+
+def _has_rows(graph: Graph, name: str) -> bool:
+    shape = graph.shapes[name]
+    return "T" in shape and "S" not in shape and not graph[name].has(Trait.INDICES | Trait.CACHES | Trait.SHOWS_STATE)
+
+
+def _weight(observations: Sequence[Observation]) -> float:
+    return sum(1 if o.kind in STATISTICS else len(o.data) for o in observations)
+
+
+def _compared(observations: Sequence[Observation], model: Model) -> list[Observation]:
+    """Printed parts of nodes: of a large model, those of the first printed layers."""
+    graph = model.graph
+    parts = [o for o in observations if o.kind != "values" and not graph[o.name].has(Trait.SHOWS_STATE)]
+    if sum(math.prod(shape) for shape in graph.weights.values()) <= LARGE_MODEL:
+        return parts
+    layers = sorted({at for o in parts if (at := split(o.name)[1]) is not None})[:_LAYERS]
+    return [o for o in parts if split(o.name)[1] in layers or o.name == "embd"]
+
+
+def _error(obs: Observation, value: Array, model: Model) -> float:
+    """The largest difference beyond the printed digits, of the size of the shown values."""
+    if not np.isfinite(obs.target()).all():
+        return _RIGHT * 2  # neither: the reader of values that are not finite has its own words
+    expected = measure(obs, value, token_axis(model.graph, obs.name), model.hparams.n_embd_head)
+    target = obs.target()
+    if len(expected) != len(target):
+        return math.inf
+    printed = np.asarray(obs.printed or (0.0,) * len(target), np.float64)
+    beyond = np.maximum(np.abs(target - expected) - (printed if len(printed) == len(target) else 0), 0)
+    size = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+    if obs.kind in ("mean", "sum"):
+        size = max(size, STATISTICS["rms"](value) * (value.size**0.5 if obs.kind == "sum" else 1.0) / 10)
+    return float(np.max(beyond) / (size + 1e-30))
+
+
+def _right(observations: Iterable[Observation], graph: Graph) -> list[Observation]:
+    """One observation for each print with enough values that are right."""
+    prints: dict[tuple[str, Any, str], list[Observation]] = {}
+    for obs in observations:
+        if not graph[obs.name].has(Trait.INDICES):
+            prints.setdefault((obs.name, obs.rows, obs.where), []).append(obs)
+    return [many[0] for many in prints.values() if _weight(many) >= _ENOUGH]
+
+
+def _is_refuted(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> bool:
+    """Whether a later print is right that is computed from this node, in these rows or in rows that attend to them."""
+    start, stop = obs.rows or (0, n)
+    layer = split(obs.name)[1]
+    for later, sources in right:
+        begin, end = later.rows or (0, n)
+        same_row = begin < stop and start < end
+        behind = end >= stop and (layer is None or (split(later.name)[1] or 0) > layer)
+        if obs.name in sources and obs.name != later.name and (same_row or behind):
+            return True
+    return False
+
+
+def _phrase(obs: Observation) -> tuple[str, str, str]:
+    """The print statement: its words, the role that they name, and the kind of values."""
+    return obs.template, split(obs.name)[0], obs.kind if obs.kind in STATISTICS else "values"
