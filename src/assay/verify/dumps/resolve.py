@@ -83,6 +83,16 @@ class Truth:
             self._known |= interpret(self._graph, self._weights, self._given | self._known, missing)
         return {name: self._known[name] for name in names}
 
+    def after(self, name: str, value: Array, later: str) -> Array:
+        """The value of a later node, if a node had this value."""
+        changed = {name}
+        for node in self._graph:
+            if changed & set(node.inputs):
+                changed.add(node.name)
+        between = changed & self._graph.ancestors([later]) - {name}
+        sides = {other for node in between for other in self._graph[node].inputs} - changed - self._given.keys()
+        return interpret(self._graph, self._weights, {**self._given, **self(sides), name: value}, {later})[later]
+
     def states(self, name: str, steps: Sequence[int]) -> Array:
         """The state that a node shows, for each call."""
         kept = {}

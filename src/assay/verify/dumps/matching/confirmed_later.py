@@ -14,29 +14,42 @@ values may be a fault's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Graph, Trait, join, split
 from assay.models import Model
-from assay.verify.dumps.observation import STATISTICS, Observation, measure, token_axis
+from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
 from assay.verify.thresholds import LARGE_MODEL
 
 Array = NDArray[Any]
-Values = Callable[[Collection[str]], dict[str, Array]]
+
+
+class Definition(Protocol):
+    """The definition's values for these tokens."""
+
+    def __call__(self, names: Collection[str]) -> dict[str, Array]:
+        """The values of these nodes."""
+
+    def after(self, name: str, value: Array, later: str) -> Array:
+        """The value of a later node, if a node had this value."""
+
+
 _OFF = 0.3  # of the shown values' size: far beyond the noise of any engine
 _APART = 0.02  # of the shown values' size: enough for a line that has the values of another node digit by digit
 _RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend would show more in the sum
+_SHOWS = 5 * _RIGHT  # a change that a right print would not have
+_TRIED = 2  # prints of one statement, and later prints of each, for which the change is computed
 _ENOUGH = 3.0  # shown values that make a print right; a statistic counts one
 _LAYERS = 3  # layers of a large model that are compared: its others take seconds to compute
 
 
 def leave_refuted(
-    observations: Sequence[Observation], model: Model, truth: Values, n: int
+    observations: Sequence[Observation], model: Model, truth: Definition, n: int
 ) -> tuple[list[Observation], list[str]]:
     """The observations without those that later values refute, or with the node whose values they have, and notes.
 
@@ -55,8 +68,10 @@ def leave_refuted(
     right = _right([o for o in compared if errors[id(o)] <= _RIGHT], model.graph) if off else []
     sources = {name: model.graph.ancestors([name]) for name in {o.name for o in right}}
     later = [(o, sources[o.name]) for o in right]
-    refuted = [o for o in off if _is_refuted(o, later, n)]
-    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and o not in off}
+    witnesses = {id(o): found for o in off if (found := _witnesses(o, later, n))}
+    refuted = [o for o in off if id(o) in witnesses]
+    doubted = {id(o) for o in off}
+    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted}
     notes: list[str] = []
     changed: dict[int, Observation | None] = {}
     statements: dict[tuple[str, str], list[Observation]] = {}
@@ -64,6 +79,8 @@ def leave_refuted(
         if _phrase(obs) not in sound:
             statements.setdefault(_phrase(obs)[:2], []).append(obs)
     for (template, role), many in statements.items():
+        if not any(_would_show(o, witnesses[id(o)], model, truth) for o in many[:_TRIED]):
+            continue
         phrases = {_phrase(o) for o in many}
         other = _role(many, model, truth, {o.name for o in right})
         if not other:
@@ -83,18 +100,17 @@ def leave_refuted(
 
 
 def _off(line: Sequence[Observation], errors: dict[int, float], limit: float) -> list[Observation]:
-    """The observations of a line that are off: all of them, if its list of values is, or a statistic without a list.
+    """The observations of a line that are off. Its statistics are, if a list of the line is, or one of them is.
 
-    A mean or a sum may be near zero or of other rows, so that one of these alone says nothing about the line.
+    A mean or a sum may be near zero or of other rows, so that one of these alone says nothing about the others.
     """
     lists = [o for o in line if o.kind in ("first", "last", "at") and len(o.data) > 1]
     telling = lists or [o for o in line if o.kind not in ("mean", "sum")]
-    if any(errors[id(o)] > limit for o in telling):
-        return list(line)
-    return [o for o in line if errors[id(o)] > limit]
+    whole = any(errors[id(o)] > limit for o in telling)
+    return [o for o in line if errors[id(o)] > limit or (whole and o.kind in STATISTICS)]
 
 
-def _role(refuted: Sequence[Observation], model: Model, truth: Values, claimed: Collection[str]) -> str:
+def _role(refuted: Sequence[Observation], model: Model, truth: Definition, claimed: Collection[str]) -> str:
     """The role of the one node that has the values of every line; empty without enough of them, or with a rival."""
     found: set[str] = set()
     for line in dict.fromkeys(o.where for o in refuted):
@@ -157,17 +173,46 @@ def _right(observations: Iterable[Observation], graph: Graph) -> list[Observatio
     return [many[0] for many in prints.values() if _weight(many) >= _ENOUGH]
 
 
-def _is_refuted(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> bool:
-    """Whether a later print is right that is computed from this node, in these rows or in rows that attend to them."""
+def _witnesses(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> list[Observation]:
+    """Later prints that are right and computed from this node, in these rows or in rows that attend to them."""
     start, stop = obs.rows or (0, n)
     layer = split(obs.name)[1]
+    found = []
     for later, sources in right:
         begin, end = later.rows or (0, n)
-        same_row = begin < stop and start < end
-        behind = end >= stop and (layer is None or (split(later.name)[1] or 0) > layer)
-        if obs.name in sources and obs.name != later.name and (same_row or behind):
+        at = split(later.name)[1]
+        same_rows = begin <= start and stop <= end
+        behind = end >= stop and (layer is None or at is None or at > layer)
+        if obs.name in sources and obs.name != later.name and (same_rows or behind):
+            found.append(later)
+    return found
+
+
+def _would_show(obs: Observation, witnesses: Sequence[Observation], model: Model, truth: Definition) -> bool:
+    """Whether one of the first later prints would differ, if the node had the values shown."""
+    graph, width = model.graph, model.hparams.n_embd_head
+    value = np.array(truth([obs.name])[obs.name], np.float32)
+    part = rows_of(value, token_axis(graph, obs.name), obs.rows)
+    flat = part.reshape(-1).copy()
+    places = range(len(obs.data)) if obs.kind in ("first", "last") else [i for i, _ in obs.data] if _lists(obs) else []
+    if places and obs.order != "hf" and max(places) < flat.size:
+        flat[np.array(places) - (len(places) if obs.kind == "last" else 0)] = obs.target()
+    else:
+        flat = np.roll(flat, 1) * (1 + _OFF)  # a statistic says only that the values are others
+    part[...] = flat.reshape(part.shape)
+    order = {node.name: i for i, node in enumerate(graph)}
+    for later in sorted(witnesses, key=lambda o: order[o.name])[:_TRIED]:
+        found = truth.after(obs.name, value, later.name)
+        axis = token_axis(graph, later.name)
+        right, now = (measure(later, v, axis, width) for v in (truth([later.name])[later.name], found))
+        size = float(np.sqrt(np.mean(np.square(right, dtype=np.float64)))) + 1e-30
+        if float(np.max(np.abs(now - right))) > _SHOWS * size + max(later.printed, default=0.0):
             return True
     return False
+
+
+def _lists(obs: Observation) -> bool:
+    return obs.kind in ("first", "last", "at", "top")
 
 
 def _phrase(obs: Observation) -> tuple[str, str, str]:

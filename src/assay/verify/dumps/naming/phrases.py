@@ -201,6 +201,15 @@ def has_unknown(words: Iterable[str]) -> bool:
     return any(w not in _EMPTY and not w.isdecimal() and w != VALUES for w in words)
 
 
+def names_state(words: Sequence[str]) -> bool:
+    """Whether the words name what a recurrent layer keeps between steps: "conv_state", "ssm state", "wkv state"."""
+    return bool({*words} & _KEPT) and bool({*words} & _KEEPERS)
+
+
+_KEPT = {"state", "states", "cache", "ring", "memory", "buffer"}
+_KEEPERS = {"conv", "ssm", "wkv", "scan", "delta", "recurrent", "shift", "rnn", "gdn", "kda", "mamba", "deltanet"}
+
+
 def all_known(words: Sequence[str]) -> bool:
     """Whether every word, alone or with its neighbour, can name a node or a place."""
     return all(

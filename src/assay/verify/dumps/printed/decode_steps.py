@@ -33,7 +33,9 @@ _STEP_RECORD = re.compile(
     r"\b(?:token|tok|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4}[,/]\s{0,4}\d|\s?tok)",
     re.IGNORECASE,
 )
-_NO_STEP = re.compile(r"\b(?:sampled?|argmax|chosen|picked|selected|greedy|total|took|prompt|max|thread|batch)\b", re.I)
+_NO_STEP = re.compile(
+    r"\b(?:sampled?|argmax|chosen|picked|selected|greedy|total|took|prompt|prefill|max|thread|batch)\b", re.I
+)
 _POSITION = re.compile(
     r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
 )
@@ -96,7 +98,8 @@ def step_of(line: str) -> int | None:
     if len(line) >= 200:
         return None
     m = _STEP.match(line)
-    if m is None and not _DECIMAL.search(line) and not _NO_STEP.search(line) and line.count(",") < 6:
+    said = _DECIMAL.search(line) or _NO_STEP.search(line) or _POSITION.search(line) or line.count(",") > 5
+    if m is None and not said:
         m = _STEP_RECORD.search(line)
     return int(m[1]) if m else None
 

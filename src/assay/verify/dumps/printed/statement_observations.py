@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, head_of, layer_of
-from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, names_state, split_words
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.print_rounding import half_units
 from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
@@ -43,6 +43,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
             line = replace(
                 line, nodes=("result_output",), verbatim="", layer=None, vague=False, possible_row=possible_row
             )
+    if names_state(words):
+        line = Meaning(layer=line.layer)  # what a recurrent layer keeps is no value of a token
     side = statement.side or context.side
     silent = all(word == VALUES for word in statement.label)  # numbers below their heading
     template, integers = _template(context.words if silent else statement.label)
