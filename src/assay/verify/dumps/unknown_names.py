@@ -32,7 +32,10 @@ LENGTHS = 1e4  # and the lengths of its heads must be so much nearer: it was tur
 MOST_TRIED = 2  # layers of one template of names whose values are compared before the words decide
 # What a word for a node may also mean, where an architecture has a norm, a scale or experts behind it.
 ALSO = {
-    "embd": ("inp_scaled",), "ffn_inp": ("sa_out",), "attn_out": ("attn_post_norm",), "Qcur": ("Qcur_scaled",),
+    "embd": ("inp_scaled",), "ffn_inp": ("sa_out",), "Qcur": ("Qcur_scaled",),
+    "attn_out": (
+        "attn_post_norm", "kda_out", "linear_attn_out", "mamba_out", "shortconv_out", "time_mix_out", "mla_out",
+    ),
     "ffn_out": ("ffn_moe_out", "ffn_post_norm"),
 }  # fmt: skip
 
@@ -105,9 +108,10 @@ def after_rotation(
             for o in named
             if o.kind == "values" and split(o.name)[0] == f"{letter}cur_proj" and end.fullmatch(o.foreign)
         ]
+        mine = [o for o in mine if join(f"{letter}cur", split(o.name)[1]) in model.graph]  # others are not rotated
         turned = {o.name: join(f"{letter}cur", split(o.name)[1]) for o in mine}
         taken = {o.name for o in named}
-        if not mine or any(name not in model.graph or name in taken for name in turned.values()):
+        if not mine or any(name in taken for name in turned.values()):
             continue
         first = mine[0]
         far = [_nearest_order(first, name, model, n, truth) for name in (first.name, turned[first.name])]

@@ -207,6 +207,7 @@ _WITHOUT_LAYER: tuple[NodeWords, ...] = (
     NodeWords(
         70, "before final norm", ("l_out-last",), ("before pre", _END, NORM_WORDS), f"{ATT_WORDS} {FFN_WORDS} after"
     ),
+    NodeWords(65, "ln0", ("inp_norm-0", "embd"), ("ln0 norm0 embnorm embdnorm embednorm embeddingnorm",), ""),
     NodeWords(60, "output norm", ("result_norm",), (_END + " lnf", NORM_WORDS + " lnf"), ""),
     NodeWords(
         50,

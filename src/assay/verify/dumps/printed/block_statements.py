@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,12 +14,16 @@ from assay.verify.dumps.printed.lexer import DOTS, Bracket, Lexeme, Number, Numb
 from assay.verify.dumps.printed.line_blocks import Block, numbers_of
 from assay.verify.dumps.printed.statements import Statement
 
+_SHAPE = re.compile(r"(?<!\d)(\d{1,6})\s?[×x]\s?(\d{1,6})\s")  # 32×24 Matrix{Float32}
 _TOP = TOP_WORDS | {"greatest", "id", "ids", "logit", "logits"}
 
 
-def block_statements(block: Block, context: HeadingStack, n_tokens: int) -> list[Statement]:
-    """The statements of a block of numbers under its heading."""
+def block_statements(block: Block, context: HeadingStack, n_tokens: int, title: str = "") -> list[Statement]:
+    """The statements of a block of numbers under its heading. `title` is the line above, which may give the shape."""
     rows = [numbers_of(row) for row in block.rows]
+    shape = _SHAPE.search(title[:200])
+    if shape and int(shape[2]) == n_tokens != int(shape[1]) and not block.index:
+        return _columns_of_tokens(block, int(shape[1]), n_tokens)
     if block.index:
         return _indexed(block.index, rows, context)
     widths = {len(row) for row in rows}
@@ -35,6 +40,31 @@ def block_statements(block: Block, context: HeadingStack, n_tokens: int) -> list
     if values is not None:
         statement.add("list", values)
     return [statement]
+
+
+def _columns_of_tokens(block: Block, width: int, n_tokens: int) -> list[Statement]:
+    """A matrix with a row for each element and a column for each token, as Julia prints: `32×24 Matrix{Float32}:`."""
+    places = _places([bool(numbers_of(row)) for row in block.rows], width)
+    found: dict[int, list[tuple[int, Number]]] = {}
+    for element, row in zip(places, block.rows, strict=True):
+        tokens = _places(
+            [text[-1:].isdigit() or (text[-1:] == "." and bool(text.strip("."))) for text in row], n_tokens
+        )
+        for token, text in zip(tokens, row, strict=True):
+            if element is not None and token is not None:
+                found.setdefault(token, []).extend((element, n) for n in numbers_of((text,)))
+    statements = []
+    for token, pairs in found.items():
+        statement = Statement(row=token)
+        statement.add("at", tuple(pairs))
+        statements.append(statement)
+    return statements
+
+
+def _places(shown: Sequence[bool], size: int) -> list[int | None]:
+    """The index of each shown part; those behind an ellipsis count from the end."""
+    cut = shown.index(False) if False in shown else len(shown)
+    return [None if not s else i if i < cut else size - len(shown) + i for i, s in enumerate(shown)]
 
 
 def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: HeadingStack) -> list[Statement]:

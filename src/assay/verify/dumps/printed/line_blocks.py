@@ -28,7 +28,8 @@ _BLANKS = str.maketrans(",;/|", "    ")
 _DIGIT = re.compile(r"\d")
 _REAL = re.compile(r"[.eE]")
 _NUMBERS = re.compile(
-    rf"\s*+(?:(?:\[\s{{0,6}}\d{{1,6}}\]:?|\d{{1,6}}[:)])\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;/|]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
+    rf"\s*+(?:(?:\[\s{{0,6}}\d{{1,6}}\]:?|\d{{1,6}}[:)])\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)"
+    rf"(?:[\s,;/|]++(?>{_FLOAT}|\.{{2,3}}|[…\u22ee\u22f1]))*+[\s,;]*+"
 )
 _TEXT = r"[(\[]?(?:\"[^\"]{0,40}+\"|'[^']{0,40}+'|▁\S{0,40}+)[)\]]?[\s,:|=]*+"
 _INDEXED = re.compile(
@@ -100,7 +101,8 @@ def _kind(line: str) -> str:
         return "indexed" if _REAL.search(m[2]) else ""
     if m := _REPEATED.fullmatch(line):
         return f"same {m[1]}"
-    return "numbers" if _NUMBERS.fullmatch(line) and (_REAL.search(line) or line.strip() in ("⋮", "…")) else ""
+    dots = not line.strip(" \t⋮⋱…")
+    return "numbers" if _NUMBERS.fullmatch(line) and (_REAL.search(line) or dots) else ""
 
 
 def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tuple[int, str, Block | None]]:
