@@ -42,6 +42,7 @@ from assay.verify.dumps.matching.reading_notes import (
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
+from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
@@ -253,13 +254,14 @@ def decide_by_values(
     truth: Callable[[Collection[str]], dict[str, Array]],
 ) -> tuple[list[Observation], set[str], list[str]]:
     """Decide by values what words leave open: readings, nodes, rows. Also the places of lines named by values."""
+    named, by_token = split_by_token(named, model, n, truth)
     named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    notes = [*chosen, *notes, *more]
+    notes = [*by_token, *chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 

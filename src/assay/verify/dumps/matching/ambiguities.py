@@ -90,9 +90,9 @@ def _lone_ends(observations: Sequence[Observation], n: int) -> list[Observation]
 
 
 def _largest(observations: Sequence[Observation], n: int) -> list[Observation]:
-    """Values called max, unless one of them is negative, which no absolute value is."""
+    """Values called max, unless one of them is negative, which no absolute value is. A single one may match by chance."""
     found = [o for o in observations if o.kind == "max"]
-    return found if all(o.target()[0] >= 0 for o in found) else []
+    return found if len(found) > 1 and all(o.target()[0] >= 0 for o in found) else []
 
 
 Select = Callable[[Sequence[Observation], int], list[Observation]]
@@ -231,7 +231,8 @@ def _choose(
     for obs in observations:
         if not obs.others or (obs.kind in STATISTICS and _phrase(obs) in lists):  # a list is better evidence
             continue
-        far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
+        # Behind a fault all nodes are far: such values must not outvote those before it.
+        far = [math.log(min(distance(replace(obs, name=name), rows(obs)), _NEAR)) for name in (obs.name, *obs.others)]
         have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))
         totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)], list(map(min, near, far))
     return {

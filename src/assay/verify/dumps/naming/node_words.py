@@ -89,7 +89,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         440,
         "logits",
         ("result_output",),
-        ("logits logit lmhead modelinghead unembed unembedding wcls vocab resultoutput",),
+        ("logits logit lg lgts lmhead modelinghead unembed unembedding wcls vocab resultoutput",),
         f"{NORM_WORDS} router routing gating moe expert experts",
     ),
     NodeWords(

@@ -8,6 +8,7 @@
     #3                             h[3]                  element 3
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
+    rms@3                          rms_pos3              that statistic of the subject's row 3
     -                              dtype                 ignored
 
 Touch this module when the head of a column is not known or is misread: add a row to `COLUMN_RULES`.
@@ -31,6 +32,7 @@ _NUMBERED = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _NODE_ELEMENT = re.compile(r"([a-z]\w{0,30}_\w{1,30})\[(\d{1,5})\]")
+_OF_A_ROW = re.compile(r"([a-z]\w{0,11}?)[ _.@\[]{1,2}(?:p|pos|position|t|tok|token|row)[ _=]?(\d{1,5})\]?")
 _OUTPUTS = {"o", "out", "output", "mid", "post", "residual", "resid"}
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "file", "filename", "dump",
@@ -109,6 +111,13 @@ def _statistic_before(head: ColumnHead) -> str | None:
     words = head.words
     kind = statistic(words[:1]) if len(words) > 2 and "(" not in head.cell else None
     return f"={kind}" if kind and set(words[1:]) & _OUTPUTS and _is_node(words[1:]) else None
+
+
+def _statistic_of_a_row(head: ColumnHead) -> str | None:
+    """norm_p0, l2_pos3, rms_t2: a statistic of one token's row."""
+    m = _OF_A_ROW.fullmatch(head.word)
+    kind = statistic([m[1]]) if m is not None else None
+    return f"{kind}@{int(m[2])}" if m is not None and kind else None
 
 
 def _element_of_a_node(head: ColumnHead) -> str | None:
@@ -216,6 +225,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         "layer,norm_att_o,resid_out[0],resid_out[1]\n0,1.5,2.5,3.5\n",
         ("attn_out-0|kqv_out-0|ffn_inp-0 norm 1.5", "l_out-0|ffn_inp-0 at 0:2.5 1:3.5"),
         _element_of_a_node,
+    ),
+    Rule(
+        "statistic of a row",
+        158,
+        "layer,norm_p0,norm_p1\n0,1.5,2.5\n",
+        ("l_out-0 norm 1.5 row 0", "l_out-0 norm 2.5 row 1"),
+        _statistic_of_a_row,
     ),
     Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
     Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),

@@ -19,6 +19,7 @@ from assay.verify.dumps.printed.statements import Statement
 _INDEX = re.compile(r"\[\d{1,5}\]")
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
+_LETTER_NUMBER = re.compile(r"[hxyv]_?(\d{1,4})", re.IGNORECASE)
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
@@ -166,7 +167,12 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
     """The kinds of columns, corrected by their neighbours."""
     if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
         columns = tuple("=" if c.lower() == "l2" else kind for c, kind in zip(cells, columns, strict=True))
+    if "layer" in columns:
+        columns = _elements_beside_layers(columns, cells)
     columns = _numbered_names(columns, cells)
+    if any("@" in kind for kind in columns):  # beside norm_p0, one number called att_norm_last is a length, too
+        norms = ("norm" in split_words([c]) for c in cells)
+        columns = tuple("=norm" if kind == "=" and norm else kind for kind, norm in zip(columns, norms, strict=True))
     rest = columns[1:]
     if columns[0] == "=" and len(split_words(cells[:1])) == 1 and not any(c.startswith("=") for c in rest):
         columns = ("name", *rest)  # "after", above rows of stages
@@ -183,6 +189,14 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
     if low[0] == _COUNTER:
         columns = (_counter(columns[1:]), *columns[1:])
     return columns
+
+
+def _elements_beside_layers(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ...]:
+    """Where a column gives the layer, h0, h1 and h2 are elements and no layers."""
+    found = {i: int(m[1]) for i, c in enumerate(cells) if (m := _LETTER_NUMBER.fullmatch(c)) and columns[i] == "="}
+    if len(found) < 2 or sorted(found.values()) != list(range(len(found))):
+        return columns
+    return tuple(f"#{found[i]}" if i in found else kind for i, kind in enumerate(columns))
 
 
 def _counter(rest: tuple[str, ...]) -> str:
@@ -279,6 +293,7 @@ class _RowReader:
     statement: Statement = field(default_factory=Statement)
     elements: list[tuple[int, Number]] = field(default_factory=list)
     across: list[tuple[str, str, str]] = field(default_factory=list)  # kind, head, cell of a layer's or node's column
+    of_rows: list[tuple[str, int, Number]] = field(default_factory=list)  # statistics of other rows of tokens
     index: int | None = None
     single: Number | None = None  # the value or logit at `index`
 
@@ -305,6 +320,9 @@ class _RowReader:
             self.statement.label.append(cell.strip("`*' \"").replace("+", " plus "))
         elif column.startswith("="):
             self.across.append((column[1:], head, cell))
+        elif "@" in column:
+            kind, _, row = column.partition("@")
+            self.of_rows += [(kind, int(row), value)] if value is not None else []
         else:
             self._take_value(column, cell, value)
 
@@ -338,12 +356,19 @@ class _RowReader:
         if self.index is None and all(c[:1] == "=" for c in self.columns):
             self.index = nth  # nothing but columns of values
         several = [_across(statement, kind, title, head, cell, self.index) for kind, head, cell in self.across]
-        found = [s for s in several if s is not None]
+        found = [s for s in several if s is not None] + [_of_row(statement, *cell) for cell in self.of_rows]
         lists = [item for item in statement.items if item.kind in ("list", "at")]
         if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
             return [*found, replace(statement, items=lists)]
         told = len(self.columns) > 3 and statement.label and statement.layer is not None
         return found or ([statement] if statement.items or told else [])  # a row that says nothing more is no line
+
+
+def _of_row(row: Statement, kind: str, at: int, value: Number) -> Statement:
+    """A statistic of one token's row."""
+    statement = Statement([*row.label], layer=row.layer, row=at)
+    statement.add(kind, value)
+    return statement
 
 
 def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: int | None) -> Statement | None:

@@ -1,0 +1,68 @@
+"""Lists with one number for each token: a statistic of every row, if the values are that and no elements.
+
+    L2 norm per token      id 101     id 14    id 250
+    tok_emb                7.6216    4.9249    5.7384
+
+The words of such a table rarely say which statistic it is. One reading holds for all lists of the log that have as many
+numbers as there are tokens, because one loop prints them. The lists that are nearest to the tokens decide, since those
+behind a fault match nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.models import Model
+from assay.verify.dumps.observation import STATISTICS, Observation, rows_of, token_axis
+
+Array = NDArray[Any]
+_LEAST = 3  # tokens: fewer numbers match by chance
+_NEAR = 0.02  # relative: the error of a coarse engine
+
+
+def split_by_token(
+    named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
+) -> tuple[list[Observation], list[str]]:
+    """The observations; lists of one statistic a token become an observation for each token."""
+    lists = [o for o in named if o.kind == "first" and o.shape is None and o.rows in (None, (-1, 0), (n - 1, n))]
+    asked = [o for o in lists if len(o.data) == n >= _LEAST]
+    if not asked:
+        return list(named), []
+    order = {node.name: i for i, node in enumerate(model.graph)}
+    first = min(asked, key=lambda o: order.get(o.name, len(order)))
+    kind = _statistic(first, model, n, truth)
+    if not kind:
+        return list(named), []
+    ids = {id(o) for o in asked}
+    found: list[Observation] = []
+    for obs in named:
+        found += _each_token(obs, kind) if id(obs) in ids else [obs]
+    return found, [f"lists of {n} numbers: read as the {kind} of each token's row"]
+
+
+def _each_token(obs: Observation, kind: str) -> list[Observation]:
+    printed = obs.printed if len(obs.printed) == len(obs.data) else (0.0,) * len(obs.data)
+    return [
+        replace(obs, kind=kind, data=value, rows=(t, t + 1), printed=(half,), possible_row=None, alternatives=())
+        for t, (value, half) in enumerate(zip(obs.data, printed, strict=True))
+    ]
+
+
+def _statistic(obs: Observation, model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]) -> str:
+    """The statistic that every row has; empty if the values are none, or are elements."""
+    names = [name for name in (obs.name, *obs.others) if name in model.graph]
+    target = obs.target()
+    for value, axis in ((truth([name])[name], token_axis(model.graph, name)) for name in names):
+        rows = [np.asarray(rows_of(value, axis, (t, t + 1)), np.float64).reshape(-1) for t in range(n)]
+        if any(len(row) >= n and np.allclose(row[:n], target, rtol=_NEAR, atol=_NEAR) for row in rows):
+            return ""
+        for kind, of in STATISTICS.items():
+            expected = np.array([of(row) for row in rows])
+            if np.max(np.abs(expected - target) / (np.abs(expected) + 1e-30)) < _NEAR:
+                return kind
+    return ""
