@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ Rows = tuple[int, int] | None
 _CLOSEST = 1e-7  # smaller distances count as equal: a few matching digits prove no more
 _NEAR = 0.15  # of a row's rms: a larger distance is no evidence for a node
 _SURE = 0.02  # of a row's rms: so near, best logits show that another row than the last was printed
+_PROOF = 5e-3  # of a row's rms: only such a match decides between two kinds of value, since a fault's match by chance
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
@@ -90,9 +91,12 @@ def _lone_ends(observations: Sequence[Observation], n: int) -> list[Observation]
 
 
 def _largest(observations: Sequence[Observation], n: int) -> list[Observation]:
-    """Values called max, unless one of them is negative, which no absolute value is. A single one may match by chance."""
+    """Values called max, unless one of them is less than a minimum's absolute value, which no absolute value is."""
     found = [o for o in observations if o.kind == "max"]
-    return found if len(found) > 1 and all(o.target()[0] >= 0 for o in found) else []
+    least = {
+        (o.where, o.name): abs(o.target()[0]) - max(o.printed, default=0.0) for o in observations if o.kind == "min"
+    }
+    return found if all(o.target()[0] >= max(least.get((o.where, o.name), 0.0), 0.0) for o in found) else []
 
 
 Select = Callable[[Sequence[Observation], int], list[Observation]]
@@ -111,11 +115,14 @@ def _is_nearer(
 ) -> bool:
     """Whether the values are nearer to the second reading. Values that are near to neither decide nothing."""
 
-    def total(readings: Iterable[Observation]) -> float:
-        named = ([replace(o, name=name) for name in (o.name, *o.others)] for o in readings)
-        return sum(math.log(min(_NEAR, *(distance(o, r) for o in many for _, r in _rows(o, n)))) for many in named)
+    def nearest(obs: Observation) -> float:
+        named = [replace(obs, name=name) for name in (obs.name, *obs.others)]
+        return min(_NEAR, *(distance(o, r) for o in named for _, r in _rows(o, n)))
 
-    return total(change(o, n) for o in observations) < total(observations) - 1e-6
+    both = [(nearest(o), nearest(change(o, n))) for o in observations]
+    proved = [first - second for first, second in both if min(first, second) < _PROOF and first != second]
+    gained = sum(math.log(first) - math.log(second) for first, second in both)
+    return gained > 1e-6 and sum(d > _PROOF for d in proved) > sum(-d > _PROOF for d in proved)
 
 
 def _enough(observations: list[Observation], model: Model) -> list[Observation]:
@@ -143,7 +150,7 @@ def _class(obs: Observation) -> str:
     logits = obs.name == "result_output"
     if obs.kind in STATISTICS:
         return "statistic of logits" if logits else "statistic"
-    return "top" if obs.kind == "top" or (obs.kind == "at" and logits) else "list"
+    return "top" if obs.kind == "top" else "logits by id" if obs.kind == "at" and logits else "list"
 
 
 def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
@@ -197,6 +204,10 @@ def _vote(
         far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # no reading matches: the values decide nothing
         if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
             votes[kind] = "said" if "said" in sums else votes[kind]
+    for kind, like in (("statistic of logits", "statistic"), ("logits by id", "list")):
+        near_one = kind in votes and totals[kind][votes[kind]] <= math.log(_SURE) * counts[kind]
+        if kind in votes and like in votes and not near_one:
+            votes[kind] = votes[like]
     if "top" in votes and votes["top"] != "said" and min(totals["top"].values()) > math.log(_SURE) * counts["top"]:
         votes["top"] = "last"  # engines print the best logits of the row from which they sample
     return votes

@@ -126,6 +126,7 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
         for item in statement.items
         for words in [[w for w in item.words if item.kind != "at" or not _NUMBERED.fullmatch(w)]]  # x0=1.5 x1=2.5
     ]
+    own = [_without_id(item, m) for item, m in zip(statement.items, own, strict=True)]
     several = len({m.nodes for m in own if m.nodes}) > 1
     layers = len({m.layer for m in own} - {None}) > 1
     rows = len({m.row if m.row is not None else m.possible_row for m in own} - {None}) > 1
@@ -156,6 +157,12 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
     if several and not own[0].nodes and line.nodes == own[-1].nodes:
         return [replace(line, nodes=context.subject.nodes or line.nodes) if m is line else m for m in found]
     return found
+
+
+def _without_id(item: Quantity, mine: Meaning) -> Meaning:
+    """The meaning without a row that is the id of the logit: "token 13 (1.519)"."""
+    ids = {i for i, _ in item.data} if item.kind in ("at", "top") else set()
+    return replace(mine, possible_row=None) if mine.possible_row in ids else mine
 
 
 def _of_item(item: Quantity, name: str, row: int | None, common: dict[str, Any]) -> Iterator[Observation]:
