@@ -136,7 +136,7 @@ def resolve(
         notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     if dump.log:  # the model has no such node: the values may tell which one is meant
-        unread = (*unread, *(replace(o, name="", others=()) for o in unknown if o.kind != "values"))
+        unread = [*unread, *(replace(o, name="", others=()) for o in unknown if o.kind != "values")]
     named, unknown, note = lone_wide_array(named, unknown, model)
     notes += note
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)

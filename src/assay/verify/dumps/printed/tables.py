@@ -171,8 +171,10 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
         columns = _elements_beside_layers(columns, cells)
     columns = _numbered_names(columns, cells)
     if any("@" in kind for kind in columns):  # beside norm_p0, one number called att_norm_last is a length, too
-        norms = ("norm" in split_words([c]) for c in cells)
-        columns = tuple("=norm" if kind == "=" and norm else kind for kind, norm in zip(columns, norms, strict=True))
+        columns = tuple(
+            "=norm" if kind == "=" and "norm" in split_words([cell]) else kind
+            for kind, cell in zip(columns, cells, strict=True)
+        )
     rest = columns[1:]
     if columns[0] == "=" and len(split_words(cells[:1])) == 1 and not any(c.startswith("=") for c in rest):
         columns = ("name", *rest)  # "after", above rows of stages
