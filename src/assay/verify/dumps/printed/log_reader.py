@@ -314,7 +314,7 @@ class _LogReader:
         """The statements of a line. A caption above values without words becomes their heading."""
         timed = self.caption is not None and bool(set(split_words(self.caption[1].label)) & TIMES)
         if block is not None:
-            title = self.caption[0] if self.caption else ""
+            title = self.caption[0] if self.caption else self.titles[-1] if self.titles else ""
             self._take_caption()
             return [] if timed else block_statements(block, self.context, len(self.tokens), title)
         statements = self._table_row(line)
