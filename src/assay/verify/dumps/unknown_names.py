@@ -34,7 +34,7 @@ MOST_TRIED = 2  # layers of one template of names whose values are compared befo
 ALSO = {
     "embd": ("inp_scaled",), "ffn_inp": ("sa_out",), "Qcur": ("Qcur_scaled",),
     "attn_out": (
-        "attn_post_norm", "kda_out", "linear_attn_out", "mamba_out", "shortconv_out", "time_mix_out", "mla_out",
+        "kda_out", "linear_attn_out", "mamba_out", "shortconv_out", "time_mix_out", "mla_out", "attn_post_norm",
     ),
     "ffn_out": ("ffn_moe_out", "ffn_post_norm"),
 }  # fmt: skip
