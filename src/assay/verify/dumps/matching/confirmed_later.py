@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
-from assay.verify.thresholds import LARGE_MODEL
 
 Array = NDArray[Any]
 
@@ -45,7 +44,8 @@ _RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend wo
 _SHOWS = 5 * _RIGHT  # a change that a right print would not have
 _TRIED = 2  # prints of one statement, and later prints of each, for which the change is computed
 _ENOUGH = 3.0  # shown values that make a print right; a statistic counts one
-_LAYERS = 3  # layers of a large model that are compared: its others take seconds to compute
+_SMALL = 20_000_000  # weights of a model whose layers are all compared; those of a larger one take seconds to compute
+_LAYERS = 3  # layers of a larger model that are compared: a print statement does the same in every layer
 
 
 def leave_refuted(
@@ -142,7 +142,7 @@ def _compared(observations: Sequence[Observation], model: Model) -> list[Observa
     """Printed parts of nodes: of a large model, those of the first printed layers."""
     graph = model.graph
     parts = [o for o in observations if o.kind != "values" and not graph[o.name].has(Trait.SHOWS_STATE)]
-    if sum(math.prod(shape) for shape in graph.weights.values()) <= LARGE_MODEL:
+    if sum(math.prod(shape) for shape in graph.weights.values()) <= _SMALL:
         return parts
     layers = sorted({at for o in parts if (at := split(o.name)[1]) is not None})[:_LAYERS]
     return [o for o in parts if split(o.name)[1] in layers or o.name == "embd"]
