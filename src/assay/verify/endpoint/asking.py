@@ -92,7 +92,15 @@ class Interviewer:
                 self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
                 self._more = {} if any(s.scores for s in reply.steps) else {"return_token_ids": True}
                 return self._read(ids, reply, text, chat=self.reading.chat)
-        raise AssayError(reasons[0])
+        raise AssayError(self._unread(reasons))
+
+    def _unread(self, reasons: Sequence[str]) -> str:
+        """Why no route could be read: the first reason that is more than a missing route."""
+        told = [reason for reason in reasons if not _no_route(AssayError(reason)) or "model" in reason]
+        routes = ", ".join(dialect.path for dialect in DIALECTS)
+        return (
+            told[0] if told else f"{self.client.url}: has none of the routes {routes}; is this the address of an API?"
+        )
 
     def try_echo(self, text: str) -> ServedText | None:
         """The prompt, scored by the server; None if it cannot."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from assay.verify.endpoint.wagers import log_mean
 
 Array = NDArray[Any]
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
+# Settings beyond OpenAI's that switch off what some servers do unless told otherwise; others refuse them.
+NO_FILTER: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
 AS_GOOD = 0.2  # nats below the best token that rounding explains, where a server always takes the best
@@ -49,10 +52,11 @@ class DrawSetting:
 
     name: str
     shape: Shape
+    asked: bool = False  # a setting of every request: a server has no value of its own to fall back to
 
 
 def _temperature(t: float) -> DrawSetting:
-    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t))
+    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t), asked=True)
 
 
 def _top_k(k: int) -> DrawSetting:
@@ -64,7 +68,7 @@ def _top_p(p: float) -> DrawSetting:
         mass = np.cumsum(np.exp(logp))
         return np.where(mass - np.exp(logp) < p, np.exp(logp), 0.0)
 
-    return DrawSetting(f"top-p {p:g}", shape)
+    return DrawSetting(f"top-p {p:g}", shape, asked=True)
 
 
 def _min_p(p: float) -> DrawSetting:
@@ -104,14 +108,16 @@ def payoff(setting: DrawSetting, drawn: DrawnToken) -> float:
     return DOUBT + (1 - DOUBT) * q / max(total, 1e-30) / max(p, 1e-12)
 
 
-def capitals(draws: Sequence[DrawnToken]) -> dict[str, float]:
+def capitals(draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS) -> dict[str, float]:
     """ln of the capital of every setting after all draws."""
-    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in SETTINGS}
+    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in settings}
 
 
-def against_stated(draws: Sequence[DrawnToken]) -> tuple[float, list[tuple[str, float]]]:
+def against_stated(
+    draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS
+) -> tuple[float, list[tuple[str, float]]]:
     """ln of the capital against the stated distribution, and the settings by their own capital, the best first."""
-    found = capitals(draws)
+    found = capitals(draws, settings)
     return log_mean(found.values()), sorted(found.items(), key=lambda item: -item[1])
 
 
@@ -130,18 +136,22 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
     """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens."""
     draws: list[DrawnToken] = []
     made: list[tuple[int, ...]] = []
-    alone: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+    alone: dict[str, Any] = dict(NO_FILTER)
     for seed in range(TEXTS):
         text = texts[seed % min(2, len(texts))]
-        sent: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": 1000 + seed}
+        ask = partial(client.complete, text, n=TOKENS, top=top, temperature=1.0, top_p=1.0, seed=1000 + seed)
         try:
-            reply = client.complete(text, n=TOKENS, top=top, **sent, **alone)
+            try:
+                reply = ask(**alone)
+            except AssayError:
+                if not alone:
+                    raise
+                alone = {}
+                reply = ask()
+                notes.append(f"the server takes no {', '.join(NO_FILTER)}, so its own values of these are not judged")
         except AssayError as error:
-            if not alone:
-                notes.append(f"drawing was not tried: {error}")
-                return []
-            alone = {}
-            continue
+            notes.append(f"drawing was not tried: {error}")
+            return []
         ids = list(client.tokenizer.encode(text))
         steps = reply.steps[reply.n_prompt :]
         if any(len(step.scores) < top for step in steps):
@@ -156,11 +166,14 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
                 break
             ids.append(step.id)
             made[-1] += (step.id,)
-    return _judged(draws, made, alpha) if draws else []
+    settings = SETTINGS if alone else tuple(s for s in SETTINGS if s.asked)
+    return _judged(draws, made, alpha, settings) if draws else []
 
 
-def _judged(draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float) -> list[AuditFinding]:
-    capital, ranked = against_stated(draws)
+def _judged(
+    draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
+) -> list[AuditFinding]:
+    capital, ranked = against_stated(draws, settings)
     if capital >= -math.log(alpha):
         tied = tuple(name for name, value in ranked[1:] if value > ranked[0][1] + math.log(LIKELY))
         words = f"tokens are not drawn as asked (temperature 1, no filter): most like {ranked[0][0]}"
