@@ -34,7 +34,7 @@ class KeptAnswers:
                 raise AssayError(f"{path}: not the answers of an audit; name another file")
             self._append(head)
             return
-        lines = [_line(path, number, text) for number, text in enumerate(whole.decode("utf-8").splitlines(), 1)]
+        lines = [_line(path, number, text) for number, text in enumerate(whole.splitlines(), 1)]
         if lines[0] != head:
             found = lines[0].get("url", "no address") if lines[0].get("format") == FORMAT else "no answers of an audit"
             raise AssayError(f"{path}: of another endpoint (found {found}, expected {url}); name another file")
@@ -74,7 +74,7 @@ def _key(path: Any, body: Any) -> str:
     return json.dumps([path, body], sort_keys=True)
 
 
-def _line(path: Path, number: int, text: str) -> dict[str, Any]:
+def _line(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -52,11 +52,11 @@ class DrawSetting:
 
     name: str
     shape: Shape
-    asked: bool = False  # a setting of every request: a server has no value of its own to fall back to
+    spreads: bool = False  # gives unlikely tokens more than was asked: no filter of a server's own looks like it
 
 
 def _temperature(t: float) -> DrawSetting:
-    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t), asked=True)
+    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t), spreads=t > 1)
 
 
 def _top_k(k: int) -> DrawSetting:
@@ -68,7 +68,7 @@ def _top_p(p: float) -> DrawSetting:
         mass = np.cumsum(np.exp(logp))
         return np.where(mass - np.exp(logp) < p, np.exp(logp), 0.0)
 
-    return DrawSetting(f"top-p {p:g}", shape, asked=True)
+    return DrawSetting(f"top-p {p:g}", shape)
 
 
 def _min_p(p: float) -> DrawSetting:
@@ -148,7 +148,7 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
                     raise
                 alone = {}
                 reply = ask()
-                notes.append(f"the server takes no {', '.join(NO_FILTER)}, so its own values of these are not judged")
+                notes.append(f"the server takes no {', '.join(NO_FILTER)}: filters of its own are not judged")
         except AssayError as error:
             notes.append(f"drawing was not tried: {error}")
             return []
@@ -166,7 +166,7 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
                 break
             ids.append(step.id)
             made[-1] += (step.id,)
-    settings = SETTINGS if alone else tuple(s for s in SETTINGS if s.asked)
+    settings = SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
     return _judged(draws, made, alpha, settings) if draws else []
 
 
