@@ -36,6 +36,7 @@ class Reading:
     top: int = 0  # log-probabilities for each generated token
     echo: bool = False  # the prompt is scored, too
     echo_shift: int = 0  # rows by which the server's echo is displaced
+    spelled: bool = False  # the last answer showed its text alone, without the ids of its tokens
     digits: int | None = None  # of printed log-probabilities; None: as many as a float has
     greedy: int = 0  # tokens that were compared with the server's own best
     not_greedy: int = 0  # of these, tokens that are not the best
@@ -52,7 +53,7 @@ class Reading:
             return "log-probabilities of prompts and of generated tokens"
         if self.top:
             return f"log-probabilities of the {self.top} best generated tokens"
-        return "tokens alone, at temperature 0"
+        return f"{'text' if self.spelled else 'tokens'} alone, at temperature 0"
 
     @property
     def rounding(self) -> float:
@@ -194,6 +195,7 @@ class Interviewer:
         bare = not any(step.scores for step in steps)
         if not steps or (bare and _tokens_are_missing(reply, len(steps))):
             return self._read_spelled(ids, reply, label, chat)
+        self.reading.spelled = False
         for step in steps:
             self._notice(step)
         if _tokens_are_missing(reply, len(steps)):
@@ -209,6 +211,7 @@ class Interviewer:
 
     def _read_spelled(self, ids: list[int], reply: ServerReply, label: str, chat: bool) -> ServedText:
         """An answer of which only the text is known. Its ids are the tokenizer's; `spelled_text` tries others."""
+        self.reading.spelled = True
         said = reply.text.split("\ufffd", 1)[0]
         whole = [] if chat else list(self.tokenizer.encode(label + said))
         fits = whole[: len(ids)] == ids
