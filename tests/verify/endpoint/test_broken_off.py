@@ -14,6 +14,7 @@ from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
+from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult
 from assay.verify.endpoint.audit_report import headline, text
 from assay.verify.endpoint.audit_run import audit_endpoint
@@ -154,6 +155,8 @@ def test_a_filter_that_could_not_be_switched_off_is_not_held_against_a_server(en
         found[name] = len(judged_draws(client, SHORT, 20, 1e-3, notes))
         assert any("takes no top_k" in note for note in notes)
     assert found == {"plain": 0, "filter": 0, "one seed": 1}
+    shown = Interviewer(Client("here", engine.tokenizer, ask=Strict(engine)), None)
+    assert shown.drawn(SHORT[0], 4, 1).places and not shown.unfiltered and shown.reading.notes
     client = Client("here", engine.tokenizer, ask=lambda path, body: engine.ask(path, {**body, "min_p": 0.5}))
     (finding,) = judged_draws(client, SHORT, 20, 1e-3, [])
     assert "not drawn as asked" in finding.words  # a server that takes the settings must honour them

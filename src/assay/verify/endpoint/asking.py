@@ -18,8 +18,9 @@ import numpy as np
 from assay.errors import AssayError
 from assay.text import ChatTemplate, encode_chat
 from assay.verify.endpoint.client import Client, ScoredToken, ServerReply
-from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS
+from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS, FILTERS_STAY, NO_FILTER
 from assay.verify.endpoint.served_text import Place, ServedText, Spelling, spelled
+from assay.verify.endpoint.wire import Unanswered
 
 TOPS = (20, 5, 0)  # log-probabilities to ask for: as many as a server gives
 NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
@@ -68,6 +69,7 @@ class Interviewer:
         self.client, self.template = client, template
         self.tokenizer = client.tokenizer
         self.reading = Reading()
+        self.unfiltered = True  # the server takes settings that switch off filters of its own
         self._seen: list[float] = []
         self._more: dict[str, Any] = {}  # asked for in every request: token ids, where the server shows no more
 
@@ -141,8 +143,17 @@ class Interviewer:
 
     def drawn(self, text: str, n: int, seed: int) -> ServedText:
         """A text and `n` tokens after it, drawn at temperature 1 with a seed; no scores are asked for."""
-        settings: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
-        reply = self._reply_to(partial(self.client.complete, text, n=n, top=0, **settings))
+        ask = partial(self.client.complete, text, n=n, top=0, temperature=1.0, top_p=1.0, seed=seed)
+        try:
+            reply = self._reply_to(partial(ask, **(NO_FILTER if self.unfiltered else {})))
+        except Unanswered:
+            raise
+        except AssayError:
+            if not self.unfiltered:
+                raise
+            self.unfiltered = False
+            reply = self._reply_to(ask)
+            self.reading.notes.append(FILTERS_STAY)
         return self._read(list(self.tokenizer.encode(text)), reply, text, chat=False)
 
     def chat(self, messages: Sequence[Message], n: int) -> ServedText:

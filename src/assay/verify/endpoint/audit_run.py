@@ -450,7 +450,7 @@ class _Audit:
                     pairs.append(spelled_repeats(first, second, self.claimed, self.tokenizer))
                 else:
                     pairs.append(repeats(first, second, self.claimed))
-                found = judged_repeats(pairs, self.options.alpha)
+                found = judged_repeats(pairs, self.options.alpha, filtered=not self.interviewer.unfiltered)
                 if found or not all(repeat.same for pair in pairs for repeat in pair):
                     self.findings += found
                     return

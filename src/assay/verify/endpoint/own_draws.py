@@ -21,15 +21,16 @@ from assay.errors import AssayError
 from assay.verify.endpoint.audit_findings import AuditFinding
 from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.dialects import FILTERS_STAY, NO_FILTER
 from assay.verify.endpoint.served_text import ServedText
 from assay.verify.endpoint.standings import LIKELY
 from assay.verify.endpoint.wagers import log_mean
+from assay.verify.endpoint.wire import Unanswered
 
 Array = NDArray[Any]
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
-# Settings beyond OpenAI's that switch off what some servers do unless told otherwise; others refuse them.
-NO_FILTER: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
+SLACK_FILTERED = 1.9  # the same where its own filter could not be switched off: it leaves a quarter of the mass
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
 AS_GOOD = 0.2  # nats below the best token that rounding explains, where a server always takes the best
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
@@ -143,12 +144,14 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
         try:
             try:
                 reply = ask(**alone)
+            except Unanswered:
+                raise
             except AssayError:
                 if not alone:
                     raise
                 alone = {}
                 reply = ask()
-                notes.append(f"the server takes no {', '.join(NO_FILTER)}: filters of its own are not judged")
+                notes.append(FILTERS_STAY)
         except AssayError as error:
             notes.append(f"drawing was not tried: {error}")
             return []
@@ -211,11 +214,14 @@ def repeats(first: ServedText, second: ServedText, claimed: ClaimedModel) -> lis
     return found
 
 
-def judged_repeats(pairs: Sequence[Sequence[Repeat]], alpha: float) -> list[AuditFinding]:
-    """Texts that two seeds continued. A bet that the second draw is the first one's pays 1/p if it is."""
-    capital, greedy = 0.0, True
+def judged_repeats(pairs: Sequence[Sequence[Repeat]], alpha: float, *, filtered: bool = False) -> list[AuditFinding]:
+    """Texts that two seeds continued. A bet that the second draw is the first one's pays 1/p if it is.
+
+    `filtered`: the server may have left out unlikely tokens, which makes the others likelier than the claim says.
+    """
+    capital, greedy, slack = 0.0, True, SLACK_FILTERED if filtered else SLACK
     for repeat in (repeat for pair in pairs for repeat in pair):
-        p = math.exp(min(0.0, repeat.chance + SLACK))
+        p = math.exp(min(0.0, repeat.chance + slack))
         capital += math.log(1 - REPEAT_STAKE + (REPEAT_STAKE / p if repeat.same else 0.0))
         greedy = greedy and (repeat.below < AS_GOOD or not repeat.same)
     if capital < -math.log(alpha):
