@@ -32,7 +32,7 @@ ORDERS = {
     "check": (["m"], ["--engine", "cpu", "--lengths", "1,2"]),
     "diagnose": (["m", "dump.npz"], ["--map", "names.json", "--json"]),
     "watch": (["m"], ["-p", "text", "--once"]),
-    "audit": (["http://localhost:1"], ["--alpha", "0.01", "--json"]),
+    "audit": (["http://localhost:1"], ["--model", "m", "--alpha", "0.01", "--json"]),
     "verify": (["answer.json"], ["-m", "m", "--positions", "4"]),
     "bisect": (["a", "b"], ["-m", "m", "--json"]),
     "kit": (["m"], ["-o", "kit", "--json"]),

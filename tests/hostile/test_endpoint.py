@@ -17,7 +17,7 @@ from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer
 from assay.verify.endpoint import alternatives
-from assay.verify.endpoint import client as module
+from assay.verify.endpoint import wire as module
 from assay.verify.endpoint.audit_findings import AuditOptions
 from assay.verify.endpoint.blackbox import diagnose_endpoint
 from assay.verify.endpoint.client import Client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
+from assay.runtime.draws import Draws, philox
 from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from assay.runtime.receipt_replay import replay
@@ -28,6 +30,7 @@ from assay.runtime.receipts import (
     row_digest,
     settings_of,
 )
+from assay.runtime.sampler import sample
 from assay.runtime.scheduler import Scheduler, deliver
 from assay.runtime.sequence import Job
 from assay.runtime.speculation import Speculator
@@ -179,6 +182,7 @@ def test_vectors() -> None:
     """The vectors of docs/reference/receipts.md."""
     row = row_digest(np.array([0.0, 1.0, -2.5, 3.0], np.float32))
     assert row.hex() == VECTORS["row"]
+    assert row_digest(np.arange(20, dtype=np.float32) / 2).hex() == "ea1fc1ee202256dfee7f7ba60bfca54b"
     header = header_of("00" * 32, Arithmetic("native", "fast", "f16", 1), SamplerParams(temp=0.0), 5, [1, 2, 3],
                        constrained=False)  # fmt: skip
     link = chain(header, [7], [row])
@@ -187,6 +191,26 @@ def test_vectors() -> None:
     for version, vectors in OLDER.items():  # which are still read
         first = row_digest(np.array([0.0, 1.0, -2.5, 3.0 if version == 3 else np.nan], np.float32), version)
         assert (first.hex(), chain({**header, "version": version}, [7], [first])) == vectors
+
+
+def test_vectors_of_draws() -> None:
+    """The vectors of docs/reference/receipts.md."""
+    assert philox((5, 0), (3, 0, 0, 0))[:2] == (0xD91382DC275883CD, 0x0F36625E53A406A7)
+    assert Draws(5, 3).random() == 0.8479539668545346
+    plain = SamplerParams(temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    row, before = np.array([0.0, 1.0, -2.5, 3.0], np.float32), [1, 2, 3]
+    assert [sample(row, before, params, Draws(5, 3)).id for params in (plain, SamplerParams())] == [1, 3]
+
+
+def test_the_page_lists_every_setting_with_its_type() -> None:
+    """A verifier needs the types: canonical JSON tells 0 from 0.0."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "receipts.md").read_text()
+    section = page.split("## Draws", 1)[1].split("## What it proves", 1)[0]
+    settings = header_of("00", Arithmetic("native", "fast", "f16", 1), SamplerParams(), 5, [1], constrained=False)
+    for name, value in settings["settings"].items():
+        assert f"`{name}`" in section, name
+        if isinstance(value, int):
+            assert re.search(rf"`{name}` (\| |\()integer", section), name
 
 
 def by_the_page(row: np.ndarray[Any, Any]) -> bytes:

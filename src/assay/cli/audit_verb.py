@@ -9,18 +9,21 @@ from assay.cli.common import add_json_argument, emit, opened, read_text
 from assay.cli.number_types import MOST_THREADS, real, whole
 from assay.errors import AssayError
 
+CODES = {"as claimed": 0, "differs": 1, "inconclusive": 2}  # exit codes by verdict
 HELP = "test whether an endpoint serves the model it claims"
 EXAMPLE = """\
 assay audit http://localhost:8080 --model smollm2
 assay audit https://api.example.com/v1 --model model.gguf --api-model the-model --html audit.html
-assay audit http://localhost:8080 --model smollm2 --also other.gguf --alpha 1e-6"""
+assay audit http://localhost:8080 --model smollm2 --also other.gguf --alpha 1e-6
+assay audit http://localhost:8080 --model smollm2 --resume answers.jsonl   # goes on where a stopped audit was"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="address of the server, with or without /v1")
     parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="the claimed model: a path, a name, hf:owner/repo or ollama:name"
-    )
+        "-m", "--model", metavar="MODEL", required=True,
+        help="the claimed model: a path, a name, hf:owner/repo or ollama:name",
+    )  # fmt: skip
     parser.add_argument(
         "--alpha", type=real(0, 0.5, above=True), default=1e-3, metavar="P",
         help="error rate of every statement; default: 0.001",
@@ -37,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-model", default="", metavar="NAME", help="name of the model at the endpoint")
     parser.add_argument(
         "--pause", type=real(0), default=0.0, metavar="S", help="seconds between two requests; default: 0"
+    )
+    parser.add_argument(
+        "--timeout", type=real(0, 86400, above=True), metavar="S",
+        help="seconds to wait for an answer; default: 120",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", metavar="FILE", help="keep the answers in this file, and take those that it has already"
     )
     parser.add_argument("--no-chat", action="store_true", help="do not test the chat template")
     parser.add_argument("--no-draws", action="store_true", help="do not test sampling")
@@ -60,13 +70,14 @@ def run(args: argparse.Namespace) -> int:
     found = audit(
         args.url, opened(args), alpha=args.alpha, tokens=args.max_tokens, seed=args.texts_seed,
         prompts=_prompts(args.prompts),
-        others=others, api_model=args.api_model, pause=args.pause, threads=args.threads, chat=not args.no_chat,
+        others=others, api_model=args.api_model, pause=args.pause, timeout=args.timeout,
+        resume=args.resume, threads=args.threads, chat=not args.no_chat,
         draws=not args.no_draws, engine_faults=args.faults,
     )  # fmt: skip
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: repr(found))
-    return 0 if found else 1
+    return CODES[found.verdict]
 
 
 def _prompts(path: str | None) -> list[str]:

@@ -65,6 +65,8 @@ def audit(
     api_key: str | None = None,
     api_model: str = "",
     pause: float = 0.0,
+    timeout: float | None = None,
+    resume: str | Path | None = None,
     threads: int | None = None,
     chat: bool = True,
     draws: bool = True,
@@ -74,8 +76,9 @@ def audit(
     """Does the endpoint at `url` serve `model`? If not, what does it serve?
 
     `alpha` is the error rate of every statement. `tokens` limits the generated tokens, `pause` is the time between two
-    requests in seconds. `prompts` replaces the drawn texts. `others` are files of models that may be served instead.
-    Without `api_key` it is read from ASSAY_API_KEY or OPENAI_API_KEY.
+    requests in seconds, `timeout` the longest time for one answer. `prompts` replaces the drawn texts. `others` are
+    files of models that may be served instead. `resume` is a file that keeps the answers: a stopped audit with the same
+    options continues from it. Without `api_key` it is read from ASSAY_API_KEY or OPENAI_API_KEY.
     """
     from assay.verify.endpoint.audit_findings import AuditOptions
     from assay.verify.endpoint.audit_run import audit_endpoint
@@ -83,10 +86,15 @@ def audit(
 
     if not 0 < alpha < 0.5:
         raise AssayError(f"alpha: an error rate between 0 and 0.5 (found {alpha:g})")
+    if model is None:
+        raise AssayError("audit: no model to compare with; name the one that the endpoint claims to serve")
     key = api_key if api_key is not None else next((os.environ[k] for k in KEYS if os.environ.get(k)), "")
     with watched(progress):
         on = opened(model)
-        client = Client(url, on.tokenizer, key=key, model=api_model, pause_s=pause)
+        client = Client(
+            url, on.tokenizer, key=key, model=api_model, pause_s=pause, reply_s=timeout,
+            resume=None if resume is None else Path(resume),
+        )  # fmt: skip
         options = AuditOptions(
             alpha, tokens, seed, tuple(prompts), tuple(Path(o) for o in others), threads, chat, draws, engine_faults
         )

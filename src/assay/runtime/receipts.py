@@ -231,8 +231,10 @@ def make_receipt(
 
 def read_receipt(found: Any, where: str = "receipt") -> Receipt:
     """A receipt from JSON, with the type and size of every part checked."""
-    if not isinstance(found, dict):
-        raise AssayError(f"{where}: not an object; expected a receipt of `assay serve --receipts`")
+    if not isinstance(found, dict) or "header" not in found:
+        raise AssayError(
+            f"{where}: not a receipt; expected one of `assay serve --receipts KEY`, or an answer with some"
+        )
     header = found.get("header")
     version = header.get("version") if isinstance(header, dict) else None
     if not isinstance(header, dict) or type(version) is not int or version not in ROW_HASHES:

@@ -146,13 +146,14 @@ class OwnServer:
 
     def _chooser(self, body: Mapping[str, Any]) -> Choose:
         """The best token, or a draw by the place and the request's seed, or a seed of its own."""
-        heat, seed = float(body.get("temperature") or 0.0), body.get("seed")
+        heat, seed, least = float(body.get("temperature") or 0.0), body.get("seed"), float(body.get("min_p") or 0.0)
         if not heat or body.get("top_k") == 1:
             return lambda row, _: int(row.argmax())
         number = int(self._rng.integers(1 << 30) if seed is None else seed)
 
         def draw(row: Array, place: int) -> int:
             p = np.exp((row - row.max()) / heat)
+            p[p < least] = 0.0
             u = np.random.default_rng((number, place)).random()
             return int(np.searchsorted(np.cumsum(p / p.sum()), u).clip(0, len(p) - 1))
 

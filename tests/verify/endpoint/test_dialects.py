@@ -80,7 +80,7 @@ def test_a_server_with_one_route_is_read(tokenizer: Tokenizer, dialect: Any) -> 
     served = interviewer.begin("abc", 12)
     reading = interviewer.reading
     assert reading.dialect == dialect.name and reading.chat == (dialect.stands_for == "/v1/chat/completions")
-    assert bool(reading.top) == (dialect.name != "messages")
+    assert bool(reading.top) == (dialect.name != "messages") == ("text alone" not in reading.mode)
     assert len(served.places) == 1 and len(server.bodies) == 1, "the routes that it lacks are asked for once each"
     if reading.top:
         assert dict(served.places[0].scores) == {5: -0.5, 6: -1.5}

@@ -18,8 +18,9 @@ import numpy as np
 from assay.errors import AssayError
 from assay.text import ChatTemplate, encode_chat
 from assay.verify.endpoint.client import Client, ScoredToken, ServerReply
-from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS
+from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS, FILTERS_STAY, NO_FILTER
 from assay.verify.endpoint.served_text import Place, ServedText, Spelling, spelled
+from assay.verify.endpoint.wire import Unanswered
 
 TOPS = (20, 5, 0)  # log-probabilities to ask for: as many as a server gives
 NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
@@ -36,6 +37,7 @@ class Reading:
     top: int = 0  # log-probabilities for each generated token
     echo: bool = False  # the prompt is scored, too
     echo_shift: int = 0  # rows by which the server's echo is displaced
+    spelled: bool = False  # the last answer showed its text alone, without the ids of its tokens
     digits: int | None = None  # of printed log-probabilities; None: as many as a float has
     greedy: int = 0  # tokens that were compared with the server's own best
     not_greedy: int = 0  # of these, tokens that are not the best
@@ -52,7 +54,7 @@ class Reading:
             return "log-probabilities of prompts and of generated tokens"
         if self.top:
             return f"log-probabilities of the {self.top} best generated tokens"
-        return "tokens alone, at temperature 0"
+        return f"{'text' if self.spelled else 'tokens'} alone, at temperature 0"
 
     @property
     def rounding(self) -> float:
@@ -67,6 +69,7 @@ class Interviewer:
         self.client, self.template = client, template
         self.tokenizer = client.tokenizer
         self.reading = Reading()
+        self.unfiltered = True  # the server takes settings that switch off filters of its own
         self._seen: list[float] = []
         self._more: dict[str, Any] = {}  # asked for in every request: token ids, where the server shows no more
 
@@ -92,7 +95,15 @@ class Interviewer:
                 self.reading.top = top if any(len(s.scores) > 1 for s in reply.steps) else 0
                 self._more = {} if any(s.scores for s in reply.steps) else {"return_token_ids": True}
                 return self._read(ids, reply, text, chat=self.reading.chat)
-        raise AssayError(reasons[0])
+        raise AssayError(self._unread(reasons))
+
+    def _unread(self, reasons: Sequence[str]) -> str:
+        """Why no route could be read: the first reason that is more than a missing route."""
+        told = [reason for reason in reasons if not _no_route(AssayError(reason)) or "model" in reason]
+        routes = ", ".join(dialect.path for dialect in DIALECTS)
+        return (
+            told[0] if told else f"{self.client.url}: has none of the routes {routes}; is this the address of an API?"
+        )
 
     def try_echo(self, text: str) -> ServedText | None:
         """The prompt, scored by the server; None if it cannot."""
@@ -132,8 +143,17 @@ class Interviewer:
 
     def drawn(self, text: str, n: int, seed: int) -> ServedText:
         """A text and `n` tokens after it, drawn at temperature 1 with a seed; no scores are asked for."""
-        settings: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": seed}
-        reply = self._reply_to(partial(self.client.complete, text, n=n, top=0, **settings))
+        ask = partial(self.client.complete, text, n=n, top=0, temperature=1.0, top_p=1.0, seed=seed)
+        try:
+            reply = self._reply_to(partial(ask, **(NO_FILTER if self.unfiltered else {})))
+        except Unanswered:
+            raise
+        except AssayError:
+            if not self.unfiltered:
+                raise
+            self.unfiltered = False
+            reply = self._reply_to(ask)
+            self.reading.notes.append(FILTERS_STAY)
         return self._read(list(self.tokenizer.encode(text)), reply, text, chat=False)
 
     def chat(self, messages: Sequence[Message], n: int) -> ServedText:
@@ -186,6 +206,7 @@ class Interviewer:
         bare = not any(step.scores for step in steps)
         if not steps or (bare and _tokens_are_missing(reply, len(steps))):
             return self._read_spelled(ids, reply, label, chat)
+        self.reading.spelled = False
         for step in steps:
             self._notice(step)
         if _tokens_are_missing(reply, len(steps)):
@@ -201,6 +222,7 @@ class Interviewer:
 
     def _read_spelled(self, ids: list[int], reply: ServerReply, label: str, chat: bool) -> ServedText:
         """An answer of which only the text is known. Its ids are the tokenizer's; `spelled_text` tries others."""
+        self.reading.spelled = True
         said = reply.text.split("\ufffd", 1)[0]
         whole = [] if chat else list(self.tokenizer.encode(label + said))
         fits = whole[: len(ids)] == ids

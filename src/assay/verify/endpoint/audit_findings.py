@@ -61,6 +61,7 @@ class AuditResult:
     seconds: float
     more_tokens: int | None
     notes: tuple[str, ...] = ()
+    unanswered: int = 0  # requests that got no answer
     area: str = ""  # where it differs first: model | prompt | sampling | requests
 
     def __bool__(self) -> bool:

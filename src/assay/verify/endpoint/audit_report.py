@@ -28,6 +28,8 @@ def headline(result: AuditResult) -> str:
     """The answer in one line, for a log of CI."""
     if result.verdict == "differs":
         return "differs: " + "; ".join(_finding(f) for f in result.findings)
+    if result.verdict == "inconclusive" and result.unanswered:
+        return f"inconclusive: {result.unanswered} of {result.requests} requests got no answer; audit again"
     if result.verdict == "inconclusive":
         more = f"about {result.more_tokens} more tokens" if result.more_tokens else "more tokens"
         return f"inconclusive: {more} would decide"
@@ -89,6 +91,7 @@ def data(result: AuditResult) -> dict[str, Any]:
         "noise": _number(result.noise),
         "distance": _number(result.distance),
         "requests": result.requests,
+        "unanswered": result.unanswered,
         "seconds": round(result.seconds, 1),
         "more_tokens": result.more_tokens,
         "reading": as_dict(result.reading),

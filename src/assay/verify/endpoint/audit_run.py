@@ -32,15 +32,16 @@ from assay.verify.endpoint.alternatives import (
 )
 from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
-from assay.verify.endpoint.claimed_model import ClaimedModel, Setting
+from assay.verify.endpoint.claimed_model import ClaimedModel, coarse_companion
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
 from assay.verify.endpoint.own_draws import Repeat, judged_draws, judged_repeats, repeats
-from assay.verify.endpoint.served_text import Place, ServedText, in_blocks, place_losses
+from assay.verify.endpoint.served_text import Place, ServedText, differences, in_blocks, place_losses
 from assay.verify.endpoint.spelled_text import respelled, spelled_repeats
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
 from assay.verify.endpoint.wagers import distance_path
+from assay.verify.endpoint.wire import Unanswered
 
 Say = Callable[[str], None]
 TOKENS = 480  # generated tokens to spend with log-probabilities
@@ -97,13 +98,15 @@ class _Audit:
         self.tokenizer = self.client.tokenizer
         self.template = ChatTemplate.from_gguf(self.model.file, self.tokenizer)
         self.interviewer = Interviewer(self.client, self.template)
-        self.board = Scoreboard(self.claimed, self.options.alpha, coarse=_coarse(self.model))
+        self.board = Scoreboard(self.claimed, self.options.alpha, coarse=coarse_companion(self.model))
         self.started = time.monotonic()
 
     def run(self) -> AuditResult:
         for alternative in first_alternatives(self.model, self.tokenizer):
             self.board.register(alternative)
         self._texts()
+        if self.client.unanswered and not self._alarm():
+            return self._result()
         self._temperature()
         if self._other_vocabulary():
             return self._result()
@@ -134,7 +137,11 @@ class _Audit:
             if spent >= budget or self._decided():
                 break
             self.say(f"asking for a continuation ({spent} of at most {budget} tokens)")
-            self._add(self.interviewer.text(text, each))
+            try:
+                self._add(self.interviewer.text(text, each))
+            except Unanswered as error:
+                self.notes.append(f"no more texts: {error}")
+                break
             if self._mostly_foreign() or self._unreadable():
                 break
 
@@ -403,7 +410,7 @@ class _Audit:
         except AssayError as error:
             self.notes.append(f"the same request again: {error}")
             return
-        gaps = _between(first, second)
+        gaps = differences(first, second)
         if gaps:
             usual = math.sqrt(float(np.mean(np.square(gaps))))
             if usual > 1e-4:
@@ -443,7 +450,7 @@ class _Audit:
                     pairs.append(spelled_repeats(first, second, self.claimed, self.tokenizer))
                 else:
                     pairs.append(repeats(first, second, self.claimed))
-                found = judged_repeats(pairs, self.options.alpha)
+                found = judged_repeats(pairs, self.options.alpha, filtered=not self.interviewer.unfiltered)
                 if found or not all(repeat.same for pair in pairs for repeat in pair):
                     self.findings += found
                     return
@@ -539,7 +546,7 @@ class _Audit:
         verdict: AuditVerdict = "as claimed"
         if self.findings:
             verdict = "differs"
-        elif undecided or not board.texts or not any(s.state == "excluded" for s in standings):
+        elif undecided or self.client.unanswered or not any(s.state == "excluded" for s in standings):
             verdict = "inconclusive"
         noise = board.noise()
         return AuditResult(
@@ -557,9 +564,14 @@ class _Audit:
             requests=self.client.requests,
             seconds=time.monotonic() - self.started,
             more_tokens=board.more_tokens() if verdict == "inconclusive" and board.texts else None,
-            notes=(*reading.notes, *self.notes),
+            notes=(*reading.notes, *self.notes, *self._kept()),
+            unanswered=self.client.unanswered,
             area=self.findings[0].area if self.findings else "",
         )
+
+    def _kept(self) -> list[str]:
+        kept = self.client.kept
+        return [f"{kept.used} of the answers are those of {kept.path}"] if kept is not None and kept.used else []
 
 
 def _more(n: int) -> str:
@@ -576,25 +588,9 @@ def _explained(board: Scoreboard) -> bool:
     return lead.state == "nearer" or (lead.wins >= EVERY_BLOCK and not lead.losses and far)
 
 
-def _coarse(model: Model) -> Setting | None:
-    """A second companion for files in floats, which the fast engine does not round: as coarse as bfloat16."""
-    types = {t.type for t in model.file.tensors.values() if len(t.shape) > 1}
-    return Setting(mix="Q8_0", precision="fast") if all(t.block_size == 1 for t in types) else None
-
-
 def _usual(values: Sequence[float]) -> float:
     known = [v for v in values if not math.isnan(v)]
     return float(np.median(known)) if known else math.nan
-
-
-def _between(first: ServedText, second: ServedText) -> list[float]:
-    """Differences of log-probabilities of two equal requests, as long as they continue alike."""
-    found: list[float] = []
-    for a, b in zip(first.places, second.places, strict=False):
-        found += [a.scores[i] - b.scores[i] for i in a.scores if i in b.scores]
-        if a.token != b.token:
-            break
-    return found
 
 
 def _right_length(alternative: Alternative, counts: Sequence[tuple[int, int]]) -> bool:

@@ -83,6 +83,8 @@ def diagnosis_of(found: AuditResult, model: Model) -> Diagnosis:
         verdict: Answer = "healthy" if found.verdict == "as claimed" else "undecided"
         more = f"about {found.more_tokens} more tokens" if found.more_tokens else "more tokens"
         advice = "" if found.verdict == "as claimed" else f"{more} (--max-tokens) or log-probabilities would decide"
+        if advice and found.unanswered:
+            advice = f"{found.unanswered} of {found.requests} requests got no answer; ask again"
         excluded = "; ".join(s.alternative.words for s in found.excluded)
         power = f"excluded at an error rate of {found.alpha:g} each: {excluded or 'nothing'}"
         return Diagnosis(verdict, None, (), (), advice, notes=(power, *found.notes))

@@ -240,3 +240,9 @@ Rewrite = Callable[[Node], Node | None]
 def rewritten(model: Model, change: Rewrite) -> Graph:
     """The model's graph with other nodes in the place of some."""
     return model.graph.rewrite(change)
+
+
+def coarse_companion(model: Model) -> Setting | None:
+    """A second companion for files in floats, which the fast engine does not round: as coarse as bfloat16."""
+    types = {t.type for t in model.file.tensors.values() if len(t.shape) > 1}
+    return Setting(mix="Q8_0", precision="fast") if all(t.block_size == 1 for t in types) else None

@@ -1,40 +1,27 @@
 """A client of a server: log-probabilities of a prompt and of the tokens after it, in every known form.
 
-It speaks OpenAI's completions and chat completions; `dialects` translates them for other servers. The server is not
-trusted: the type, size and time of every part of an answer are checked.
+It speaks OpenAI's completions and chat completions; `dialects` translates them for other servers, and `wire` carries
+them. The server is not trusted: the type of every part of an answer is checked.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.system.terminal import printable
 from assay.text import Tokenizer
 from assay.verify.endpoint.dialects import CHAT, COMPLETIONS, DIALECTS, Dialect
+from assay.verify.endpoint.kept_answers import KeptAnswers
+from assay.verify.endpoint.wire import Refusal, Unanswered, Wire, address, route_at
 
-REPLY_S = 120.0  # from the request to the last byte of its answer
-SESSION_S = 1800.0  # all requests of a client together
-MAX_REPLY = 8 << 20
-RETRIES = 4  # of a request that the server is too busy for
-MOST_WAIT_S = 30.0  # before it is asked again
+FAILED = 500  # the code of a server that cannot answer this request, which is an answer of its own
 MAX_STEPS = 512  # scored tokens of one answer: the probes are short
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the answer
-
-
-class Busy(AssayError):
-    """The server asks to wait: 429 or 503."""
-
-    wait_s = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,8 +48,9 @@ class ServerReply:
 class Client:
     """Asks the endpoint at `url` (with or without the final /v1) about the model that `tokenizer` belongs to.
 
-    With `ask`, an engine in this process answers in the server's place; `url` is then its name. A server that is busy
-    (429 or 503) is asked again, at most `RETRIES` times. The key is sent to the server and never printed.
+    With `ask`, an engine in this process answers in the server's place; `url` is then its name. `reply_s` is the
+    longest time for one answer, `pause_s` the time between two requests. `resume` is a file of answers: those that it
+    has are not asked for again, and new ones are added. The key is sent to the server, and neither printed nor kept.
     """
 
     def __init__(
@@ -75,15 +63,15 @@ class Client:
         max_steps: int = MAX_STEPS,
         ask: Ask | None = None,
         pause_s: float = 0.0,
+        reply_s: float | None = None,
+        resume: Path | None = None,
     ) -> None:
-        if ask is None and not url.startswith(("http://", "https://")):
-            raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = url if ask is not None else address(url)
         self.tokenizer, self.key, self.model, self.max_steps, self._ask = tokenizer, key, model, max_steps, ask
-        self._until = time.monotonic() + SESSION_S
-        self.pause_s = pause_s  # between two requests, for servers with a rate limit
+        self._wire = Wire(reply_s=reply_s, pause_s=pause_s)
+        self.kept = None if resume is None else KeptAnswers(resume, self.url)
         self.requests = 0
-        self._last = 0.0
+        self.unanswered = 0  # requests that got no answer: it cannot be said what they would have shown
         self._routes = {d.stands_for: d for d in reversed(DIALECTS)}  # the first of each kind
 
     def use(self, dialect: Dialect) -> None:
@@ -112,36 +100,29 @@ class Client:
         self.requests += 1
         dialect = self._routes[route]
         asked = dialect.request({**({"model": self.model} if self.model else {}), **body})
+        where = self.url if self._ask is not None else route_at(self.url, dialect.path)
+        found = self.kept.take(dialect.path, asked) if self.kept is not None else None
+        if found is None:
+            found = self._answer(where, dialect, asked)
+        return self._checked(where, dialect.answer(found) if isinstance(found, dict) else found)
+
+    def _answer(self, where: str, dialect: Dialect, asked: Mapping[str, Any]) -> Any:
+        """The answer of the server or of the engine, in the words of the dialect."""
         if self._ask is not None:
-            return self._checked(self.url, dialect.answer(self._ask(dialect.path, asked)))
-        headers = {"Content-Type": "application/json", **dialect.headers(self.key)}
-        where = f"{self.url}{dialect.path}"
-        request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
-        for attempt in range(RETRIES + 1):
-            self._wait(attempt)
-            try:
-                left = min(REPLY_S, self._until - time.monotonic())
-                raw = within(left, where, partial(_fetch, where, request))
-                return self._read(where, raw, dialect)
-            except Busy as busy:
-                if attempt == RETRIES or busy.wait_s > self._until - time.monotonic():
-                    raise
-                time.sleep(busy.wait_s)
-        raise AssertionError("unreachable")
-
-    def _wait(self, attempt: int) -> None:
-        """Keep the pause between two requests."""
-        rest = self._last + self.pause_s - time.monotonic()
-        if self.pause_s and not attempt and rest > 0:
-            time.sleep(rest)
-        self._last = time.monotonic()
-
-    def _read(self, where: str, raw: bytes, dialect: Dialect) -> dict[str, Any]:
+            return self._ask(dialect.path, asked)
         try:
-            found = json.loads(raw)
-            return self._checked(where, dialect.answer(found) if isinstance(found, dict) else found)
-        except (ValueError, RecursionError) as error:
-            raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
+            found = self._wire.post(where, asked, {"Content-Type": "application/json", **dialect.headers(self.key)})
+        except Refusal as error:
+            hint = "; name the model with --api-model" if not self.model and "model" in str(error).lower() else ""
+            if self.kept is not None:
+                self.kept.keep_refusal(dialect.path, asked, f"{error}{hint}")
+            raise AssayError(f"{error}{hint}") from None
+        except Unanswered as error:
+            self.unanswered += error.code != FAILED
+            raise
+        if self.kept is not None:
+            self.kept.keep(dialect.path, asked, found)
+        return found
 
     def _checked(self, where: str, found: Any) -> dict[str, Any]:
         """The answer, checked to be an object with a first choice."""
@@ -245,61 +226,3 @@ def _score(value: Any) -> float | None:
     """A log-probability; None for NaN, infinities and numbers above 0 by more than rounding."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1
     return float(value) if good else None
-
-
-# -- the wire ----------------------------------------------------------------------------------------------------
-
-
-def within(seconds: float, where: str, work: Callable[[], bytes]) -> bytes:
-    """The result of `work`, or an error if it takes longer than `seconds`."""
-    done: list[bytes | BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:
-            done.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if not done:
-        raise AssayError(f"{where}: no whole answer in time ({REPLY_S:g} s an answer, {SESSION_S:g} s in all)")
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    return done[0]
-
-
-def _fetch(where: str, request: urllib.request.Request) -> bytes:
-    try:
-        with urllib.request.urlopen(request, timeout=REPLY_S) as answer:
-            raw: bytes = answer.read(MAX_REPLY + 1)
-    except urllib.error.HTTPError as error:
-        text = f"{where}: answered {error.code} ({printable(_error_text(error), 200)})"
-        if error.code not in (429, 503):
-            raise AssayError(text) from None
-        busy = Busy(text)
-        busy.wait_s = _seconds(error.headers.get("Retry-After"))
-        raise busy from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        reason = printable(str(getattr(error, "reason", error)) or type(error).__name__, 200)
-        raise AssayError(f"{where}: no usable answer ({reason}); is the server running?") from None
-    if len(raw) > MAX_REPLY:
-        raise AssayError(f"{where}: the answer is longer than {MAX_REPLY >> 20} MiB")
-    return raw
-
-
-def _seconds(header: str | None) -> float:
-    """The seconds of a Retry-After header, within limits; 1 where it says nothing usable."""
-    try:
-        found = float(header or 1.0)
-    except ValueError:
-        return 1.0
-    return min(max(found, 0.1), MOST_WAIT_S) if found == found else 1.0
-
-
-def _error_text(error: urllib.error.HTTPError) -> str:
-    try:
-        return " ".join(error.read(2000).decode("utf-8", "replace").split())
-    except (OSError, http.client.HTTPException, ValueError):
-        return "no message"

@@ -22,6 +22,9 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 Body = Mapping[str, Any]
 Translation = Callable[[Body], dict[str, Any]]
 LEAST_OUTPUT = 16  # tokens: OpenAI's responses refuse to generate fewer
+# Settings beyond OpenAI's that switch off what some servers do unless told otherwise; others refuse them.
+NO_FILTER: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+FILTERS_STAY = f"the server takes no {', '.join(NO_FILTER)}: filters of its own are not judged"
 ENDED = ("stop", "eos_token", "end_turn", "stop_sequence", "completed")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from assay.errors import AssayError
 from assay.verify.endpoint.audit_findings import AuditFinding
 from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.dialects import FILTERS_STAY, NO_FILTER
 from assay.verify.endpoint.served_text import ServedText
 from assay.verify.endpoint.standings import LIKELY
 from assay.verify.endpoint.wagers import log_mean
+from assay.verify.endpoint.wire import Unanswered
 
 Array = NDArray[Any]
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
+SLACK_FILTERED = 1.9  # the same where its own filter could not be switched off: it leaves a quarter of the mass
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
 AS_GOOD = 0.2  # nats below the best token that rounding explains, where a server always takes the best
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
@@ -49,10 +53,11 @@ class DrawSetting:
 
     name: str
     shape: Shape
+    spreads: bool = False  # gives unlikely tokens more than was asked: no filter of a server's own looks like it
 
 
 def _temperature(t: float) -> DrawSetting:
-    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t))
+    return DrawSetting(f"temperature {t:g}", lambda ids, logp, before: np.exp(logp / t), spreads=t > 1)
 
 
 def _top_k(k: int) -> DrawSetting:
@@ -104,14 +109,16 @@ def payoff(setting: DrawSetting, drawn: DrawnToken) -> float:
     return DOUBT + (1 - DOUBT) * q / max(total, 1e-30) / max(p, 1e-12)
 
 
-def capitals(draws: Sequence[DrawnToken]) -> dict[str, float]:
+def capitals(draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS) -> dict[str, float]:
     """ln of the capital of every setting after all draws."""
-    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in SETTINGS}
+    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in settings}
 
 
-def against_stated(draws: Sequence[DrawnToken]) -> tuple[float, list[tuple[str, float]]]:
+def against_stated(
+    draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS
+) -> tuple[float, list[tuple[str, float]]]:
     """ln of the capital against the stated distribution, and the settings by their own capital, the best first."""
-    found = capitals(draws)
+    found = capitals(draws, settings)
     return log_mean(found.values()), sorted(found.items(), key=lambda item: -item[1])
 
 
@@ -130,18 +137,24 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
     """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens."""
     draws: list[DrawnToken] = []
     made: list[tuple[int, ...]] = []
-    alone: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+    alone: dict[str, Any] = dict(NO_FILTER)
     for seed in range(TEXTS):
         text = texts[seed % min(2, len(texts))]
-        sent: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "seed": 1000 + seed}
+        ask = partial(client.complete, text, n=TOKENS, top=top, temperature=1.0, top_p=1.0, seed=1000 + seed)
         try:
-            reply = client.complete(text, n=TOKENS, top=top, **sent, **alone)
+            try:
+                reply = ask(**alone)
+            except Unanswered:
+                raise
+            except AssayError:
+                if not alone:
+                    raise
+                alone = {}
+                reply = ask()
+                notes.append(FILTERS_STAY)
         except AssayError as error:
-            if not alone:
-                notes.append(f"drawing was not tried: {error}")
-                return []
-            alone = {}
-            continue
+            notes.append(f"drawing was not tried: {error}")
+            return []
         ids = list(client.tokenizer.encode(text))
         steps = reply.steps[reply.n_prompt :]
         if any(len(step.scores) < top for step in steps):
@@ -156,11 +169,14 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
                 break
             ids.append(step.id)
             made[-1] += (step.id,)
-    return _judged(draws, made, alpha) if draws else []
+    settings = SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
+    return _judged(draws, made, alpha, settings) if draws else []
 
 
-def _judged(draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float) -> list[AuditFinding]:
-    capital, ranked = against_stated(draws)
+def _judged(
+    draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
+) -> list[AuditFinding]:
+    capital, ranked = against_stated(draws, settings)
     if capital >= -math.log(alpha):
         tied = tuple(name for name, value in ranked[1:] if value > ranked[0][1] + math.log(LIKELY))
         words = f"tokens are not drawn as asked (temperature 1, no filter): most like {ranked[0][0]}"
@@ -198,11 +214,14 @@ def repeats(first: ServedText, second: ServedText, claimed: ClaimedModel) -> lis
     return found
 
 
-def judged_repeats(pairs: Sequence[Sequence[Repeat]], alpha: float) -> list[AuditFinding]:
-    """Texts that two seeds continued. A bet that the second draw is the first one's pays 1/p if it is."""
-    capital, greedy = 0.0, True
+def judged_repeats(pairs: Sequence[Sequence[Repeat]], alpha: float, *, filtered: bool = False) -> list[AuditFinding]:
+    """Texts that two seeds continued. A bet that the second draw is the first one's pays 1/p if it is.
+
+    `filtered`: the server may have left out unlikely tokens, which makes the others likelier than the claim says.
+    """
+    capital, greedy, slack = 0.0, True, SLACK_FILTERED if filtered else SLACK
     for repeat in (repeat for pair in pairs for repeat in pair):
-        p = math.exp(min(0.0, repeat.chance + SLACK))
+        p = math.exp(min(0.0, repeat.chance + slack))
         capital += math.log(1 - REPEAT_STAKE + (REPEAT_STAKE / p if repeat.same else 0.0))
         greedy = greedy and (repeat.below < AS_GOOD or not repeat.same)
     if capital < -math.log(alpha):

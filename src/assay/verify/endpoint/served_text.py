@@ -109,3 +109,13 @@ def in_blocks(values: Sequence[float], size: int = BLOCK) -> list[float]:
         known = block[~np.isnan(block)]
         found.append(float(known.mean()) if len(known) else float("nan"))
     return found
+
+
+def differences(first: ServedText, second: ServedText) -> list[float]:
+    """Differences of log-probabilities of two equal requests, as long as they continue alike."""
+    found: list[float] = []
+    for a, b in zip(first.places, second.places, strict=False):
+        found += [a.scores[i] - b.scores[i] for i in a.scores if i in b.scores]
+        if a.token != b.token:
+            break
+    return found
