@@ -5,6 +5,10 @@
     skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
     which token       another id was fed at one position: `token-other`
     whose weights     a layer runs on another layer's tensors: `layer-weights`
+    which axes        a value of several axes is read without a transpose: `axes-untransposed`
+    which order       two neighbouring steps are exchanged: `steps-exchanged`, `norm-position`
+    which keys        the mask hides some by another rule: `keys-hidden`
+    which terms       a sum leaves some out: `sum-short`
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
                       `buffer-not-cleared`, `embd-overwritten`
 
@@ -14,7 +18,7 @@ The constants and arithmetics of the grammar are the families of the catalogue (
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
 descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
-heads and experts are in `attention_grammar`, of loaders in `loader_grammar`, of buffers in `buffer_grammar`.
+the others are in the modules `*_grammar` beside it, by the same words.
 """
 
 from __future__ import annotations
@@ -30,7 +34,15 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults import attention_grammar, buffer_grammar, loader_grammar
+from assay.verify.faults import (
+    attention_grammar,
+    axis_grammar,
+    buffer_grammar,
+    loader_grammar,
+    mask_grammar,
+    order_grammar,
+    sum_grammar,
+)
 from assay.verify.faults.description import (
     INDEX,
     NORMS,
@@ -40,6 +52,7 @@ from assay.verify.faults.description import (
     TOKEN,
     Description,
     placed,
+    special_ids,
 )
 from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
 
@@ -74,10 +87,13 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _token_rows,
         _cache_rows,
         *attention_grammar.GENERATORS,
+        *axis_grammar.GENERATORS,
+        *order_grammar.GENERATORS,
+        *mask_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)
-    for generate in (*buffer_grammar.GENERATORS, _tokens, _rows):
+    for generate in (*sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, _tokens, _rows):
         yield from generate(c, firsts)
 
 
@@ -477,14 +493,6 @@ def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
         for how, other in others.items():
             yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
-
-
-def special_ids(c: Context) -> list[int]:
-    """Ids that engines fall back to: 0, and those that the file names."""
-    keys = ("bos", "eos", "unknown", "padding", "eot")
-    named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-    ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
-    return list(dict.fromkeys((0, *ids)))
 
 
 def _all_fed(step: int) -> Edit:
