@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +28,7 @@ from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.diagnosis.time_budget import UNLIMITED, TimeBudget
-from assay.verify.dumps.observation import Dump, token_axis
+from assay.verify.dumps.observation import Dump, Observation, token_axis
 from assay.verify.faults import FAULTS, Change, Context, Planted, Variant, add_plugin_faults
 from assay.verify.faults.description import REACHING_BACK
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
@@ -395,8 +395,15 @@ class FaultTrials:
             self._planted = h, unit, planted
         return self._planted[2]
 
-    def compare(self, name: str, value: Array, own: Array | None = None) -> ObservationFit:
-        """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
+    def compare(
+        self,
+        name: str,
+        value: Array,
+        own: Array | None = None,
+        only: Callable[[Observation], bool] = lambda obs: True,
+    ) -> ObservationFit:
+        """The observations of a node, or `only` some, against a value. `own` is the definition's value there: noise
+        grows with size."""
         axis, evidence, terms = token_axis(self.graph, name), self.evidence[name], self.terms
         kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
         level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
@@ -404,7 +411,7 @@ class FaultTrials:
             level = grown_noise(value, own, axis, level, _UNITS[list(kinds)])
         hide = self.hidden_at(name)
         every, residual, count = np.zeros(len(kinds)), 0.0, 0
-        for obs in self.dump.by_name[name]:
+        for obs in filter(only, self.dump.by_name[name]):
             if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
                 return NEVER
             with np.errstate(all="ignore"):

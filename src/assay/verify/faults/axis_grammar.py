@@ -21,21 +21,21 @@ Reading = Callable[[Array], Array]  # of a call's value, [tokens, heads, width] 
 
 # What a reader gets of [tokens, heads, width], if the buffer is in another order than it takes it for.
 _READINGS: dict[str, Reading] = {
-    "[heads, tokens, width] is read as [tokens, heads, width] without a transpose": lambda x: (
-        x.swapaxes(0, 1).reshape(x.shape)
+    "[heads, tokens, width] is read as [tokens, heads, width] without a transpose": lambda x: x.swapaxes(0, 1).reshape(
+        x.shape
     ),
-    "[tokens, heads, width] is read as [heads, tokens, width] without a transpose": lambda x: (
-        x.reshape(x.shape[1], x.shape[0], x.shape[2]).swapaxes(0, 1)
+    "[tokens, heads, width] is read as [heads, tokens, width] without a transpose": lambda x: x.reshape(
+        x.shape[1], x.shape[0], x.shape[2]
+    ).swapaxes(0, 1),
+    "[tokens, width, heads] is read as [tokens, heads, width] without a transpose": lambda x: x.swapaxes(1, 2).reshape(
+        x.shape
     ),
-    "[tokens, width, heads] is read as [tokens, heads, width] without a transpose": lambda x: (
-        x.swapaxes(1, 2).reshape(x.shape)
-    ),
-    "[width, tokens, heads] is read as [tokens, heads, width] without a transpose": lambda x: (
-        x.transpose(2, 0, 1).reshape(x.shape)
-    ),
-    "[heads, width, tokens] is read as [tokens, heads, width] without a transpose": lambda x: (
-        x.transpose(1, 2, 0).reshape(x.shape)
-    ),
+    "[width, tokens, heads] is read as [tokens, heads, width] without a transpose": lambda x: x.transpose(
+        2, 0, 1
+    ).reshape(x.shape),
+    "[heads, width, tokens] is read as [tokens, heads, width] without a transpose": lambda x: x.transpose(
+        1, 2, 0
+    ).reshape(x.shape),
 }
 
 

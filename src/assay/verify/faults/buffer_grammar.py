@@ -80,7 +80,11 @@ _TERMS: dict[str, Hole] = {
     "the last column of {} is not added": lambda n: (n - 1, n),
     "the first column of {} is not added": lambda n: (0, 1),
     **{f"only part 1 of {n} of the columns of {{}} is added": partial(_others, n) for n in RANKS},
-    **{f"part {k + 1} of {n} of the columns of {{}} is not added": partial(share, n, k) for n in RANKS for k in range(n)},
+    **{
+        f"part {k + 1} of {n} of the columns of {{}} is not added": partial(share, n, k)
+        for n in RANKS
+        for k in range(n)
+    },
 }
 
 

@@ -19,9 +19,7 @@ LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "
 SHORT, HIDDEN, AXES, EXCHANGED = "sum-short", "keys-hidden", "axes-untransposed", "steps-exchanged"
 PLACED_NORM = "norm-position"
 # Rows of many edits each.
-COMPOSED = frozenset(
-    {OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED}
-)
+COMPOSED = frozenset({OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED})
 REACHING_BACK = frozenset({UNCLEARED})  # they read values of earlier layers, which few dumps have
 
 

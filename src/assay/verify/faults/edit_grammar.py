@@ -13,7 +13,7 @@
                       `buffer-not-cleared`, `embd-overwritten`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
-`in_layers` restricts any edit to some layers.
+`in_layers` restricts any edit to some layers, `scope_grammar` to one role or to some calls.
 
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
@@ -41,6 +41,7 @@ from assay.verify.faults import (
     loader_grammar,
     mask_grammar,
     order_grammar,
+    scope_grammar,
     sum_grammar,
 )
 from assay.verify.faults.description import (
@@ -90,6 +91,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         *axis_grammar.GENERATORS,
         *order_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
+        *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)

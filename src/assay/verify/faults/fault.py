@@ -408,6 +408,18 @@ def decode_only(variant: Variant) -> Variant:
     return replace(variant, edit=edit, decode_only=True)
 
 
+def prompt_only(variant: Variant) -> Variant:
+    """The same fault in the kernels of the prompt alone."""
+
+    def edit(context: Context, node: Node, p: float) -> Change | None:
+        change = variant.edit(context, node, p)
+        if change is None or node.has(Trait.CACHES | Trait.STATE):
+            return None
+        return on_rows(context, node, change, ~context.decoding(sum(context.steps)))
+
+    return replace(variant, edit=edit, label=f"{variant.label}, in the prompt only")
+
+
 @dataclass(frozen=True)
 class Planted:
     """A graph with faults in it: run it with `interpret(graph, …, functions=functions)`."""

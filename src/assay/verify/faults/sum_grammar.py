@@ -11,7 +11,7 @@ first or last term, which a loop from 1 or to n - 1 leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -202,6 +202,4 @@ def _too_few(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, run) if int(c.model.graph.shapes[node.name][-1]) > 1 else None
 
 
-GENERATORS: tuple[Callable[[Context, Sequence[Node]], Iterator[Description]], ...] = (
-    norms, scores, keys, experts,
-)  # fmt: skip
+GENERATORS = (norms, scores, keys, experts)
