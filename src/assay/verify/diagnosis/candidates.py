@@ -21,7 +21,17 @@ from assay.verify.diagnosis.posterior import SURE, gained, posterior
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.faults import FAULTS, FaultKind, Stage, Variant, decode_only, prompt_only
-from assay.verify.faults.description import COMPOSED, INDEX, LAYERS, OPERAND, TOKEN, Description
+from assay.verify.faults.description import (
+    AXES,
+    COMPOSED,
+    COUNTED,
+    EXCHANGED,
+    INDEX,
+    LAYERS,
+    OPERAND,
+    TOKEN,
+    Description,
+)
 from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.faults.scope_grammar import in_decode, in_prompt
 from assay.verify.judge.arithmetic import ARITHMETICS
@@ -39,7 +49,8 @@ from assay.verify.thresholds import (
 )
 
 SECOND_NAMES = {  # faults that another row describes more plainly
-    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
+    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN, AXES,
+    COUNTED, EXCHANGED,
 }  # fmt: skip
 MOST_READINGS = 2  # that are named beside the best
 SINGLE = {
@@ -327,10 +338,10 @@ def make_cause(
     composed edits among them that differ from the best in values that were not observed."""
     h = best.hypothesis
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
-    if h.fault == "path-split":
-        equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
     readings = other_readings(best, same) or [str(c.hypothesis) for c in apart]
-    rivals = len(set(equivalent) - {h.fault} - SECOND_NAMES) + len(readings)
+    rivals = len(set(equivalent) - SECOND_NAMES) + len(readings)
+    if h.fault == "path-split":  # the mistake that some calls have is another name for the same thing
+        equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
     return Cause(
         fault=h.fault,
         node=node,

@@ -17,9 +17,11 @@ OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "nor
 SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
 LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "buffer-not-cleared", "embd-overwritten"
 SHORT, HIDDEN, AXES, EXCHANGED = "sum-short", "keys-hidden", "axes-untransposed", "steps-exchanged"
-PLACED_NORM = "norm-position"
+COUNTED, PLACED_NORM = "step-count", "norm-position"
 # Rows of many edits each.
-COMPOSED = frozenset({OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED})
+COMPOSED = frozenset(
+    {OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED, COUNTED}
+)
 REACHING_BACK = frozenset({UNCLEARED})  # they read values of earlier layers, which few dumps have
 
 

@@ -6,7 +6,7 @@
     which token       another id was fed at one position: `token-other`
     whose weights     a layer runs on another layer's tensors: `layer-weights`
     which axes        a value of several axes is read without a transpose: `axes-untransposed`
-    which order       two neighbouring steps are exchanged: `steps-exchanged`, `norm-position`
+    which steps       two are exchanged, one is left out or done twice: `steps-exchanged`, `norm-position`, `step-count`
     which keys        the mask hides some by another rule: `keys-hidden`
     which terms       a sum leaves some out: `sum-short`
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
@@ -38,10 +38,11 @@ from assay.verify.faults import (
     attention_grammar,
     axis_grammar,
     buffer_grammar,
+    cache_grammar,
     loader_grammar,
     mask_grammar,
-    order_grammar,
     scope_grammar,
+    step_grammar,
     sum_grammar,
 )
 from assay.verify.faults.description import (
@@ -84,12 +85,13 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _positions,
         _operands,
         _tensors,
+        _exchanged_tensors,
         _shifted,
         _token_rows,
-        _cache_rows,
+        *cache_grammar.GENERATORS,
         *attention_grammar.GENERATORS,
         *axis_grammar.GENERATORS,
-        *order_grammar.GENERATORS,
+        *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
         *scope_grammar.GENERATORS,
     ):
@@ -272,6 +274,22 @@ def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
 
 
+def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another matrix of the same layer with the same shape: of another role, or both have each other's."""
+    graph = c.model.graph
+    for node in (n for n in nodes if n.has(Trait.MATRIX) and layer(n) is not None):
+        shape = graph.weights[node.weights[0]]
+        for other in graph:
+            if layer(other) != layer(node) or not other.has(Trait.MATRIX) or other.op != node.op:
+                continue
+            if other.weights[0] == node.weights[0] or graph.weights[other.weights[0]] != shape:
+                continue
+            label = f"{role(node)} takes the matrix of {role(other)}"
+            yield OPERAND, placed(label, _weight(_relative(node, other)), (node.op,), role(node))
+            both = f"{role(node)} and {role(other)} have each other's matrices"
+            yield OPERAND, placed(both, _each_other(node, other), (node.op,), role(node), role(other))
+
+
 def _weight(name: Callable[[Context, Node], str]) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         other = name(c, node)
@@ -435,43 +453,6 @@ def _ordered(order: Callable[[int], NDArray[np.int64]]) -> Edit:
             return np.asarray(y[..., order(y.shape[-1])])
 
         return Change(node, run)
-
-    return edit
-
-
-def _cache_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """A row of the cache is lost, or the rows from a position on are written one further."""
-    caches = {role(node) for node in nodes if node.has(Trait.CACHES)}
-    total = min(sum(c.steps), MOST_POSITIONS)
-    for at in range(1, total) if caches else ():
-        for what, roles in _CACHES.items():
-            if roles & caches:
-                late = f"from position {at} on {what} are written one row further in the cache"
-                yield INDEX, placed(late, _cached(_late, at), ("cache",), *roles)
-                yield INDEX, placed(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
-
-
-_CACHES = {
-    "keys and values": frozenset({"cache_k", "cache_v"}),
-    "keys": frozenset({"cache_k"}),
-    "values": frozenset({"cache_v"}),
-}
-
-
-def _late(rows: Array, at: int) -> Array:
-    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])[: len(rows)]
-
-
-def _lost(rows: Array, at: int) -> Array:
-    rows = rows.copy()
-    rows[at : at + 1] = 0
-    return rows
-
-
-def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own = standard(node)
-        return Change(node, lambda *operands: change(own(*operands), at))
 
     return edit
 

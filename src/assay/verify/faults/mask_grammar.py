@@ -29,7 +29,13 @@ def hidden_keys(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """Every rule by which the mask may hide more keys than it should."""
     if not any(node.op == "attn_softmax" for node in nodes):
         return
-    for words, rule in (*_by_id(c), *_by_place(c), *_by_tile(c)):
+    for words, rule in (
+        *_by_place(c, 0, 1),
+        *_by_id(c),
+        *_by_place(c, 1, MOST_POSITIONS),
+        *_in_number(c),
+        *_by_tile(c),
+    ):
         yield HIDDEN, placed(f"the mask also hides {words}", _hiding(rule), ("attn_softmax",))
 
 
@@ -42,13 +48,15 @@ def _by_id(c: Context) -> Iterator[tuple[str, Rule]]:
         )
 
 
-def _by_place(c: Context) -> Iterator[tuple[str, Rule]]:
-    total = min(sum(c.steps), MOST_POSITIONS)
-    for at in range(total):
+def _by_place(c: Context, first: int, end: int) -> Iterator[tuple[str, Rule]]:
+    for at in range(first, min(sum(c.steps), end)):
         one = lambda c, ids, at=at: _columns(np.arange(len(ids)) == at)  # noqa: E731
         yield f"the key at position {at}", one
         yield f"the key at position {at} from later tokens", lambda c, ids, one=one: one(c, ids) & _others(ids)  # type: ignore[misc]
-    for n in range(2, min(total, MOST_LEFT)):
+
+
+def _in_number(c: Context) -> Iterator[tuple[str, Rule]]:
+    for n in range(2, min(sum(c.steps), MOST_LEFT)):
         yield f"the first {n} keys", lambda c, ids, n=n: _columns(np.arange(len(ids)) < n)  # type: ignore[misc]
     if len(c.steps) > 1:
         yield "the keys of the prompt's last token from decode steps", _last_of_prompt

@@ -21,8 +21,9 @@ from assay.verify.faults.buffer_grammar import Hole, distinct, holed, rest, shar
 from assay.verify.faults.description import SHORT, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 
-LANES = (*range(3, 9), 16, 32, 64, 128, 256, 512, 1024)  # terms that a vector, a block or a workgroup adds at once
-SHARES = (2, 3, 4, 8)  # workers of which one is not added
+LANES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # terms that a vector, a block or a workgroup adds at once
+ODD = (3, 5, 6, 7)  # workers among which terms are divided
+SHARES = (2, 4, 8, 3)  # workers of which one is not added
 KEY_LANES = (2, 4, 8, 16, 32)  # keys that a loop takes at once
 
 
@@ -35,10 +36,11 @@ def _first(n: int) -> tuple[int, int]:
 
 
 _PARTS: dict[str, Hole] = {
-    **{f"the last n % {k} of {{}}": partial(rest, k) for k in LANES},
     "the last of {}": _last,
     "the first of {}": _first,
+    **{f"the last n % {k} of {{}}": partial(rest, k) for k in LANES},
     **{f"part {k + 1} of {n} of {{}}": partial(share, n, k) for n in SHARES for k in range(n)},
+    **{f"the last n % {k} of {{}}": partial(rest, k) for k in ODD},
 }
 
 
