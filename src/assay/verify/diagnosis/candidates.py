@@ -52,6 +52,7 @@ SECOND_NAMES = {  # faults that another row describes more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN, AXES,
     COUNTED, EXCHANGED,
 }  # fmt: skip
+PATH_SPLIT = "path-split"
 MOST_READINGS = 2  # that are named beside the best
 SINGLE = {
     "gguf-missing-tensor",
@@ -130,8 +131,15 @@ def hypotheses(trials: FaultTrials, unit: EvidenceUnit, calls: Phase = Phase.BOT
         for fault in FAULTS.values():
             for variant in fault.variants:
                 if variant.search is None and trials.touches(variant, unit):
-                    some = _IN[calls](variant)
-                    yield Hypothesis("path-split", replace(some, label=f"{fault.id}: {some.label}"))
+                    yield in_calls(Hypothesis(fault.id, variant), calls)
+
+
+def in_calls(h: Hypothesis, calls: Phase) -> Hypothesis:
+    """The same mistake in some calls alone. A row of the catalogue is named in the words of `path-split`."""
+    variant = _IN[calls](h.variant)
+    if h.fault in COMPOSED:
+        return replace(h, variant=variant)
+    return replace(h, fault=PATH_SPLIT, variant=replace(variant, label=f"{h.fault}: {variant.label}"))
 
 
 def costly(trials: FaultTrials, fault: str, unit: EvidenceUnit) -> bool:
@@ -185,7 +193,7 @@ def candidates_at(
     screen, budget = Screen(trials, unit), trials.budget
     listed = hypotheses(trials, unit, phase(trials, unit))
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
-        if h.fault == "path-split" and (found or screen.long):
+        if h.fault == PATH_SPLIT and (found or screen.long):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
@@ -232,7 +240,7 @@ def candidates_at(
     if screen.long and not found and not rough and phase(trials, unit) is Phase.DECODE:
         listed = hypotheses(trials, unit, Phase.DECODE)
         for h in budget.counting(listed, _VARIANTS, f"{unit.target}: trying mistakes of decode steps", "mistakes"):
-            if h.fault == "path-split" and better(fit := screen.fit(h), before):
+            if h.fault == PATH_SPLIT and better(fit := screen.fit(h), before):
                 found.append(Candidate(h, fit))
     if not found and trials.terms.guessed and not trials.terms.subtle:
         coarser = _coarser(trials, [*rough, *bits], tried)
@@ -256,6 +264,8 @@ def composed_at(
         if found and calls is Phase.UNSEEN:
             break  # rows that nobody has seen are taken to have the same mistake
         listed = [Hypothesis(*d) for d in scope(edits)]
+        if scope is in_prompt and calls is Phase.UNSEEN:
+            listed += [h for h in hypotheses(trials, unit, Phase.PROMPT) if h.fault == PATH_SPLIT]
         for h in trials.budget.each(listed, f"{unit.target}: trying the grammar of edits", "edits"):
             if trials.touches(h.variant, unit):
                 tried += 1
@@ -268,7 +278,7 @@ def composed_at(
 _SCOPES: dict[Phase, tuple[Callable[[Iterable[Description]], Iterable[Description]], ...]] = {
     Phase.BOTH: (list,),
     Phase.DECODE: (list, in_decode),
-    Phase.UNSEEN: (list, in_decode),
+    Phase.UNSEEN: (list, in_decode, in_prompt),
     Phase.PROMPT: (list, in_prompt),
 }
 
@@ -340,7 +350,7 @@ def make_cause(
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
     readings = other_readings(best, same) or [str(c.hypothesis) for c in apart]
     rivals = len(set(equivalent) - SECOND_NAMES) + len(readings)
-    if h.fault == "path-split":  # the mistake that some calls have is another name for the same thing
+    if h.fault == PATH_SPLIT:  # the mistake that some calls have is another name for the same thing
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
     return Cause(
         fault=h.fault,
