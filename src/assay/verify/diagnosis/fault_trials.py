@@ -347,6 +347,8 @@ class FaultTrials:
             if h.variant.added_by:
                 h.variant.warn(error)
                 return None
+            if h.variant not in FAULTS[h.fault].variants:  # a composed edit that an operation refuses explains nothing
+                return None
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
         if h.variant in FAULTS[h.fault].variants and (

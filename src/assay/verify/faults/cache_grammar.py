@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.graph import Node, Trait, join, split
-from assay.verify.faults.description import INDEX, Description, placed
+from assay.verify.faults.description import INDEX, OTHER_CACHE, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, layer, role, standard
 
 MOST_POSITIONS = 64  # that are tried one by one
@@ -74,8 +74,8 @@ def found_in_decode(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for what, readers in _READERS.items():
         if ops & set(readers):
             for words, of, older in _FOUND:
-                label = f"in decode {words.format(what)}"
-                yield INDEX, placed(label, _view(of, older), readers)
+                fault = OTHER_CACHE if older is _others else INDEX
+                yield fault, placed(f"in decode {words.format(what)}", _view(of, older), readers)
 
 
 def _prompt_lost(c: Context, own: Array, other: Array, start: int) -> Array:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,12 +18,15 @@ OPERAND, INDEX, TOKEN, NORMS = "operand-other", "index-off", "token-other", "nor
 SKIPPED, REPEATED = "layer-skipped", "layer-repeated"
 LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "buffer-not-cleared", "embd-overwritten"
 SHORT, HIDDEN, AXES, EXCHANGED = "sum-short", "keys-hidden", "axes-untransposed", "steps-exchanged"
-COUNTED, PLACED_NORM = "step-count", "norm-position"
+COUNTED, PLACED_NORM, OTHER_CACHE = "step-count", "norm-position", "cache-layer"
 # Rows of many edits each.
 COMPOSED = frozenset(
-    {OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED, COUNTED}
-)
-REACHING_BACK = frozenset({UNCLEARED})  # they read values of earlier layers, which few dumps have
+    {
+        OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED, COUNTED,
+        OTHER_CACHE,
+    }
+)  # fmt: skip
+REACHING_BACK = frozenset({UNCLEARED, OTHER_CACHE})  # they read values of earlier layers, which few dumps have
 
 
 def placed(
@@ -38,3 +42,13 @@ def special_ids(c: Context) -> list[int]:
     named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
     ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
     return list(dict.fromkeys((0, *ids)))
+
+
+def features(c: Context, name: str) -> int:
+    """The number of values of a token; 0 where the value has no row for each token."""
+    shape = c.model.graph.shapes.get(name, ())
+    return math.prod(int(d) for d in shape[1:]) if shape[:1] == ("T",) and not any(map(_named, shape[1:])) else 0
+
+
+def _named(dim: int | str) -> bool:
+    return isinstance(dim, str)

@@ -279,6 +279,8 @@ def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Descriptio
     graph = c.model.graph
     for node in (n for n in nodes if n.has(Trait.MATRIX) and layer(n) is not None):
         shape = graph.weights[node.weights[0]]
+        if math.prod(shape) > MOST_WEIGHTS:
+            continue
         for other in graph:
             if layer(other) != layer(node) or not other.has(Trait.MATRIX) or other.op != node.op:
                 continue

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from assay.graph import Node, Trait, split
-from assay.graph.op_row import flat_width
-from assay.verify.faults.description import COUNTED, EXCHANGED, PLACED_NORM, Description, placed
+from assay.verify.faults.description import COUNTED, EXCHANGED, PLACED_NORM, Description, features, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 
 # Steps of one operand that engines place differently, and steps that may come after them.
@@ -34,7 +33,7 @@ def exchanged(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             if earlier is None or earlier.op not in _ONE or _readers(c, name) != 1:
                 continue
             shapes = {graph.shapes.get(value) for value in (*earlier.inputs, earlier.name)}
-            if len(shapes) != 1 or flat_width(graph.shapes[later.name]) != flat_width(graph.shapes[name]):
+            if len(shapes) != 1 or not features(c, name) or features(c, later.name) != features(c, name):
                 continue
             whole = later.has(Trait.SUMS) and later.op == "add" and earlier.has(Trait.NORM)
             fault = PLACED_NORM if whole else EXCHANGED
@@ -74,25 +73,23 @@ def _swapped(first: str, second: str, k: int, *, both: bool) -> Edit:
 _OMITTED = _ONE | {"rope", "pos_scale", "mul", "expert_scale", "expert_bias", "l2_norm", "softmax", "div"}
 _TWICE = _ONE | {"expert_scale", "expert_bias", "pos_scale", "mul", "div"}
 
+_OF_ALL = ("bias", "rms_norm", "layer_norm", "scale")  # kernels of which a layer calls several
+
 
 def counted(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """A step that is left out: its first operand is its result. Or one that is done twice."""
+    """A step that is left out: its first operand is its result. Or one that is done twice. In one role, or in all."""
+    for op in dict.fromkeys(node.op for node in nodes):
+        if op in _OF_ALL and len({role(n) for n in c.model.graph if n.op == op}) > 1:
+            for words, (_, edit) in _COUNTS.items():
+                yield COUNTED, placed(words.format(f"every {op}"), edit, (op,), when=_keeps_shape)
     for node in nodes:
-        if node.op in _OMITTED and _keeps_shape(c, node):
-            yield (
-                COUNTED,
-                placed(f"{role(node)} is left out: its operand is passed on", _left_out, (node.op,), role(node)),
-            )
-        if node.op in _TWICE and _keeps_shape(c, node):
-            yield (
-                COUNTED,
-                placed(f"{role(node)} is computed twice, the second time from itself", _twice, (node.op,), role(node)),
-            )
+        for words, (ops, edit) in _COUNTS.items():
+            if node.op in ops and _keeps_shape(c, node):
+                yield COUNTED, placed(words.format(role(node)), edit, (node.op,), role(node))
 
 
 def _keeps_shape(c: Context, node: Node) -> bool:
-    shapes = c.model.graph.shapes
-    return node.inputs[0] in shapes and flat_width(shapes[node.inputs[0]]) == flat_width(shapes[node.name])
+    return 0 < features(c, node.name) == features(c, node.inputs[0])
 
 
 def _left_out(c: Context, node: Node, p: float) -> Change | None:
@@ -108,6 +105,13 @@ def _twice(c: Context, node: Node, p: float) -> Change | None:
         return own(own(x, *rest).reshape(x.shape), *rest)
 
     return Change(node, run)
+
+
+# By words: the operations that may have it, and the edit.
+_COUNTS: dict[str, tuple[frozenset[str], Edit]] = {
+    "{} is left out: its operand is passed on": (_OMITTED, _left_out),
+    "{} is computed twice, the second time from itself": (_TWICE, _twice),
+}
 
 
 # -- the terms of a sum ----------------------------------------------------------------------------------------------

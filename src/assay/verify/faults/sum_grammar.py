@@ -18,7 +18,7 @@ import numpy as np
 
 from assay.graph import Node, Trait
 from assay.verify.faults.buffer_grammar import Hole, distinct, holed, rest, share
-from assay.verify.faults.description import SHORT, Description, placed
+from assay.verify.faults.description import SHORT, Description, features, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 
 LANES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # terms that a vector, a block or a workgroup adds at once
@@ -59,16 +59,14 @@ def norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 
 
 def _normed(c: Context, node: Node) -> int:
-    """The number of values that are normed together."""
-    shape = c.model.graph.shapes[node.name]
-    width = int(np.prod([int(d) for d in shape[1:]]))
-    return width // node.attr("n_head") if node.attr("n_head") else width
+    """The number of values that are normed together; 0 where rows are not those of tokens."""
+    return features(c, node.name) // (node.attr("n_head") or 1)
 
 
 def _squares(hole: Hole) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         n = _normed(c, node)
-        if not holed(hole, n):
+        if not n or not holed(hole, n):
             return None
         own, eps, (first, end) = standard(node), node.attr("eps"), hole(n)
         centres = node.op == "layer_norm"
