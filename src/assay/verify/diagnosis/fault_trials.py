@@ -146,7 +146,7 @@ class FaultTrials:
         self.terms, self.budget = terms or Terms.of(diff), budget
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
-        self.context = Context(model, dump.steps)
+        self.context = Context(model, dump.steps, tokens=dump.tokens)
         self.weights = weights or Weights(model.file)
         self.given = self.inputs.given
         self.theirs = self._theirs() if theirs is None else theirs  # the dump's values, and what follows from them

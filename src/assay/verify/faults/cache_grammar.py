@@ -88,11 +88,11 @@ def _others(c: Context, own: Array, other: Array, start: int) -> Array:
     return other[:start]
 
 
+# The rows of the last layer are found where they were dumped: a run of the graph computes them later.
 # Words, the layer whose rows are read (from the layer's own number and that of the last), and the rows found.
 _FOUND: tuple[tuple[str, Callable[[int, int], int], Older], ...] = (
     ("{} of the prompt are not stored: zeros", lambda at, last: at, _prompt_lost),
     ("earlier {} are those of the layer before", lambda at, last: at - 1, _others),
-    ("earlier {} are those of the layer after", lambda at, last: at + 1, _others),
     ("earlier {} are those of layer 0", lambda at, last: 0, _others),
     ("earlier {} are those of the last layer", lambda at, last: last, _others),
 )

@@ -40,11 +40,12 @@ def _heads(row: Layer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings that an edit may read: the model, and how the tokens were fed."""
+    """The surroundings that an edit may read: the model, the tokens, and how they were fed."""
 
     model: Model
     steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
     layer: int = 0  # the layer whose heads `hp` describes
+    tokens: tuple[int, ...] = ()  # the ids, where they are known
 
     @property
     def hp(self) -> HParams:

@@ -41,18 +41,25 @@ def hidden_keys(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 
 def _by_id(c: Context) -> Iterator[tuple[str, Rule]]:
     for token in special_ids(c):
-        yield f"the keys of token {token}", lambda c, ids, token=token: _columns(ids == token)  # type: ignore[misc]
-        yield (
-            f"the keys of token {token}, except from themselves",
-            lambda c, ids, token=token: _columns(ids == token) & _others(ids),  # type: ignore[misc]
-        )
+        if c.tokens and token not in c.tokens:
+            continue
+        places = ", ".join(str(i) for i, other in enumerate(c.tokens[:MOST_POSITIONS]) if other == token)
+        whose = f"the keys of token {token}" + (f" (position {places})" if places else "")
+        yield whose, lambda c, ids, token=token: _columns(ids == token)  # type: ignore[misc]
+        if token in c.tokens[:-1]:
+            yield (
+                f"{whose}, except from themselves",
+                lambda c, ids, token=token: _columns(ids == token) & _others(ids),  # type: ignore[misc]
+            )
 
 
 def _by_place(c: Context, first: int, end: int) -> Iterator[tuple[str, Rule]]:
     for at in range(first, min(sum(c.steps), end)):
         one = lambda c, ids, at=at: _columns(np.arange(len(ids)) == at)  # noqa: E731
         yield f"the key at position {at}", one
-        yield f"the key at position {at} from later tokens", lambda c, ids, one=one: one(c, ids) & _others(ids)  # type: ignore[misc]
+        if at + 1 < sum(c.steps):
+            from_later = f"the key at position {at} from later tokens"
+            yield from_later, lambda c, ids, one=one: one(c, ids) & _others(ids)  # type: ignore[misc]
 
 
 def _in_number(c: Context) -> Iterator[tuple[str, Rule]]:

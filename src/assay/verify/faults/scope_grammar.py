@@ -16,6 +16,8 @@ from assay.verify.faults.fault import Context, role
 
 # Operations that a layer has several of, each of which may have its own code.
 _SEVERAL = frozenset({"rope", "rms_norm", "layer_norm", "bias", "add", "kq", "kqv"})
+# One number for all norms, and what only large values show.
+_OF_ALL_ROLES = frozenset({"gguf-default-hparam", "eps-value", "eps-floor-half", "eps-place", "f16-act-overflow"})
 _OF_ALL_CALLS = frozenset({TOKEN, LAYERS, SKIPPED, REPEATED, OVERWRITTEN})  # no kernel's mistakes
 
 
@@ -24,12 +26,12 @@ def one_role(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     here = [node for node in nodes if node.op in _SEVERAL]
     alike = [node for node in c.model.graph if node.op in _SEVERAL] if here else []
     for fault in FAULTS.values():
-        if FaultKind.PRECISION in fault.kinds:
+        if FaultKind.PRECISION in fault.kinds or fault.id in _OF_ALL_ROLES:
             continue
         for variant in fault.variants:
             if variant.search is not None or not variant.where.ops or not variant.where.ops <= _SEVERAL:
                 continue
-            some = [node for node in here if variant.where.matches(node)]
+            some = [node for node in here if variant.at(c, node) is not None]
             if some and len({role(node) for node in alike if variant.where.matches(node)}) > 1:
                 yield from ((fault.id, alone(variant, role(node))) for node in some)
 

@@ -113,12 +113,10 @@ def _of_heads(hole: Hole) -> Edit:
     return edit
 
 
-# Of n keys that a query sees, those that a loop leaves out; for each number of keys.
-_KEYS: dict[str, Hole] = {
-    "the last key": _last,
-    "the first key": _first,
-    **{f"the last n % {k} of n keys": partial(rest, k) for k in KEY_LANES},
-}
+def _of_keys(c: Context) -> dict[str, Hole]:
+    """Of n keys that a query sees, those that a loop leaves out."""
+    lanes = {f"the last n % {k} of n keys": partial(rest, k) for k in KEY_LANES if k < sum(c.steps)}
+    return {"the last key": _last, "the first key": _first, **lanes}
 
 
 def keys(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
@@ -131,7 +129,7 @@ def keys(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         if node.op not in sums or sibling(c, node, "kq_soft_max") is None:
             continue
         words, edit = sums[node.op]
-        for what, hole in _KEYS.items():
+        for what, hole in _of_keys(c).items():
             yield SHORT, placed(words.format(what), edit(hole), (node.op,), role(node))
 
 
