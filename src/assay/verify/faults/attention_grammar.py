@@ -101,8 +101,9 @@ def expert_ids(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for some in (tuple(roles), *((name,) for name in here)) if here else ():
         whose = "the experts' tensors are" if len(some) > 1 else f"the tensor of {some[0]} is"
         for words, index in _INDICES.items():
-            when = _has_experts
-            yield INDEX, placed(f"{whose} indexed by {words}", _indexed(index), (), *some, when=when)
+            if len(some) > 1 and words.startswith("the chosen ids"):
+                continue  # all of an expert's tensors in another slot: `expert_weights` says it
+            yield INDEX, placed(f"{whose} indexed by {words}", _indexed(index), (), *some, when=_has_experts)
     for node in nodes:
         for words, index in _INDICES.items() if node.op == "gather" and role(node) == "ffn_moe_weights" else ():
             label = f"the experts' weights are indexed by {words}"
@@ -125,4 +126,4 @@ def _indexed(index: Callable[[Array, int], Array]) -> Edit:
     return edit
 
 
-GENERATORS = (unrotated_heads, expert_ids, expert_weights)
+GENERATORS = (unrotated_heads, expert_weights, expert_ids)
