@@ -201,7 +201,11 @@ FAMILIES: dict[tuple[str, str], Answers] = {
     ("qwen3moe", "one expert too few"): {"sum-short": "one expert too few"},
     ("qwen3moe", "gate and up exchanged"): {"operand-other": "each other's", "ffn-silu-on-up": "silu.up"},
     ("qwen3moe", "weights transposed"): {"axes-untransposed": "weights"},
-    ("qwen3", "k not normed"): {"qknorm-missing": "Kcur_normed alone", "step-count": "Kcur_normed"},
+    ("qwen3", "k not normed"): {
+        "qknorm-missing": "Kcur_normed alone",
+        "step-count": "Kcur_normed",
+        "operand-other": "Kcur_proj in place of Kcur_normed",
+    },
     ("qwen2", "q bias subtracted"): {"step-count": "subtracts its bias"},
     ("qwen2", "bias twice"): {"step-count": "twice"},
     ("qwen2", "v without its bias"): {
