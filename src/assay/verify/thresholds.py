@@ -39,6 +39,7 @@ TIE = 3.0  # Residuals within this factor, or both below the noise, cannot be to
 A_GUESS = 0.5  # Highest confidence in a fault that leaves more than noise and more than COARSE.
 CUT_SHORT = 0.85  # Highest confidence where the time was up before every alternative was tried.
 SECONDS, THOROUGH_SECONDS = 30.0, 60.0  # of computing that a user waits for, without and with --thorough.
+SMALL_FIRST = 0.2  # Share of the time for small faults, while a deviation larger than any noise is unexplained.
 COARSE = 0.05  # Share that a fault may leave where the engine's arithmetic is coarse.
 ONE_BIT = 0.01  # Share that a flipped bit may leave: one of thousands of bits is near any deviation.
 NARROW = 0.01  # of the squared size: a narrow type in one place changes less, even after some layers.

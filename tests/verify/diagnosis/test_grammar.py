@@ -42,10 +42,15 @@ def test_every_kind_of_description_runs_and_shows(kind: str, request: pytest.Fix
     graph, weights, env = model.graph, Weights(model.file), inputs_of(TOKENS, range(len(TOKENS)))
     right = interpret(graph, weights, env, ["result_output"])["result_output"]
     names = [n.name for n in graph]
-    kinds = {re.sub(r"\d+", "#", v.label): v for _, v in descriptions(Context(model, (len(TOKENS),)), names)}
+    context = Context(model, (3, 1, 1, 1), tokens=TOKENS)
+    kinds = {re.sub(r"\d+", "#", v.label): v for _, v in descriptions(context, names)}
+    later = {label for label in kinds if label.endswith("those of the last layer")}  # a run computes its rows later
+    assert len(later) == 3
     silent = []
     for label, variant in kinds.items():
-        made = planted(Context(model, (len(TOKENS),)), variant)
+        if label in later:
+            continue
+        made = planted(context, variant)
         value = interpret(made.graph, weights, env, ["result_output"], functions=made.functions)["result_output"]
         if value.shape == right.shape and np.allclose(value, right):
             silent.append(label)

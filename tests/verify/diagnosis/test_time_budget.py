@@ -120,3 +120,15 @@ def test_a_model_that_cannot_be_judged_in_time_is_compared_with_the_native_engin
     undecided = diagnose(model, near, seconds=1e-9)
     assert (undecided.verdict, undecided.first_wrong) == ("undecided", None), undecided
     assert answer.text(undecided, model).startswith(answer.UNJUDGED)
+
+
+def test_a_part_of_the_time_ends_earlier_and_leaves_no_note() -> None:
+    """A search that must leave time for others: what it leaves out is not the answer's."""
+    now = [0.0]
+    budget = TimeBudget(10.0, lambda: now[0])
+    with budget.part(0.25) as cut:
+        now[0] = 1.9
+        assert not budget.over("a: a stage") and not cut()
+        now[0] = 2.1  # a quarter of 80 % of ten seconds
+        assert budget.over("a: a stage") and cut()
+    assert not budget.cut and not budget.over("a: another stage")

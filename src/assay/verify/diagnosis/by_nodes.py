@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from assay.graph import split
 from assay.verify.diagnosis.advice import next_observation, relations_at
-from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause, representatives, tied
+from assay.verify.diagnosis.candidates import SINGLE, Candidate, candidates_at, make_cause, representatives, tied
 from assay.verify.diagnosis.doubles import Pair, find_pair
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.faults.description import LAYERS
 from assay.verify.faults.edit_grammar import UNTRIED
+from assay.verify.faults.scope_grammar import alone
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
 
@@ -80,15 +81,21 @@ def _explain(
     others = representatives([u for u in units if u.target != first.target])
     still = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in right]
     calm, beside = representatives(still), [u for u in still if split(u.target)[1] == split(first.target)[1]]
-    held = []
-    for c in found.candidates:
+
+    def compared(c: Candidate) -> Candidate:
         fits = [trials.fit(c.hypothesis, u) for u in others if trials.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         quiet = [*calm, *beside] if c.hypothesis.fault == LAYERS else calm
         shows = [trials.fit(c.hypothesis, u) for u in quiet if trials.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         against = 0 if c.hypothesis.fault in SINGLE else sum(not f.explained for f in shows)
-        held.append(replace(c, explained=sum(f.explained for f in fits), contradicted=against))
-    held.sort(key=lambda c: (*c.rank, c.fit.ratio))
+        return replace(c, explained=sum(f.explained for f in fits), contradicted=against)
+
+    held = sorted(map(compared, found.candidates), key=lambda c: (*c.rank, c.fit.ratio))
     best = held[0]
+    if best.contradicted and best.hypothesis.fault != LAYERS:  # right nodes of other roles do not have it
+        variant = alone(best.hypothesis.variant, split(first.target)[0])
+        fewer = compared(replace(best, hypothesis=replace(best.hypothesis, variant=variant)))
+        if fewer.contradicted < best.contradicted and fewer.explained == best.explained:
+            best = fewer
     h = best.hypothesis
     same = [c for c in held if tied(best, c)]
     nodes = [first.target]

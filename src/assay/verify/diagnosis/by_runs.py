@@ -25,11 +25,13 @@ from assay.verify.diagnosis.candidates import (
     candidates_at,
     composed_at,
     described,
+    in_calls,
     make_cause,
     other_readings,
     same_name,
 )
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
+from assay.verify.diagnosis.phases import Phase
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
 from assay.verify.faults.description import COMPOSED, LAYERS
@@ -68,6 +70,7 @@ def by_runs(
         rows = composed_at(trials, unit, before, _caches(trials, unit, first.name))
         found = replace(found, tried=found.tried + rows.tried)
         held = _in_order([*held, *_compared_with_all(trials, unit, diff, rows.candidates)])
+    held = _in_some_calls(trials, unit, diff, held)
     held = _in_one_layer(trials, unit, diff, held, first.name)
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=segment)
     if not held:
@@ -153,14 +156,20 @@ def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _places(
     trials: FaultTrials, unit: EvidenceUnit, segment: tuple[str, ...]
 ) -> list[tuple[EvidenceUnit, tuple[str, ...]]]:
-    """Where the grammar looks for a mistake: in the segment, then in the rest of its layer. Of a right node only a few
-    values were observed; the mistake may lie in its other rows or heads."""
+    """Where the grammar looks for a mistake: in the segment, in the rest of its layer, in the layer before.
+
+    Of a right node only a few values were observed. The mistake may lie in its other rows or heads, and attention mixes
+    rows.
+    """
     found, at = [(unit, segment)], split(segment[0])[1]
     order = [node.name for node in trials.graph]
     earlier = tuple(name for name in order[: order.index(unit.target)] if split(name)[1] == at)
     if at is not None and (rest := tuple(name for name in earlier if name not in segment)):
         begin = 0 if at == 0 else order.index(earlier[0])
         found.append((EvidenceUnit(unit.target, tuple(order[begin:])), rest))
+    if at:
+        before = tuple(name for name in order if split(name)[1] == at - 1)
+        found.append((EvidenceUnit(unit.target, tuple(order)), before))
     return found
 
 
@@ -200,6 +209,18 @@ def _in_one_layer(
         if c.hypothesis.fault not in OF_ONE_LAYER
     ]
     fitting = [c for c in _compared_with_all(trials, unit, diff, alone) if c.explained >= NEARLY_ALL * wrong]
+    return _in_order([*fitting, *held])
+
+
+def _in_some_calls(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, held: list[Candidate]) -> list[Candidate]:
+    """The same mistakes in the decode steps alone as well, where rows of the prompt were not observed and that explains
+    more."""
+    wrong = sum(n.verdict == "wrong" for n in diff.nodes)
+    if not held or held[0].explained == wrong or len(trials.dump.steps) < 2:
+        return held
+    some = [replace(c, hypothesis=in_calls(c.hypothesis, Phase.DECODE)) for c in held[:MOST_ALONE]]
+    able = [c for c in some if trials.touches(c.hypothesis.variant, unit, c.hypothesis.p)]
+    fitting = [c for c in _compared_with_all(trials, unit, diff, able) if c.explained >= NEARLY_ALL * wrong]
     return _in_order([*fitting, *held])
 
 

@@ -16,13 +16,24 @@ import numpy as np
 from assay.graph import split
 from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
+from assay.verify.diagnosis.phases import Phase, phase
 from assay.verify.diagnosis.posterior import SURE, gained, posterior
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
-from assay.verify.dumps.observation import token_axis
-from assay.verify.faults import FAULTS, FaultKind, Stage, decode_only
-from assay.verify.faults.description import COMPOSED, INDEX, LAYERS, OPERAND, TOKEN
+from assay.verify.faults import FAULTS, FaultKind, Stage, Variant, decode_only, prompt_only
+from assay.verify.faults.description import (
+    AXES,
+    COMPOSED,
+    COUNTED,
+    EXCHANGED,
+    INDEX,
+    LAYERS,
+    OPERAND,
+    TOKEN,
+    Description,
+)
 from assay.verify.faults.edit_grammar import descriptions
+from assay.verify.faults.scope_grammar import in_decode, in_prompt
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
     ACCEPT,
@@ -38,8 +49,10 @@ from assay.verify.thresholds import (
 )
 
 SECOND_NAMES = {  # faults that another row describes more plainly
-    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN,
+    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", OPERAND, INDEX, TOKEN, AXES,
+    COUNTED, EXCHANGED,
 }  # fmt: skip
+PATH_SPLIT = "path-split"
 MOST_READINGS = 2  # that are named beside the best
 SINGLE = {
     "gguf-missing-tensor",
@@ -89,11 +102,15 @@ def representatives(units: Sequence[EvidenceUnit]) -> list[EvidenceUnit]:
     return [many[0] for many in by_role.values()] + [many[-1] for many in by_role.values() if len(many) > 1]
 
 
-def hypotheses(trials: FaultTrials, unit: EvidenceUnit, *, decode: bool) -> Iterable[Hypothesis]:
+# The same mistake in the kernels of some calls.
+_IN: dict[Phase, Callable[[Variant], Variant]] = {Phase.DECODE: decode_only, Phase.PROMPT: prompt_only}
+
+
+def hypotheses(trials: FaultTrials, unit: EvidenceUnit, calls: Phase = Phase.BOTH) -> Iterable[Hypothesis]:
     """Everything in the catalogue that can be planted in the segment, the cheap and likely first.
 
-    The order is: fixed mistakes, families, misread weights where each trial decodes a whole model. With `decode`, the
-    same mistakes in the decode steps alone come last.
+    The order is: fixed mistakes, families, misread weights where each trial decodes a whole model. Where `calls` are
+    the decode steps or the prompt, the same mistakes in these calls alone come last.
     """
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
@@ -110,11 +127,19 @@ def hypotheses(trials: FaultTrials, unit: EvidenceUnit, *, decode: bool) -> Iter
                     yield Hypothesis(fault.id, variant)
     yield from families
     yield from misread
-    if decode:
+    if calls in _IN:
         for fault in FAULTS.values():
             for variant in fault.variants:
                 if variant.search is None and trials.touches(variant, unit):
-                    yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
+                    yield in_calls(Hypothesis(fault.id, variant), calls)
+
+
+def in_calls(h: Hypothesis, calls: Phase) -> Hypothesis:
+    """The same mistake in some calls alone. A row of the catalogue is named in the words of `path-split`."""
+    variant = _IN[calls](h.variant)
+    if h.fault in COMPOSED:
+        return replace(h, variant=variant)
+    return replace(h, fault=PATH_SPLIT, variant=replace(variant, label=f"{h.fault}: {variant.label}"))
 
 
 def costly(trials: FaultTrials, fault: str, unit: EvidenceUnit) -> bool:
@@ -142,7 +167,7 @@ Share = Callable[
 def tried_here(trials: FaultTrials, unit: EvidenceUnit, part: int, parts: int) -> dict[int, ObservationFit]:
     """Every `parts`-th hypothesis without a parameter: the share of one of several machines."""
     screen = Screen(trials, unit)
-    listed = enumerate(hypotheses(trials, unit, decode=only_decode(trials, unit)))
+    listed = enumerate(hypotheses(trials, unit, phase(trials, unit)))
     return {i: screen.fit(h) for i, h in listed if h.variant.search is None and i % parts == part}
 
 
@@ -166,9 +191,9 @@ def candidates_at(
     scans: list[Hypothesis] = []
     tried = 0
     screen, budget = Screen(trials, unit), trials.budget
-    listed = hypotheses(trials, unit, decode=only_decode(trials, unit))
+    listed = hypotheses(trials, unit, phase(trials, unit))
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
-        if h.fault == "path-split" and (found or screen.long):
+        if h.fault == PATH_SPLIT and (found or screen.long):
             break  # where each trial is a run, the scans come first
         if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
@@ -212,10 +237,10 @@ def candidates_at(
                 rough.append(Candidate(h, fit))
             if screen.long and fit.residual < ENOUGH * before.residual:
                 break  # every further point costs a run of the model
-    if screen.long and not found and not rough and only_decode(trials, unit):
-        listed = hypotheses(trials, unit, decode=True)
+    if screen.long and not found and not rough and phase(trials, unit) is Phase.DECODE:
+        listed = hypotheses(trials, unit, Phase.DECODE)
         for h in budget.counting(listed, _VARIANTS, f"{unit.target}: trying mistakes of decode steps", "mistakes"):
-            if h.fault == "path-split" and better(fit := screen.fit(h), before):
+            if h.fault == PATH_SPLIT and better(fit := screen.fit(h), before):
                 found.append(Candidate(h, fit))
     if not found and trials.terms.guessed and not trials.terms.subtle:
         coarser = _coarser(trials, [*rough, *bits], tried)
@@ -232,14 +257,30 @@ def composed_at(
     screen: Screen | None = None,
 ) -> Found:
     """The descriptions of the grammar, of mistakes in the nodes `within`, that explain the unit."""
-    screen, found, tried = screen or Screen(trials, unit), [], 0
-    edits = [Hypothesis(*d) for d in descriptions(trials.context, within)]
-    for h in trials.budget.each(edits, f"{unit.target}: trying the grammar of edits", "edits"):
-        if trials.touches(h.variant, unit):
-            tried += 1
-            if better(fit := _composed_fit(screen, h), before):
-                found.append(Candidate(h, fit))
+    screen, tried = screen or Screen(trials, unit), 0
+    found: list[Candidate] = []
+    edits, calls = list(descriptions(trials.context, within)), phase(trials, unit)
+    for scope in _SCOPES[calls]:
+        if found and calls is Phase.UNSEEN:
+            break  # rows that nobody has seen are taken to have the same mistake
+        listed = [Hypothesis(*d) for d in scope(edits)]
+        if scope is in_prompt and calls is Phase.UNSEEN:
+            listed += [h for h in hypotheses(trials, unit, Phase.PROMPT) if h.fault == PATH_SPLIT]
+        for h in trials.budget.each(listed, f"{unit.target}: trying the grammar of edits", "edits"):
+            if trials.touches(h.variant, unit):
+                tried += 1
+                if better(fit := _composed_fit(screen, h), before):
+                    found.append(Candidate(h, fit))
     return Found(found, tried, trials, composed=True)
+
+
+# The calls that have a composed edit, in the order of trying, by the calls that show a deviation.
+_SCOPES: dict[Phase, tuple[Callable[[Iterable[Description]], Iterable[Description]], ...]] = {
+    Phase.BOTH: (list,),
+    Phase.DECODE: (list, in_decode),
+    Phase.UNSEEN: (list, in_decode, in_prompt),
+    Phase.PROMPT: (list, in_prompt),
+}
 
 
 def _composed_fit(screen: Screen, h: Hypothesis) -> ObservationFit:
@@ -279,18 +320,6 @@ def _points(trials: FaultTrials, h: Hypothesis) -> int:
     return len(search.grid(trials.rows))
 
 
-def only_decode(trials: FaultTrials, unit: EvidenceUnit) -> bool:
-    """Is the unit's target right in the prompt and wrong in later steps?"""
-    whole = trials.dump.values(unit.target)
-    if whole is None or len(trials.dump.steps) < 2:
-        return False
-    axis = token_axis(trials.graph, unit.target)
-    own = trials.base(unit)[unit.target]
-    error = np.moveaxis(np.abs(whole - own), axis, 0).reshape(len(trials.dump.tokens), -1).max(1)
-    prompt = trials.dump.steps[0]
-    return bool(error[:prompt].max() < 1e-2 * error[prompt:].max())
-
-
 def same_name(best: Candidate, other: Candidate) -> bool:
     """Would naming either say the same? Composed edits differ in their words, not in their row of the catalogue."""
     a, b = best.hypothesis, other.hypothesis
@@ -319,10 +348,10 @@ def make_cause(
     composed edits among them that differ from the best in values that were not observed."""
     h = best.hypothesis
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same if c.hypothesis.fault != h.fault))
-    if h.fault == "path-split":
-        equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
     readings = other_readings(best, same) or [str(c.hypothesis) for c in apart]
-    rivals = len(set(equivalent) - {h.fault} - SECOND_NAMES) + len(readings)
+    rivals = len(set(equivalent) - SECOND_NAMES) + len(readings)
+    if h.fault == PATH_SPLIT:  # the mistake that some calls have is another name for the same thing
+        equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
     return Cause(
         fault=h.fault,
         node=node,

@@ -47,7 +47,7 @@ from assay.verify.judge.known import DIFFERS, told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import A_GUESS, ACCEPT, CUT_SHORT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
+from assay.verify.thresholds import A_GUESS, ACCEPT, CUT_SHORT, ENOUGH, FEEDS_FIRST, LOUD, SHORT, SMALL_FIRST
 
 Progress = Callable[[str], None]
 
@@ -184,16 +184,19 @@ def _by_nodes_alone(
         len(wrong[0].evidence.segment) > FEEDS_FIRST
     )  # every hypothesis is a run, so the six other feeds are the cheapest
     result = _by_feed(trials, diff, wrong, say) if long else None
-    searched = False  # small faults were searched for without a result
-    # The search for small faults runs every layer many times. In a large model it waits, if this deviation is larger
-    # than the noise of any arithmetic.
-    later = large(model) and min(wrong[0].evidence.local) > ACCEPT
-    if result is None and trials.terms.guessed and not later:
-        result = small.search(say, ruled=True)
+    searched = hurried = False  # small faults were searched for without a result; with too little time
+    # The search for small faults runs every layer many times. It has little time, and in a large model it waits, if
+    # this deviation is larger than the noise of any arithmetic.
+    loud = min(wrong[0].evidence.local) > ACCEPT
+    if result is None and trials.terms.guessed and not (large(model) and loud):
+        with budget.part(SMALL_FIRST if loud else 1.0) as cut:
+            result = small.search(say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
         if searched and result is not None and result.rounds:  # the noise is not larger than this rule's
             known = [a.name for a in ARITHMETICS].index(result.rounds)
             trials = trials.on(replace(trials.terms, arithmetic=known, guessed=False))
+        if hurried := cut():  # it is repeated at the end, if nothing else explains the deviation
+            result, searched = None, False
     if result is None or searched:
         result = (
             by_nodes(trials, diff, wrong, say)
@@ -210,7 +213,7 @@ def _by_nodes_alone(
     # The noise of a guessed arithmetic covers much, but not a fault that explains nearly all of the deviation.
     rough = trials.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
     if not searched and (
-        rough or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
+        rough or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse or hurried))
     ):
         hidden = small.search(say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden

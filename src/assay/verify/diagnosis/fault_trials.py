@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +28,7 @@ from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.diagnosis.time_budget import UNLIMITED, TimeBudget
-from assay.verify.dumps.observation import Dump, token_axis
+from assay.verify.dumps.observation import Dump, Observation, token_axis
 from assay.verify.faults import FAULTS, Change, Context, Planted, Variant, add_plugin_faults
 from assay.verify.faults.description import REACHING_BACK
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
@@ -146,7 +146,7 @@ class FaultTrials:
         self.terms, self.budget = terms or Terms.of(diff), budget
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
-        self.context = Context(model, dump.steps)
+        self.context = Context(model, dump.steps, tokens=dump.tokens)
         self.weights = weights or Weights(model.file)
         self.given = self.inputs.given
         self.theirs = self._theirs() if theirs is None else theirs  # the dump's values, and what follows from them
@@ -347,6 +347,8 @@ class FaultTrials:
             if h.variant.added_by:
                 h.variant.warn(error)
                 return None
+            if h.variant not in FAULTS[h.fault].variants:  # a composed edit that an operation refuses explains nothing
+                return None
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
         if h.variant in FAULTS[h.fault].variants and (
@@ -395,8 +397,15 @@ class FaultTrials:
             self._planted = h, unit, planted
         return self._planted[2]
 
-    def compare(self, name: str, value: Array, own: Array | None = None) -> ObservationFit:
-        """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
+    def compare(
+        self,
+        name: str,
+        value: Array,
+        own: Array | None = None,
+        only: Callable[[Observation], bool] = lambda obs: True,
+    ) -> ObservationFit:
+        """The observations of a node, or `only` some, against a value. `own` is the definition's value there: noise
+        grows with size."""
         axis, evidence, terms = token_axis(self.graph, name), self.evidence[name], self.terms
         kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
         level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
@@ -404,7 +413,7 @@ class FaultTrials:
             level = grown_noise(value, own, axis, level, _UNITS[list(kinds)])
         hide = self.hidden_at(name)
         every, residual, count = np.zeros(len(kinds)), 0.0, 0
-        for obs in self.dump.by_name[name]:
+        for obs in filter(only, self.dump.by_name[name]):
             if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
                 return NEVER
             with np.errstate(all="ignore"):

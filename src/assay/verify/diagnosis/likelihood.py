@@ -271,7 +271,7 @@ def _mistakes(trials: FaultTrials, places: Sequence[EvidencePlace], *, wide: boo
     is not `wide` the nodes have told that narrow types are its arithmetic."""
     everything = EvidenceUnit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
     costly = min(trials.run_of(p.unit.segment) for p in places)  # many hypotheses are runs of many layers
-    for h in hypotheses(trials, everything, decode=False):
+    for h in hypotheses(trials, everything):
         if (costly and FAULTS[h.fault].stage not in _SMALL) or (not wide and is_of_precision(h)):
             continue
         if h.variant.search is None:

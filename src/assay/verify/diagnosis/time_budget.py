@@ -52,11 +52,12 @@ class TimeBudget:
 
     def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.thread_time) -> None:
         self.seconds, self._clock, self._begun = seconds, clock, clock()
+        self._end = math.inf  # of the clock, inside `part`
         self._cut: dict[str, list[str]] = {}  # stages, in the order in which they were cut, and the nodes of each
 
     def over(self, what: str, share: float = SEARCHING) -> bool:
         """Has the search used this share of its time? Then `what` is remembered as not tried."""
-        if self.seconds == math.inf or self._clock() - self._begun < share * self.seconds:
+        if self.seconds == math.inf or self._clock() < min(self._begun + share * self.seconds, self._end):
             return False
         node, _, stage = what.rpartition(": ")
         nodes = self._cut.setdefault(stage, [])
@@ -76,6 +77,20 @@ class TimeBudget:
             if self.over(label, share):
                 return
             yield item
+
+    @contextmanager
+    def part(self, share: float) -> Iterator[Callable[[], bool]]:
+        """Inside the block a search may use this share of the time that is left. What it leaves out is forgotten: the
+        caller has other searches to make, and may come back. The result tells whether it left something out."""
+        before, now = self._cut, self._clock()
+        cut: dict[str, list[str]] = {}
+        self._cut = cut
+        if self.seconds < math.inf:
+            self._end = now + share * max(0.0, self._begun + SEARCHING * self.seconds - now)
+        try:
+            yield lambda: bool(cut)
+        finally:
+            self._cut, self._end = before, math.inf
 
     @contextmanager
     def stopping(self) -> Iterator[None]:

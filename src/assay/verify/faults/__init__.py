@@ -49,6 +49,7 @@ from assay.verify.faults.fault import (
     link,
     planted,
     planted_all,
+    prompt_only,
     selector,
     sites,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "link",
     "planted",
     "planted_all",
+    "prompt_only",
     "register_fault",
     "selector",
     "sites",

@@ -289,6 +289,10 @@ def _modulo(c: Context) -> NDArray[np.int64]:
     return np.arange(c.hp.n_head) % c.hp.n_head_kv
 
 
+def _by_groups(c: Context) -> NDArray[np.int64]:
+    return np.minimum(np.arange(c.hp.n_head) // c.hp.n_head_kv, c.hp.n_head_kv - 1)
+
+
 def _tiles_of(tile: int) -> Callable[[Context], NDArray[np.int64]]:
     return lambda c: (np.arange(c.hp.n_head) // tile * tile) // (c.hp.n_head // c.hp.n_head_kv)
 
@@ -296,6 +300,7 @@ def _tiles_of(tile: int) -> Callable[[Context], NDArray[np.int64]]:
 _grouping("gqa-modulo", "h % n_kv", _modulo, ("kq", "kqv"))
 _grouping("gqa-modulo", "h % n_kv for keys only", _modulo, ("kq",))
 _grouping("gqa-modulo", "h % n_kv for values only", _modulo, ("kqv",))
+_grouping("gqa-modulo", "h // n_kv", _by_groups, ("kq", "kqv"))
 for _tile in (16, 8, 4, 2):
     _grouping("gqa-tile-cross", f"tiles of {_tile} heads", _tiles_of(_tile), ("kq", "kqv"), decode=True)
 
@@ -469,12 +474,19 @@ def _early(fresh: bool) -> Callable[[Context, Array, int, int], Array]:
     return view
 
 
+def _unwritten(c: Context, rows: Array, start: int, end: int) -> Array:
+    seen = rows.copy()
+    seen[(c.steps or (start,))[0] : start] = 0
+    return seen
+
+
 _UNITS: dict[str, Callable[[Array], int]] = {
     "decode rows written at element n_past": lambda rows: 1,
     "decode rows written at n_past times a head's width": lambda rows: int(rows.shape[2]),
     "decode rows written at twice their place": lambda rows: 2 * rows[0].size,
     "decode rows written at half their place": lambda rows: rows[0].size // 2,
 }
+_step_view("kv-seqpos-units", "decode rows written elsewhere: later steps find zeros", _unwritten)
 for _label, _unit in _UNITS.items():
     _step_view("kv-seqpos-units", _label, _writes(_unit))
     _step_view("kv-seqpos-units", f"{_label}, the own row read from elsewhere", _writes(_unit, fresh=True))

@@ -1,6 +1,7 @@
-"""Generators of the grammar for attention and experts: which head, whose weight.
+"""Generators of the grammar for attention and experts: which head, which expert, whose weight.
 
 a head is not rotated                  a loop over heads that ends too early or begins too late
+another expert's tensor is read        an index that is no id: the slot of the choice, a neighbour, another token's
 an expert gets another one's weight    experts and their weights are sorted by different keys
 """
 
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.graph import Node
+from assay.graph import Node, Trait
 from assay.verify.faults.description import INDEX, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 from assay.verify.faults.rotary import heads
@@ -77,4 +78,52 @@ def _reordered(order: Callable[[Array], Array]) -> Edit:
     return edit
 
 
-GENERATORS = (unrotated_heads, expert_weights)
+# For the ids that a token has chosen [T, k], and the number of experts: the index by which an engine reads.
+_INDICES: dict[str, Callable[[Array, int], Array]] = {
+    "the slot of the choice, not the expert's id": lambda ids, n: np.broadcast_to(np.arange(ids.shape[-1]), ids.shape),
+    "the first chosen expert's id for all": lambda ids, n: np.repeat(ids[:, :1], ids.shape[-1], axis=1),
+    "the last chosen expert's id for all": lambda ids, n: np.repeat(ids[:, -1:], ids.shape[-1], axis=1),
+    "the expert's id + 1": lambda ids, n: (ids + 1) % n,
+    "the expert's id - 1": lambda ids, n: (ids - 1) % n,
+    "the ids of the token before": lambda ids, n: np.concatenate([ids[:1], ids[:-1]]),
+    "the ids of the first token": lambda ids, n: np.repeat(ids[:1], len(ids), axis=0),
+    "the ids of the last token": lambda ids, n: np.repeat(ids[-1:], len(ids), axis=0),
+    "the chosen ids in reverse order": lambda ids, n: ids[:, ::-1],
+    "the chosen ids sorted": lambda ids, n: np.sort(ids, axis=-1),
+    "expert 0 for all": lambda ids, n: np.zeros_like(ids),
+}
+
+
+def expert_ids(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another index into the experts' tensors: into all of them, or into those of one role."""
+    roles = list(dict.fromkeys(role(n) for n in c.model.graph if n.has(Trait.EXPERTS)))
+    here = [role(node) for node in nodes if node.has(Trait.EXPERTS)]
+    for some in (tuple(roles), *((name,) for name in here)) if here else ():
+        whose = "the experts' tensors are" if len(some) > 1 else f"the tensor of {some[0]} is"
+        for words, index in _INDICES.items():
+            if len(some) > 1 and words.startswith("the chosen ids"):
+                continue  # all of an expert's tensors in another slot: `expert_weights` says it
+            yield INDEX, placed(f"{whose} indexed by {words}", _indexed(index), (), *some, when=_has_experts)
+    for node in nodes:
+        for words, index in _INDICES.items() if node.op == "gather" and role(node) == "ffn_moe_weights" else ():
+            label = f"the experts' weights are indexed by {words}"
+            yield INDEX, placed(label, _indexed(index), (node.op,), role(node))
+
+
+def _has_experts(c: Context, node: Node) -> bool:
+    return node.has(Trait.EXPERTS)
+
+
+def _indexed(index: Callable[[Array, int], Array]) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        if node.has(Trait.EXPERTS):
+            n = int(c.model.graph.weights[node.weights[0]][0])
+        else:
+            n = int(c.model.graph.shapes[node.inputs[0]][-1])
+        return Change(node, lambda x, ids, *w: own(x, index(ids, n), *w))
+
+    return edit
+
+
+GENERATORS = (unrotated_heads, expert_weights, expert_ids)

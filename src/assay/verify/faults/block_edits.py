@@ -169,6 +169,8 @@ _glu("ffn-alias", "silu(up) * up", lambda g, u: silu(u) * u)
 _glu("ffn-alias", "silu(gate) * gate", lambda g, u: silu(g) * g)
 _glu("ffn-alias", "silu(gate) alone", lambda g, u: silu(g))
 _glu("ffn-alias", "gate * up", lambda g, u: g * u)
+_glu("ffn-silu-on-up", "silu(gate * up)", lambda g, u: silu(g * u))
+_glu("ffn-silu-on-up", "silu(gate) + up", lambda g, u: silu(g) + u)
 
 
 _COLUMNS = Search(1, 2048, (32, 64, 128, 256, 16, 8, 512, 1), True, True, 40)

@@ -22,6 +22,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit, is_output, l
 WORKERS = (*range(2, 17), 20, 24, 28, 32)  # threads, and lanes of a vector; 64 and more are `wgsl-tail`
 LANES = (4, 8, 16, 32, 64, 128, 256)  # products that a vector or block adds at once
 SHARES = (2, 3, 4, 6, 8)  # workers of which one does nothing
+RANKS = (2, 4, 8)  # devices among which the columns of a product are divided
 MOST_TOKENS = 16  # of a prompt that is run once for each of them
 MOST_RUN = 1 << 28  # weights of a model that is run as often
 
@@ -34,24 +35,24 @@ def unwritten(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     all_products = [node for node in c.model.graph if node.op == "linear"]
     here = [node for node in all_products if role(node) in {role(n) for n in nodes}]
     every = {role(node): _rows(c, node) for node in all_products}
-    for words, hole in _distinct(every, _HOLES):
-        if any(_holed(hole, _rows(c, node)) for node in here):
+    for words, hole in distinct(every, _HOLES):
+        if any(holed(hole, _rows(c, node)) for node in here):
             yield UNWRITTEN, placed(words.format("every product"), _zeroed(hole), ("linear",))
     terms = {role(node): int(c.model.graph.weights[node.weights[0]][-1]) for node in all_products}
-    for words, hole in _distinct(terms, _TERMS):
-        if any(_holed(hole, terms[role(node)]) for node in here):
+    for words, hole in distinct(terms, _TERMS):
+        if any(holed(hole, terms[role(node)]) for node in here):
             yield UNWRITTEN, placed(words.format("every product"), _unsummed(hole), ("linear",))
     for name in dict.fromkeys(role(node) for node in here):
-        for words, hole in _distinct({name: every[name]}, _HOLES):
+        for words, hole in distinct({name: every[name]}, _HOLES):
             yield UNWRITTEN, placed(words.format(name), _zeroed(hole), ("linear",), name)
-        for words, hole in _distinct({name: terms[name]}, _TERMS):
+        for words, hole in distinct({name: terms[name]}, _TERMS):
             yield UNWRITTEN, placed(words.format(name), _unsummed(hole), ("linear",), name)
 
 
 Hole = Callable[[int], tuple[int, int]]  # for a number of rows, the first that is missing and the one after the last
 
 
-def _rest(workers: int, n: int) -> tuple[int, int]:
+def rest(workers: int, n: int) -> tuple[int, int]:
     return n - n % workers, n
 
 
@@ -59,31 +60,45 @@ def _first_rest(workers: int, n: int) -> tuple[int, int]:
     return 0, n % workers
 
 
-def _share(workers: int, k: int, n: int) -> tuple[int, int]:
+def share(workers: int, k: int, n: int) -> tuple[int, int]:
     size = -(-n // workers)
     return min(k * size, n), min((k + 1) * size, n)
 
 
+def _others(workers: int, n: int) -> tuple[int, int]:
+    return share(workers, 0, n)[1], n
+
+
 _HOLES: dict[str, Hole] = {
-    **{f"the last rows % {n} rows of {{}} are not computed: zeros": partial(_rest, n) for n in WORKERS},
+    **{f"the last rows % {n} rows of {{}} are not computed: zeros": partial(rest, n) for n in WORKERS},
     **{f"the first rows % {n} rows of {{}} are not computed: zeros": partial(_first_rest, n) for n in WORKERS},
-    **{f"part {k + 1} of {n} of the rows of {{}} is not computed: zeros": partial(_share, n, k)
+    **{f"part {k + 1} of {n} of the rows of {{}} is not computed: zeros": partial(share, n, k)
        for n in SHARES for k in range(n)},
 }  # fmt: skip
-_TERMS: dict[str, Hole] = {f"the last columns % {n} columns of {{}} are not added": partial(_rest, n) for n in LANES}
+_TERMS: dict[str, Hole] = {
+    **{f"the last columns % {n} columns of {{}} are not added": partial(rest, n) for n in LANES},
+    "the last column of {} is not added": lambda n: (n - 1, n),
+    "the first column of {} is not added": lambda n: (0, 1),
+    **{f"only part 1 of {n} of the columns of {{}} is added": partial(_others, n) for n in RANKS},
+    **{
+        f"part {k + 1} of {n} of the columns of {{}} is not added": partial(share, n, k)
+        for n in RANKS
+        for k in range(n)
+    },
+}
 
 
-def _distinct(sizes: Mapping[str, int], holes: Mapping[str, Hole]) -> Iterator[tuple[str, Hole]]:
+def distinct(sizes: Mapping[str, int], holes: Mapping[str, Hole]) -> Iterator[tuple[str, Hole]]:
     """Of the holes that leave out the same rows, the first one."""
     seen: set[tuple[tuple[int, int], ...]] = set()
     for words, hole in holes.items():
-        missing = tuple(hole(n) if _holed(hole, n) else (0, 0) for n in sizes.values())
+        missing = tuple(hole(n) if holed(hole, n) else (0, 0) for n in sizes.values())
         if any(a < b for a, b in missing) and missing not in seen:
             seen.add(missing)
             yield words, hole
 
 
-def _holed(hole: Hole, n: int) -> bool:
+def holed(hole: Hole, n: int) -> bool:
     """Are some rows missing, and not all?"""
     first, end = hole(n)
     return 0 < end - first < n
@@ -103,7 +118,7 @@ def _zeroed(hole: Hole) -> Edit:
             y[..., first:end] = 0
             return y
 
-        return Change(node, run) if _holed(hole, n) else None
+        return Change(node, run) if holed(hole, n) else None
 
     return edit
 
@@ -118,7 +133,7 @@ def _unsummed(hole: Hole) -> Edit:
             x[:, first:end] = 0
             return own(x.reshape(shape), *rest)
 
-        return Change(node, run) if _holed(hole, n) else None
+        return Change(node, run) if holed(hole, n) else None
 
     return edit
 

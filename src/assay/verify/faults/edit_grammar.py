@@ -5,16 +5,20 @@
     skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
     which token       another id was fed at one position: `token-other`
     whose weights     a layer runs on another layer's tensors: `layer-weights`
+    which axes        a value of several axes is read without a transpose: `axes-untransposed`
+    which steps       two are exchanged, one is left out or done twice: `steps-exchanged`, `norm-position`, `step-count`
+    which keys        the mask hides some by another rule: `keys-hidden`
+    which terms       a sum leaves some out: `sum-short`
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
                       `buffer-not-cleared`, `embd-overwritten`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
-`in_layers` restricts any edit to some layers.
+`in_layers` restricts any edit to some layers, `scope_grammar` to one role or to some calls.
 
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of
 descriptions is bounded; `UNTRIED` says what the bound leaves out. Touch this module to add another generator; those of
-heads and experts are in `attention_grammar`, of loaders in `loader_grammar`, of buffers in `buffer_grammar`.
+the others are in the modules `*_grammar` beside it, by the same words.
 """
 
 from __future__ import annotations
@@ -30,7 +34,17 @@ from numpy.typing import NDArray
 from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
-from assay.verify.faults import attention_grammar, buffer_grammar, loader_grammar
+from assay.verify.faults import (
+    attention_grammar,
+    axis_grammar,
+    buffer_grammar,
+    cache_grammar,
+    loader_grammar,
+    mask_grammar,
+    scope_grammar,
+    step_grammar,
+    sum_grammar,
+)
 from assay.verify.faults.description import (
     INDEX,
     NORMS,
@@ -40,6 +54,7 @@ from assay.verify.faults.description import (
     TOKEN,
     Description,
     placed,
+    special_ids,
 )
 from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
 
@@ -70,14 +85,19 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _positions,
         _operands,
         _tensors,
+        _exchanged_tensors,
         _shifted,
         _token_rows,
-        _cache_rows,
+        *cache_grammar.GENERATORS,
         *attention_grammar.GENERATORS,
+        *axis_grammar.GENERATORS,
+        *step_grammar.GENERATORS,
+        *mask_grammar.GENERATORS,
+        *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)
-    for generate in (*buffer_grammar.GENERATORS, _tokens, _rows):
+    for generate in (*sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, _tokens, _rows):
         yield from generate(c, firsts)
 
 
@@ -254,6 +274,24 @@ def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
 
 
+def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another matrix of the same layer with the same shape: of another role, or both have each other's."""
+    graph = c.model.graph
+    for node in (n for n in nodes if n.has(Trait.MATRIX) and layer(n) is not None):
+        shape = graph.weights[node.weights[0]]
+        if math.prod(shape) > MOST_WEIGHTS:
+            continue
+        for other in graph:
+            if layer(other) != layer(node) or not other.has(Trait.MATRIX) or other.op != node.op:
+                continue
+            if other.weights[0] == node.weights[0] or graph.weights[other.weights[0]] != shape:
+                continue
+            label = f"{role(node)} takes the matrix of {role(other)}"
+            yield OPERAND, placed(label, _weight(_relative(node, other)), (node.op,), role(node))
+            both = f"{role(node)} and {role(other)} have each other's matrices"
+            yield OPERAND, placed(both, _each_other(node, other), (node.op,), role(node), role(other))
+
+
 def _weight(name: Callable[[Context, Node], str]) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         other = name(c, node)
@@ -421,43 +459,6 @@ def _ordered(order: Callable[[int], NDArray[np.int64]]) -> Edit:
     return edit
 
 
-def _cache_rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """A row of the cache is lost, or the rows from a position on are written one further."""
-    caches = {role(node) for node in nodes if node.has(Trait.CACHES)}
-    total = min(sum(c.steps), MOST_POSITIONS)
-    for at in range(1, total) if caches else ():
-        for what, roles in _CACHES.items():
-            if roles & caches:
-                late = f"from position {at} on {what} are written one row further in the cache"
-                yield INDEX, placed(late, _cached(_late, at), ("cache",), *roles)
-                yield INDEX, placed(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
-
-
-_CACHES = {
-    "keys and values": frozenset({"cache_k", "cache_v"}),
-    "keys": frozenset({"cache_k"}),
-    "values": frozenset({"cache_v"}),
-}
-
-
-def _late(rows: Array, at: int) -> Array:
-    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])[: len(rows)]
-
-
-def _lost(rows: Array, at: int) -> Array:
-    rows = rows.copy()
-    rows[at : at + 1] = 0
-    return rows
-
-
-def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own = standard(node)
-        return Change(node, lambda *operands: change(own(*operands), at))
-
-    return edit
-
-
 # -- another token -------------------------------------------------------------------------------------------------
 
 
@@ -477,14 +478,6 @@ def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
         for how, other in others.items():
             yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
-
-
-def special_ids(c: Context) -> list[int]:
-    """Ids that engines fall back to: 0, and those that the file names."""
-    keys = ("bos", "eos", "unknown", "padding", "eot")
-    named = [c.model.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-    ids = [int(i) for i in named if isinstance(i, int | np.integer) and 0 <= int(i) < c.model.hparams.n_vocab]
-    return list(dict.fromkeys((0, *ids)))
 
 
 def _all_fed(step: int) -> Edit:

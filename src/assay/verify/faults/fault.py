@@ -40,11 +40,12 @@ def _heads(row: Layer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings that an edit may read: the model, and how the tokens were fed."""
+    """The surroundings that an edit may read: the model, the tokens, and how they were fed."""
 
     model: Model
     steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
     layer: int = 0  # the layer whose heads `hp` describes
+    tokens: tuple[int, ...] = ()  # the ids, where they are known
 
     @property
     def hp(self) -> HParams:
@@ -406,6 +407,18 @@ def decode_only(variant: Variant) -> Variant:
         return after_prompt(context, node, change) if node.has(Trait.STATE) else on_rows(context, node, change)
 
     return replace(variant, edit=edit, decode_only=True)
+
+
+def prompt_only(variant: Variant) -> Variant:
+    """The same fault in the kernels of the prompt alone."""
+
+    def edit(context: Context, node: Node, p: float) -> Change | None:
+        change = variant.edit(context, node, p)
+        if change is None or node.has(Trait.CACHES | Trait.STATE):
+            return None
+        return on_rows(context, node, change, ~context.decoding(sum(context.steps)))
+
+    return replace(variant, edit=edit, label=f"{variant.label}, in the prompt only")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""Generators of the grammar for the cache: which rows are lost or moved, and whose rows a layer reads.
+
+rows                 a row is lost, the rows from a position on are written one further
+another layer's      the offset of the layer in the cache is off, or missing: all layers share the rows of one
+rows of the prompt   what the prompt computes is not stored, so that decode steps find zeros
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from assay.graph import Node, Trait, join, split
+from assay.verify.faults.description import INDEX, OTHER_CACHE, Description, placed
+from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, layer, role, standard
+
+MOST_POSITIONS = 64  # that are tried one by one
+
+
+def rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """A row of the cache is lost, or the rows from a position on are written one further."""
+    caches = {role(node) for node in nodes if node.has(Trait.CACHES)}
+    total = min(sum(c.steps), MOST_POSITIONS)
+    for at in range(1, total) if caches else ():
+        for what, roles in _CACHES.items():
+            if roles & caches:
+                late = f"from position {at} on {what} are written one row further in the cache"
+                yield INDEX, placed(late, _cached(_late, at), ("cache",), *roles)
+                yield INDEX, placed(f"{what} of position {at} are lost: zeros", _cached(_lost, at), ("cache",), *roles)
+
+
+_CACHES = {
+    "keys and values": frozenset({"cache_k", "cache_v"}),
+    "keys": frozenset({"cache_k"}),
+    "values": frozenset({"cache_v"}),
+}
+
+
+def _late(rows: Array, at: int) -> Array:
+    return np.concatenate([rows[:at], np.zeros_like(rows[:1]), rows[at:-1]])[: len(rows)]
+
+
+def _lost(rows: Array, at: int) -> Array:
+    rows = rows.copy()
+    rows[at : at + 1] = 0
+    return rows
+
+
+def _cached(change: Callable[[Array, int], Array], at: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        return Change(node, lambda *operands: change(own(*operands), at))
+
+    return edit
+
+
+# -- what a decode step finds ----------------------------------------------------------------------------------------
+
+_READERS = {"keys and values": ("kq", "kqv"), "keys": ("kq",), "values": ("kqv",)}
+_QUERIES: dict[str, Callable[[Array, Array], Array]] = {
+    "kq": lambda q, some: q[some],
+    "kqv": lambda p, some: p[:, some],
+}
+Older = Callable[[Context, Array, Array, int], Array]  # own rows, another layer's, the step's first row: rows before it
+
+
+def found_in_decode(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The rows of earlier steps, as a decode step finds them."""
+    ops = {node.op for node in nodes}
+    if len(c.steps) < 2 or not ops & {"kq", "kqv"}:
+        return
+    for what, readers in _READERS.items():
+        if ops & set(readers):
+            for words, of, older in _FOUND:
+                fault = OTHER_CACHE if older is _others else INDEX
+                yield fault, placed(f"in decode {words.format(what)}", _view(of, older), readers)
+
+
+def _prompt_lost(c: Context, own: Array, other: Array, start: int) -> Array:
+    seen = own[:start].copy()
+    seen[: c.steps[0]] = 0
+    return seen
+
+
+def _others(c: Context, own: Array, other: Array, start: int) -> Array:
+    return other[:start]
+
+
+# The rows of the last layer are found where they were dumped: a run of the graph computes them later.
+# Words, the layer whose rows are read (from the layer's own number and that of the last), and the rows found.
+_FOUND: tuple[tuple[str, Callable[[int, int], int], Older], ...] = (
+    ("{} of the prompt are not stored: zeros", lambda at, last: at, _prompt_lost),
+    ("earlier {} are those of the layer before", lambda at, last: at - 1, _others),
+    ("earlier {} are those of layer 0", lambda at, last: 0, _others),
+    ("earlier {} are those of the last layer", lambda at, last: last, _others),
+)
+
+
+def _view(of: Callable[[int, int], int], older: Older) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        at = layer(node)
+        if at is None or not by_heads(c, node.inputs[1]):
+            return None
+        source = join(split(node.inputs[1])[0], of(at, len(c.model.hparams.layers) - 1))
+        own, queries, shapes = standard(node), _QUERIES[node.op], c.model.graph.shapes
+        if source != node.inputs[1] and shapes.get(source) != shapes[node.inputs[1]]:
+            return None
+        if source == node.inputs[1] and older is _others:
+            return None
+
+        def run(a: Array, kv: Array, other: Array, *more: Array) -> Array:
+            out = own(a, kv, *more).copy()
+            starts = c.starts(out.shape[1])
+            for start in np.unique(starts[starts > 0]).tolist():
+                some = starts == start
+                out[:, some] = own(queries(a, some), np.concatenate([older(c, kv, other, start), kv[start:]]), *more)
+            return out
+
+        return Change(replace(node, inputs=(*node.inputs, source)), run)
+
+    return edit
+
+
+GENERATORS = (rows, found_in_decode)
