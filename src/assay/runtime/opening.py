@@ -80,6 +80,8 @@ class OpenOptions:
 class Opened:
     """An opened file: its graph, tokenizer, chat template and cache sizes. No weights are loaded yet."""
 
+    runs_towers = True  # False where other processes encode the pictures
+
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
         self.file = file
         self.options = options
@@ -149,7 +151,7 @@ class Opened:
                 f"{path}: does not fit the model (found rows of {found.tower.width} numbers, expected {wanted}); use "
                 "the mmproj file that was made for it"
             )
-        return PictureReader(found)
+        return PictureReader(found, runs=self.runs_towers)
 
     @cached_property
     def sees(self) -> bool:
