@@ -151,6 +151,8 @@ def picture_bytes(picture: Any) -> bytes:
         return bytes(picture)
     if not isinstance(picture, str | Path):
         raise AssayError(f"images: each must be a path or the bytes of a picture (found {picture!r:.60})")
+    if str(picture).startswith(("http://", "https://")):
+        raise AssayError(f"{picture}: is a URL, and pictures are read from files; download it first")
     path = Path(picture)
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -158,6 +160,15 @@ def picture_bytes(picture: Any) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise AssayError(f"{path}: cannot read the picture ({error.strerror})") from None
+
+
+def named_picture(reader: PictureReader, picture: Any) -> ImagePrompt:
+    """The rows of a picture that a caller names by its path or gives whole; errors name the file."""
+    data = picture_bytes(picture)
+    try:
+        return reader.read(data)
+    except AssayError as error:
+        raise AssayError(f"{picture}: {error}" if isinstance(picture, str | Path) else str(error)) from None
 
 
 def marked_text(text: str, n: int) -> str:
