@@ -97,12 +97,12 @@ def test_killed_at_every_token(gemma: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
 def test_a_process_dies_in_mid_stream(name: str, tmp_path: Path) -> None:
     """Real processes, one of them killed by the system. qwen3vl: positions of three numbers, and deepstack."""
-    path = model_in(tmp_path, name)
+    path, options, long = model_in(tmp_path, name), replace(OPTIONS, ctx_size=256), {"max_tokens": 150}
 
     async def main() -> None:
-        async with client_of(path, options=OPTIONS) as (client, _):
-            expected = [await answer(client, asking(seed)) for seed in (1, 2)]
-        async with client_of(path, Cluster(LocalLauncher, Bounds(2, 2)), OPTIONS) as (client, entry):
+        async with client_of(path, options=options) as (client, _):
+            expected = [await answer(client, asking(seed, **long)) for seed in (1, 2)]
+        async with client_of(path, Cluster(LocalLauncher, Bounds(2, 2)), options) as (client, entry):
             fleet: Any = entry.worker
             await fleet.wait_until_complete()
             hit: list[RoutedStream] = []
@@ -113,8 +113,8 @@ def test_a_process_dies_in_mid_stream(name: str, tmp_path: Path) -> None:
                     handle: Any = stream.link.handle
                     os.kill(handle.process.pid, signal.SIGKILL)
 
-            kill_after(fleet, 5, kill)
-            assert await asyncio.gather(*(answer(client, asking(seed)) for seed in (1, 2))) == expected
+            kill_after(fleet, 3, kill)
+            assert await asyncio.gather(*(answer(client, asking(seed, **long)) for seed in (1, 2))) == expected
             assert hit and hit[0].moves == 1 and fleet.tally.errors == 0
 
     asyncio.run(main())
