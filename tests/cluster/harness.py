@@ -99,10 +99,10 @@ async def fleet_of(path: Path, launcher: Any = None, **given: Any) -> AsyncItera
 
 @asynccontextmanager
 async def client_of(
-    path: Path, cluster: Cluster | None = None, options: OpenOptions | None = None
+    path: Path, cluster: Cluster | None = None, options: OpenOptions | None = None, chunk: int = 32
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ServedModel]]:
     """The server's own application over a model that is computed here or elsewhere, and a client of it."""
-    limits, registry = ServerLimits(chunk=32), CollectorRegistry()
+    limits, registry = ServerLimits(chunk=chunk), CollectorRegistry()
     options = options or OpenOptions(engine="cpu", threads=1, cache_size=2048)
     given = ("m", path, options, limits)
     entry = ReplicatedModel(*given, cluster=cluster) if cluster else ServedModel(*given)

@@ -189,9 +189,9 @@ def test_jobs_and_updates_cross_the_wire() -> None:
         "receipt",
         "thinking",
         "second",
-        "adapters",  # these three are refused with --cluster
+        "adapters",  # this and the next are refused with --cluster
         "shift",
-        "images",
+        "images",  # tests/cluster/test_pictures.py
     }
     head, arrays = jobs.from_job(job, 1 << 63)
     sent = unpack(pack(head, arrays))

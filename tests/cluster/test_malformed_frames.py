@@ -198,7 +198,7 @@ def test_a_malformed_hello(path: Path, healthy: Thread, fake: Fake, hello: dict[
 
 @pytest.mark.parametrize(
     ("speaks", "version"),
-    [(None, 1), ([1, 1], 1), ([2, 2], 2), ([1, 9], 2), ([2, 2**40], 2), ([3, 4], None), ([0, 0], None)],
+    [(None, 1), ([1, 1], 1), ([2, 2], 2), ([1, 9], 3), ([2, 2**40], 3), ([4, 5], None), ([0, 0], None)],
 )
 def test_versions_are_negotiated(
     path: Path, healthy: Thread, fake: Fake, hello: dict[str, Any], speaks: Any, version: int | None

@@ -15,18 +15,23 @@ from assay.engines import ENGINES, create, wgpu
 from assay.engines.contract import CacheLost, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.plan.batching import Step, whole
-from assay.engines.wgpu.adapter import gpu
+from assay.engines.wgpu.adapter import GpuError, gpu
 from assay.engines.wgpu.dispatches import Dispatch, share_memory
 from assay.engines.wgpu.recording import workgroups
 from assay.engines.wgpu.shaders import TIERS, Kernel
+from assay.engines.wgpu.step_words import HEADER, RECORD, step_words
 from assay.engines.wgpu.tier_probe import expected_results, fma, probe_vectors
 from assay.engines.wgpu.weight_tiles import CHUNK, ROWS, pack, tile_format
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.library.argument_checks import check_load_options
 from assay.models import Model
+from assay.models.pictures import LAST
+from assay.vision.encode import encode_picture
+from assay.vision.projector import open_projector
 from tests import tiny
 from tests.engines import bits
+from tests.picture_prompts import FOLDER, chunk, model_of, prompt
 
 needs_adapter = pytest.mark.skipif("wgpu" not in ENGINES, reason="wgpu or a Vulkan driver is not installed")
 TABLE = np.array([3, 1], np.int32)
@@ -245,3 +250,60 @@ def test_values_share_memory_only_when_the_first_is_dead() -> None:
     assert place["a"] not in (place["b"], place["c"], place["d"])  # it is read once more
     assert place["d"] == place["b"] and place["b"] != place["c"]
     assert list(place.values()).count(place["e"]) == 1 and set(sizes.values()) == {64}
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
+def test_a_prompt_with_its_picture_has_the_cpus_bits(name: str) -> None:
+    """Rows that see each other; positions of three numbers and deepstack. Two decode steps behind, and text beside."""
+    model, (ids, images) = model_of(name), prompt(name)
+    ours, cpu = wgpu.WgpuEngine(model, n_pages=16), CpuEngine(model, n_pages=16, threads=1)
+    n, whole_ids = len(ids), (*ids, 3, 5)
+    text = Chunk(np.array([7, 8, 9], np.int32), 0, np.arange(8, 9, dtype=np.int32), "all")
+    for begin, end in ((0, n), (n, n + 1), (n + 1, n + 2)):
+        batch = [chunk(model, whole_ids, images, begin, end, outputs="all"), *([text] if begin == 0 else [])]
+        for found, expected in zip(*(engine.forward(batch) for engine in (ours, cpu)), strict=True):
+            np.testing.assert_array_equal(found.logits.view(np.uint32), expected.logits.view(np.uint32))
+    ours.close()
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "qwen3vl", "pixtral"])
+def test_a_tower_has_the_cpus_bits(name: str) -> None:
+    """A square tower, and two with rotations that are given for each row."""
+    pixels = np.random.default_rng(1).integers(0, 256, (37, 53, 3), dtype=np.uint8)
+    found = []
+    for engine in ("wgpu", "cpu"):
+        projector = open_projector(FOLDER / f"{name}-mmproj.gguf", engine)
+        rows = [p.rows for p in encode_picture(projector, pixels).pieces if not isinstance(p, str)]
+        assert projector.engine == engine
+        found.append(np.concatenate(rows).view(np.uint32))
+        projector.close()
+    np.testing.assert_array_equal(*found)
+
+
+@needs_adapter
+def test_a_tower_that_does_not_fit_the_adapter_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise GpuError("too large for a binding")
+
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    expected = encode_picture(open_projector(FOLDER / "gemma3-mmproj.gguf", "cpu"), pixels)
+    monkeypatch.setattr(wgpu.WgpuEngine, "__init__", refused)
+    projector = open_projector(FOLDER / "gemma3-mmproj.gguf", "wgpu")
+    found = encode_picture(projector, pixels)
+    assert projector.engine == "cpu"
+    rows = [next(p for p in prompt.pieces if not isinstance(p, str)) for prompt in (found, expected)]
+    assert rows[0].digest == rows[1].digest
+    np.testing.assert_array_equal(rows[0].rows, rows[1].rows)
+
+
+def test_the_words_of_a_step_have_the_last_slot_that_a_token_sees() -> None:
+    n = 6
+    last = np.array([0, 4, 4, 4, 4, 5], np.float32)[:, None]
+    given = Chunk(np.zeros(n, np.int32), 0, np.arange(1, dtype=np.int32), "all", rows={LAST: last})
+    (step,) = whole([given])
+    records = step_words(step, []).astype(np.int64)[HEADER:][: n * RECORD].reshape(n, RECORD)
+    assert records[:, 5].tolist() == [0, 4, 4, 4, 4, 5]

@@ -99,6 +99,41 @@ def test_a_model_without_a_tower_says_what_is_missing(tmp_path: Path) -> None:
         projector_beside(tmp_path / "other.gguf")
 
 
+def test_run_says_which_file_is_wrong(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    model, right, bad = str(folder / "tiny.gguf"), str(folder / "a.ppm"), tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    options = ["--engine", "cpu", "--ctx-size", "128", "-n", "1", "--template", "chatml"]
+    for given, said in (
+        ([model, "--image", right, "--image", str(bad), "-p", "a"], f"{bad}: picture: cannot be decoded"),
+        ([model, "--image", "https://example.org/a.png", "-p", "a"], "https://example.org/a.png: is a URL"),
+        ([model, "--mmproj", str(tmp_path / "none.gguf"), "-p", "a"], "none.gguf: no such file"),
+        ([str(folder / "mmproj-tiny.gguf"), "--image", right, "-p", "a"], "mmproj-tiny.gguf: is an mmproj file"),
+        ([model, "--image", right, "--image", right, "-p", f"x {MEDIA} y"], "found 1 in the text, expected 2"),
+    ):
+        assert main(["run", *given, *options]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_mark_in_a_message_says_where_the_picture_goes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    given = ["run", str(folder / "tiny.gguf"), "--image", str(folder / "a.ppm"), "--engine", "cpu", "-c", "128"]
+    given += ["-n", "1", "--template", "chatml", "--json"]
+
+    def first_row(text: str) -> tuple[int, int]:
+        assert main([*given, "-p", text]) == 0
+        ids = json.loads(capsys.readouterr().out)["prompt_ids"]
+        return ids.index(-1), len(ids)
+
+    assert first_row(f"{MEDIA}xyz") == first_row("xyz")
+    behind, length = first_row(f"xyz{MEDIA}")
+    assert (behind, length) == (first_row("xyz")[0] + 3, first_row("xyz")[1])
+
+
 def test_marks_stand_where_the_parts_are() -> None:
     text = {"type": "text", "text": "b"}
     assert marked_messages([{"role": "user", "content": [{"type": "image"}, text]}], 1, "|") == [

@@ -51,8 +51,14 @@ def prompt_for(args: argparse.Namespace, text: str, opened: Opened) -> list[int]
             raise AssayError("--system: needs a chat template")
         return text
     from assay.library.language_model import conversation
+    from assay.runtime.pictured_prompt import MEDIA, marked_text
 
-    return [dict(message) for message in conversation(text, args.system)]
+    *turns, asked = [dict[str, Any](message) for message in conversation(text, args.system)]
+    first, *rest = marked_text(text, len(args.image)).split(MEDIA)
+    parts = [{"type": "text", "text": first}]
+    for part in rest:
+        parts += [{"type": "image"}, {"type": "text", "text": part}]
+    return [*turns, asked | {"content": parts}]
 
 
 def speed_line(result: Result, load_seconds: float) -> str:

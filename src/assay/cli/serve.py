@@ -175,8 +175,8 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError("--context-shift: not with --cluster: replicas end an answer where its context is full")
     if args.lora and args.cluster is not None:
         raise AssayError("--lora: not with --cluster: replicas have no adapters")
-    if args.mmproj and args.cluster is not None:
-        raise AssayError("--mmproj: not with --cluster: replicas take no pictures")
+    if args.mmproj and args.split:
+        raise AssayError("--mmproj: not with --split: stages take no pictures")
     if args.cache_dir is not None and args.cluster is not None:
         raise AssayError("--cache-dir: not with --cluster: replicas keep their prefixes in memory")
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()

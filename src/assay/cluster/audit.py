@@ -22,6 +22,7 @@ from assay.cluster.frames import Array
 from assay.cluster.replica_link import Link, RoutedStream
 from assay.errors import AssayError
 from assay.graph.names import split
+from assay.runtime.image_places import Images
 from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence_errors import EngineFailed
 
@@ -95,8 +96,9 @@ class Auditor:
                 return i
         if len(stream.ids) != len(again.ids):
             return min(len(stream.ids), len(again.ids)) - n
+        images = stream.job.images
         last = next((name for name in ("result_norm", "result_output") if name in self._names), self._names[-1])
-        mine, theirs = await asyncio.gather(*(self._nodes(o, stream.ids[:-1], [last]) for o in (link, other)))
+        mine, theirs = await asyncio.gather(*(self._nodes(o, stream.ids[:-1], [last], images) for o in (link, other)))
         rows = _differs(mine[last], theirs[last])
         return None if rows is None else max(rows - n + 1, 0)
 
@@ -109,7 +111,7 @@ class Auditor:
             )
             if third is None:
                 third = fresh = await self._fleet.guest()
-            first, detail, alone = await self._search(ids, link, other, third)
+            first, detail, alone = await self._search(ids, stream.job.images, (link, other, third))
         except (AssayError, OSError) as error:
             first, detail, alone = "?", f"not found: {error}", None
         finally:
@@ -124,10 +126,13 @@ class Auditor:
             alone.suspect = str(finding)
             self._fleet.replace(alone)
 
-    async def _search(self, ids: Sequence[int], a: Link, b: Link, third: Link) -> tuple[str, str, Link | None]:
+    async def _search(
+        self, ids: Sequence[int], images: Images, links: tuple[Link, Link, Link]
+    ) -> tuple[str, str, Link | None]:
         """The first node on which two replicas differ, by how much, and the one that the third disagrees with."""
+        a, b, _ = links
         layers = [name for name in self._names if split(name)[0] == "l_out"]
-        outputs = await asyncio.gather(*(self._nodes(o, ids, layers) for o in (a, b)))
+        outputs = await asyncio.gather(*(self._nodes(o, ids, layers, images) for o in (a, b)))
         wrong = next((n for n in layers if _differs(outputs[0][n], outputs[1][n]) is not None), None)
         layer = split(wrong)[1] if wrong else None
         if layer is None:  # after the last layer
@@ -136,7 +141,7 @@ class Auditor:
             names = [name for name in self._names if split(name)[1] == layer]
             if layer == split(layers[0])[1]:
                 names = [n for n in self._names[: self._names.index(names[-1]) + 1] if split(n)[1] in (None, layer)]
-        values = await asyncio.gather(*(self._nodes(o, ids, names) for o in (a, b, third)))
+        values = await asyncio.gather(*(self._nodes(o, ids, names, images) for o in links))
         for name in names:
             x, y, z = (found.get(name) for found in values)
             if x is None or y is None or z is None or _differs(x, y) is None:
@@ -146,9 +151,9 @@ class Auditor:
             return name, f"by up to {gap:.3g}", alone
         return "no node when recomputed", "the difference did not occur again", None
 
-    async def _nodes(self, link: Link, ids: Sequence[int], names: Sequence[str]) -> dict[str, Array]:
+    async def _nodes(self, link: Link, ids: Sequence[int], names: Sequence[str], images: Images) -> dict[str, Array]:
         """Nodes of a prompt, recomputed."""
-        done = await self._run(link, Job(tuple(ids), keep=tuple(names)))
+        done = await self._run(link, Job(tuple(ids), keep=tuple(names), images=images))
         return {name: np.concatenate(parts, axis=0) for name, parts in done.nodes.items() if _by_token(parts, ids)}
 
     async def _run(self, link: Link, job: Job) -> RoutedStream:

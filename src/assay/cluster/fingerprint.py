@@ -5,6 +5,7 @@ arithmetic   the engine's order of sums and rounding, its precision, the type of
 sampling     the bits of NumPy's exp, log and sums on this machine: sampling and log-probabilities use them
 text         the versions of assay and of the grammar library
 context      the context size, which may end an answer
+tower        the bytes of the mmproj file and the arithmetic of its tower, where pictures are taken
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from assay.engines.contract import Engine
 from assay.version import __version__
+from assay.vision.projector import Projector
 
 _PIECE = 16 << 20  # bytes hashed at a time, by several threads
 
@@ -50,7 +52,7 @@ def sampling_digest() -> str:
     return blake2b(b"".join(part.tobytes() for part in found), digest_size=8).hexdigest()
 
 
-def fingerprint(path: Path, engine: Engine, n_ctx: int) -> dict[str, Any]:
+def fingerprint(path: Path, engine: Engine, n_ctx: int, projector: Projector | None = None) -> dict[str, Any]:
     """Everything that the bytes of a stream depend on, apart from the request."""
     try:
         grammars = version("llguidance")
@@ -62,6 +64,7 @@ def fingerprint(path: Path, engine: Engine, n_ctx: int) -> dict[str, Any]:
         "sampling": sampling_digest(),
         "text": [__version__, grammars],
         "context": n_ctx,
+        **({"tower": [projector.digest.hex(), projector.arithmetic]} if projector else {}),
     }
 
 

@@ -31,6 +31,7 @@ from assay.cluster.affinity import cost
 from assay.cluster.frame_schema import NoCommonVersion
 from assay.cluster.frames import Array, Channel, ConnectionBroken, MalformedFrame
 from assay.cluster.launchers import Launcher
+from assay.cluster.picture_frames import check_sendable
 from assay.cluster.replica_link import SILENT, TICK_S, WORD_S, Link, RoutedStream
 from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
@@ -117,6 +118,8 @@ class Fleet:
         if live + len(given) > max(len(self.up), 1) * self.spec["running"] + self._queue:
             slots = max(len(self.up), 1) * self.spec["running"]
             raise QueueFull(live, max(1, min(60, round(self._stream_s * live / slots))))
+        for job in given:
+            check_sendable(job.images)
         streams = [RoutedStream(job, sink) for job, sink in zip(given, sinks, strict=True)]
         for stream in streams:
             self.place(stream)
@@ -190,7 +193,10 @@ class Fleet:
 
     def place(self, stream: RoutedStream, avoid: Link | None = None) -> None:
         """Send a stream to the replica with the lowest cost, or keep it until a replica can take it."""
-        equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
+        equal = [
+            link for link in self.up
+            if not link.trial and stream.fingerprint in (None, link.fingerprint) and link.takes(stream.job)
+        ]  # fmt: skip
         links = [link for link in equal if link is not avoid] or equal
         links = [link for link in links if not link.quiet] or links
         if not links:
@@ -300,7 +306,7 @@ class Fleet:
         waiting = [
             stream for link in self.up if link.like(fresh)
             for number in link.beat.get("queue", ()) if (stream := link.streams.get(number))
-            and not (stream.began or stream.pinned or link.trial is stream)
+            and fresh.takes(stream.job) and not (stream.began or stream.pinned or link.trial is stream)
         ]  # fmt: skip
         for stream in sorted(waiting, key=lambda stream: stream.times.arrived)[:: len(self.up)]:
             if stream.link:

@@ -5,7 +5,8 @@ so its peer counts as lost and its streams move to another replica. Fields that 
 a newer version may add some. A frame of an unknown kind is malformed, because the two ends have agreed on a version.
 
 Versions: 1 is the first one. 2 adds `at`, the index of a token in its answer: it shows a token that is repeated, left
-out or in the wrong order. A replica offers its versions in `hello`, and the router answers with `version`.
+out or in the wrong order. 3 adds pictures to a job. A replica offers its versions in `hello`, and the
+router answers with `version`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from assay.cluster.frames import ConnectionBroken, Frame, MalformedFrame
 from assay.runtime.sequence import ENDS
 
-VERSIONS = (1, 2)  # the oldest and the newest that this process speaks
+VERSIONS = (1, 3)  # the oldest and the newest that this process speaks
 _LARGEST = 1 << 53  # whole numbers: JSON of other languages holds no more
 _MAX_ITEMS = 1 << 24  # entries of one list
 _LONGEST_SHOWN = 40

@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from assay.cluster.frames import Array, ConnectionBroken
+from assay.cluster.picture_frames import pack_images, unpack_images
 from assay.engines.contract import CacheLost
 from assay.errors import AssayError
 from assay.runtime import receipts
 from assay.runtime.grammar import ConstraintMaker, Grammars
+from assay.runtime.image_places import Images
 from assay.runtime.params import SamplerParams
+from assay.runtime.pictured_prompt import PictureReader
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError
@@ -45,8 +48,6 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     settings["seed"] = seed
     settings["dry_breakers"] = [[token, list(rest)] for token, rest in job.params.dry_breakers.items()]
     head: dict[str, Any] = {name: getattr(job, name) for name in _PLAIN} | {"params": settings}
-    if job.images:
-        raise AssayError("job: pictures cannot be sent to a replica; serve the model without --cluster")
     if job.receipt:
         head["receipt"] = receipts.VERSION
     if job.second:
@@ -59,11 +60,24 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
         head["grammar"] = [job.constraint.kind, job.constraint.text, job.constraint.param]
     if job.thinking is not None:
         head["thinking"] = asdict(job.thinking)
-    return head, {"ids": np.array(job.ids, np.int32), "answered": np.array(job.answered, np.int32)}
+    pixels: dict[str, Array] = {}
+    if job.images:
+        head["images"], pixels = pack_images(job.images)
+    ids = [max(token, 0) for token in job.ids]  # below 0: a row of a picture
+    return head, {"ids": np.array(ids, np.int32), "answered": np.array(job.answered, np.int32), **pixels}
 
 
-def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Grammars) -> Job:
-    """The job that a frame describes. Slow if it has a grammar, which is compiled here."""
+def to_job(
+    head: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    grammars: Grammars,
+    pictures: PictureReader | None = None,
+    arrived: float | None = None,
+) -> Job:
+    """The job that a frame describes. Slow if it has a grammar, which is compiled here, or pictures, which are encoded.
+
+    `arrived` is the time of the frame on the clock of time.monotonic(); the deadline counts from there.
+    """
     try:
         settings = dict(head["params"])
         settings["dry_breakers"] = {
@@ -78,11 +92,17 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
         if "thinking" in head:
             closing = tuple(head["thinking"]["closing"])
             thinking = ThinkingBudget(**{**head["thinking"], "closing": closing})
+        now = time.monotonic() if arrived is None else arrived
+        deadline = now + head["seconds"] if "seconds" in head else math.inf
+        ids, images = _ids(arrays["ids"]), Images()
+        if "images" in head:
+            ids, images = unpack_images(head["images"], arrays, ids, pictures)
         return Job(
-            ids=_ids(arrays["ids"]),
+            ids=ids,
+            images=images,
             params=SamplerParams(**settings),
             answered=_ids(arrays["answered"]),
-            deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
+            deadline=deadline,
             constraint=constraint,
             receipt=head.get("receipt") == receipts.VERSION,
             second=operator.index(head.get("second", 0)),

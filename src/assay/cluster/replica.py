@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -97,7 +98,10 @@ class Replica:
     def __init__(self, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.opened = open_here(spec)
         self.engine = self._engine(spec, launcher)
-        self.fingerprint = fingerprint(self.opened.file.path, self.engine, self.opened.n_ctx)
+        self.pictures = self.opened.pictures if spec.get("sees") else None
+        projector = self.pictures.projector if self.pictures else None
+        self.fingerprint = fingerprint(self.opened.file.path, self.engine, self.opened.n_ctx, projector)
+        self._towers = ThreadPoolExecutor(1, thread_name_prefix="assay-tower")
         self.counts = Counts()
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
@@ -122,6 +126,9 @@ class Replica:
     def close(self) -> None:
         self.worker.stop(AssayError("the replica is shutting down"))
         self.worker.join()
+        self._towers.shutdown(cancel_futures=True)
+        if self.pictures:
+            self.pictures.projector.close()
         self.scheduler.close()
 
     async def attend(self, channel: Channel) -> None:
@@ -151,10 +158,10 @@ class Replica:
                 if message.op == "version":
                     outbox.version = message.head["version"]
                 elif message.op == "submit":
-                    if "grammar" not in message.head["job"]:
-                        self._submit(outbox, message, self._job(message))
+                    if not message.head["job"].keys() & {"grammar", "images"}:
+                        self._submit(outbox, message, self._job(outbox, message))
                         continue
-                    task = asyncio.ensure_future(self._compiled(outbox, message))
+                    task = asyncio.ensure_future(self._prepared(outbox, message))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
                 elif message.op == "cancel":
@@ -169,15 +176,23 @@ class Replica:
                 task.cancel()
             self.worker.cancel(list(outbox.sequences.values()))
 
-    def _job(self, message: Frame) -> Any:
+    def _job(self, outbox: _Outbox, message: Frame, arrived: float | None = None) -> Any:
         try:
-            return jobs.to_job(message.head["job"], message.arrays, self.opened.grammars)
+            if message.head["id"] in outbox.unwanted:
+                raise AssayError("job: was cancelled")
+            given = message.head["job"], message.arrays
+            return jobs.to_job(*given, self.opened.grammars, self.pictures, arrived)
         except AssayError as error:
             return error
 
-    async def _compiled(self, outbox: _Outbox, message: Frame) -> None:
-        """Compile a grammar in another thread, so that heartbeats continue."""
-        job = await asyncio.to_thread(self._job, message)
+    async def _prepared(self, outbox: _Outbox, message: Frame) -> None:
+        """Compile a grammar or encode pictures in another thread, so that heartbeats continue.
+
+        One tower runs at a time, in a thread of its own: grammars do not wait for pictures.
+        """
+        thread = self._towers if "images" in message.head["job"] else None
+        work = partial(self._job, outbox, message, time.monotonic())
+        job = await asyncio.get_running_loop().run_in_executor(thread, work)
         self._submit(outbox, message, job)
 
     def _submit(self, outbox: _Outbox, message: Frame, job: Any) -> None:

@@ -20,6 +20,7 @@ TICK_S = 0.05
 SILENT = 8  # ticks without a frame. Counted in ticks of the router's own loop: a busy router does not blame replicas
 QUIET = 4  # ticks after which a heartbeat is late
 STATE_COUNTS = ("state_slots", "state_running", "state_snapshots", "state_bytes")  # of models that keep states
+PICTURES = 3  # the first version of the frames that has pictures
 WORD_S = 1.0  # seconds between two heartbeats of the router
 
 
@@ -80,6 +81,10 @@ class Link:
     def like(self, other: Link) -> bool:
         """Whether it is another replica that can continue the same streams."""
         return self is not other and self.fingerprint == other.fingerprint
+
+    def takes(self, job: Job) -> bool:
+        """Whether its version of the frames has everything that the job has."""
+        return self.version >= PICTURES or not job.images
 
     async def handshake(self, token: str, timeout: float) -> Channel:
         """Connect, read the replica's hello, and agree on a version of the frames."""

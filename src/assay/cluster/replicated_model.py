@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,26 @@ class Cluster:
 class ReplicatedModel(ServedModel):
     """One model, computed by replicas. This process reads only the metadata and the vocabulary of the file."""
 
-    sees = False  # replicas take no pictures
+    runs_towers = False  # replicas encode the pictures
+    blind = "it has no mmproj file, or its layers are split"
 
     def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0
         self._cluster = cluster
 
+    @cached_property
+    def sees(self) -> bool:
+        return not self._cluster.split and super().sees
+
     async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         cluster = self._cluster
-        given = asdict(self.options) | {"template": None, "template_arguments": None}
+        mmproj = self.options.mmproj and str(Path(self.options.mmproj).resolve())
+        given = asdict(self.options) | {"template": None, "template_arguments": None, "mmproj": mmproj}
         spec: dict[str, Any] = {
             "path": str(self.file.path.resolve()), "name": self.id, "options": given,
             "running": limits.running, "chunk": limits.chunk, "split": cluster.split,
-            "n_vocab": self.model.hparams.n_vocab,
+            "n_vocab": self.model.hparams.n_vocab, "sees": self.sees,
         }  # fmt: skip
         fleet = Fleet(
             cluster.launcher(), spec, token=secrets.token_hex(32), bounds=cluster.bounds,

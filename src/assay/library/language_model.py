@@ -312,7 +312,7 @@ class LanguageModel:
 
     def _with_pictures(self, prompt: Prompt, images: Sequence[Any], **options: Any) -> tuple[Sequence[int], Images]:
         """The ids of a prompt with pictures, and their places."""
-        from assay.runtime.pictured_prompt import picture_bytes, prompt_with_pictures
+        from assay.runtime.pictured_prompt import named_picture, prompt_with_pictures
 
         self._check_open()
         if isinstance(images, str | bytes) or not isinstance(images, Sequence):
@@ -320,7 +320,7 @@ class LanguageModel:
         said: Any = prompt if isinstance(prompt, str) else list(prompt)
         if not isinstance(said, str) and not all(isinstance(item, Mapping) for item in said):
             raise AssayError("images: need a text or messages, not ids")
-        found = [self.opened.pictures.read(picture_bytes(image)) for image in images]
+        found = [named_picture(self.opened.pictures, image) for image in images]
         return prompt_with_pictures(self.tokenizer, said, found, self.opened.template, **options)
 
     def _begin(

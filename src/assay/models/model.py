@@ -48,6 +48,11 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
         near = get_close_matches(arch, known, 1)
         hint = f"; the nearest known is {near[0]}" if near else ""
         where = f"{file.path}: general.architecture"
+        if arch == "clip":
+            raise AssayError(
+                f"{file.path}: is an mmproj file, which holds a vision tower; name the language model, and this file "
+                "with --mmproj FILE"
+            )
         raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(known)}")
     builder = Builder(
         ArchKeys(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx

@@ -52,13 +52,14 @@ def place_images(pieces: Iterable[Sequence[int] | ImageRows]) -> tuple[tuple[int
     for piece in pieces:
         if isinstance(piece, ImageRows):
             images.append(PlacedImage(len(ids), piece))
-            ids += _row_ids(piece)
+            ids += row_ids(piece)
         else:
             ids += piece
     return tuple(ids), tuple(images)
 
 
-def _row_ids(image: ImageRows) -> list[int]:
+def row_ids(image: ImageRows) -> list[int]:
+    """The ids that stand for the rows of an image."""
     first = int.from_bytes(blake2b(image.digest, digest_size=_BITS // 8).digest())
     return [-1 - (first + i) % (1 << _BITS) for i in range(len(image.rows))]
 

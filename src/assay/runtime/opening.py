@@ -80,6 +80,8 @@ class OpenOptions:
 class Opened:
     """An opened file: its graph, tokenizer, chat template and cache sizes. No weights are loaded yet."""
 
+    runs_towers = True  # False where other processes encode the pictures
+
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
         self.file = file
         self.options = options
@@ -94,6 +96,8 @@ class Opened:
             own_head(self.model)
         if options.context_shift and not model.graph.state.cuttable:
             raise NoShift(file.path.name)
+        if options.mmproj is not None and not Path(options.mmproj).is_file():
+            raise AssayError(f"--mmproj {options.mmproj}: no such file")
         self.draft_choice = ""  # what --draft auto measured and chose
         self._shared = SHARED_CACHE if options.cache_size is None else options.cache_size
         self.n_pages = pages_for(max(self._shared, self.n_ctx))
@@ -135,12 +139,11 @@ class Opened:
         from assay.vision.projector import open_projector
 
         path = Path(self.options.mmproj) if self.options.mmproj is not None else projector_beside(self.file.path)
-        if not path.is_file():
-            raise AssayError(f"--mmproj {path}: no such file")
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
         on = name if name != "auto" or "cuda" in engines.ENGINES else "cpu"
         precision = "exact" if self.options.precision == "exact" else "fast"
-        found = open_projector(path, on, threads=self.options.threads, precision=precision)
+        given = {"tier": self.options.tier} if on == "wgpu" and self.options.tier is not None else {}
+        found = open_projector(path, on, threads=self.options.threads, precision=precision, **given)
         form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)
         if missing := form.needs - set(engines.engine_class(name).pictures):
             raise AssayError(f"images: the {name} engine cannot take {', '.join(sorted(missing))}; use --engine cpu")
@@ -149,7 +152,7 @@ class Opened:
                 f"{path}: does not fit the model (found rows of {found.tower.width} numbers, expected {wanted}); use "
                 "the mmproj file that was made for it"
             )
-        return PictureReader(found)
+        return PictureReader(found, runs=self.runs_towers)
 
     @cached_property
     def sees(self) -> bool:

@@ -13,13 +13,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from assay.errors import AssayError
 from assay.runtime.image_places import Images, place_images
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.template import encode_rendered
-from assay.vision.encode import encode_picture, picture_tokens, planned_prompt
+from assay.vision.encode import (
+    encode_picture,
+    encode_prepared,
+    picture_tokens,
+    planned_prompt,
+    prepared_image,
+    prepared_plan,
+    prepared_prompt,
+)
 from assay.vision.picture import MAX_BYTES, decode_picture
 from assay.vision.projector import Projector
 from assay.vision.resize import Bytes
@@ -28,6 +36,7 @@ from assay.vision.rows import ImagePrompt, ImageRows
 MEDIA = "<__media__>"  # llama.cpp's mark
 _KEPT = 32  # pictures whose rows are kept
 _KEPT_BYTES = 256 << 20
+T = TypeVar("T")
 _PARTS = ("image", "image_url", "input_image")  # types of a message's part that is a picture
 
 
@@ -56,13 +65,36 @@ def _stem(path: Path) -> str:
     return "".join(c for c in name if c.isalnum())
 
 
-class PictureReader:
-    """Encodes the pictures of one model's prompts, and keeps the rows of the last ones. For any thread."""
+class _Kept(Generic[T]):
+    """The results of the last pictures, by the hash of what they were made from. For any thread."""
 
-    def __init__(self, projector: Projector) -> None:
-        self.projector = projector
-        self._kept: OrderedDict[bytes, ImagePrompt] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, nbytes: Callable[[T], int]) -> None:
+        self._found: OrderedDict[bytes, T] = OrderedDict()
+        self._nbytes, self._lock = nbytes, threading.Lock()
+
+    def get(self, name: bytes) -> T | None:
+        with self._lock:
+            if name in self._found:
+                self._found.move_to_end(name)
+            return self._found.get(name)
+
+    def put(self, name: bytes, value: T) -> None:
+        with self._lock:
+            self._found[name] = value
+            while len(self._found) > _KEPT or sum(map(self._nbytes, self._found.values())) > _KEPT_BYTES:
+                self._found.popitem(last=False)
+
+
+class PictureReader:
+    """Encodes the pictures of one model's prompts, and keeps the rows of the last ones. For any thread.
+
+    Without `runs`, another process runs the tower: a picture is prepared here, and its rows have no values.
+    """
+
+    def __init__(self, projector: Projector, *, runs: bool = True) -> None:
+        self.projector, self._runs = projector, runs
+        self._prompts: _Kept[ImagePrompt] = _Kept(_nbytes)
+        self._images: _Kept[ImageRows] = _Kept(_image_nbytes)
 
     def tokens(self, width: int, height: int) -> int:
         """The rows of a picture of this size; its markers come on top."""
@@ -78,10 +110,8 @@ class PictureReader:
     ) -> ImagePrompt:
         """The rows and the markers of a picture, from the bytes of its file. `most`: tokens that it may become."""
         name = sha256(data).digest()
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+        if (kept := self._prompts.get(name)) is not None:
+            return kept
         pixels = decode(data)
         tokens = self.tokens(pixels.shape[1], pixels.shape[0])
         if most is not None and tokens > most:
@@ -89,16 +119,30 @@ class PictureReader:
                 f"picture: becomes {tokens} tokens, more than the context of {most}; make it smaller, or use a larger "
                 "--ctx-size"
             )
-        found = encode_picture(self.projector, pixels)
-        with self._lock:
-            self._kept[name] = found
-            while len(self._kept) > _KEPT or sum(map(_nbytes, self._kept.values())) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
+        found = (encode_picture if self._runs else prepared_prompt)(self.projector, pixels)
+        self._prompts.put(name, found)
         return found
+
+    def count_prepared(self, pixels: Bytes) -> int:
+        """The rows of an image that another process prepared."""
+        return prepared_plan(self.projector, pixels).tokens
+
+    def read_prepared(self, pixels: Sequence[Bytes]) -> list[ImageRows]:
+        """The rows of images that other processes prepared."""
+        images = [prepared_image(self.projector, one) for one in pixels]
+        found = {name: kept for name, _ in images if (kept := self._images.get(name)) is not None}
+        made = encode_prepared(self.projector, {name: image for name, image in images if name not in found})
+        for name, rows in made.items():
+            self._images.put(name, rows)
+        return [(found | made)[name] for name, _ in images]
 
 
 def _nbytes(prompt: ImagePrompt) -> int:
-    return sum(piece.rows.nbytes for piece in prompt.pieces if isinstance(piece, ImageRows))
+    return sum(_image_nbytes(piece) for piece in prompt.pieces if isinstance(piece, ImageRows))
+
+
+def _image_nbytes(image: ImageRows) -> int:
+    return (image.rows if image.pixels is None else image.pixels).nbytes
 
 
 def picture_bytes(picture: Any) -> bytes:
@@ -107,6 +151,8 @@ def picture_bytes(picture: Any) -> bytes:
         return bytes(picture)
     if not isinstance(picture, str | Path):
         raise AssayError(f"images: each must be a path or the bytes of a picture (found {picture!r:.60})")
+    if str(picture).startswith(("http://", "https://")):
+        raise AssayError(f"{picture}: is a URL, and pictures are read from files; download it first")
     path = Path(picture)
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -114,6 +160,15 @@ def picture_bytes(picture: Any) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise AssayError(f"{path}: cannot read the picture ({error.strerror})") from None
+
+
+def named_picture(reader: PictureReader, picture: Any) -> ImagePrompt:
+    """The rows of a picture that a caller names by its path or gives whole; errors name the file."""
+    data = picture_bytes(picture)
+    try:
+        return reader.read(data)
+    except AssayError as error:
+        raise AssayError(f"{picture}: {error}" if isinstance(picture, str | Path) else str(error)) from None
 
 
 def marked_text(text: str, n: int) -> str:

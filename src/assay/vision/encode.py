@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from assay.errors import AssayError
 from assay.models.vision.picture_inputs import patch_rows, picture_inputs
 from assay.vision.markers import marked
 from assay.vision.picture import decode_boxed
-from assay.vision.picture_plan import PicturePlan, plan_picture
-from assay.vision.preprocess import PreparedImage, PreparedPicture, preprocess
+from assay.vision.picture_plan import Image, PicturePlan, image_of_size, plan_picture
+from assay.vision.preprocess import PreparedImage, PreparedPicture, normalise, preprocess
 from assay.vision.projector import Projector, TowerInput
 from assay.vision.resize import Bytes
 from assay.vision.rows import ImagePrompt, ImageRows
@@ -72,6 +72,33 @@ def planned_prompt(projector: Projector, width: int, height: int) -> ImagePrompt
     return ImagePrompt(tuple(piece if isinstance(piece, str) else images[piece] for piece in pieces))
 
 
+def prepared_prompt(projector: Projector, data: Picture) -> ImagePrompt:
+    """The text and the pixels of a picture, for another process to encode (`encode_prepared`). No tower is run."""
+    return _prompt(projector, prepare_picture(projector, data))
+
+
+def prepared_image(projector: Projector, pixels: Bytes) -> tuple[bytes, PreparedImage]:
+    """The digest of an image that another process prepared, and the image."""
+    keys = projector.tower.keys
+    found = PreparedImage(prepared_plan(projector, pixels), pixels, pixels, normalise(keys, pixels))
+    return _digest(projector, found), found
+
+
+def prepared_plan(projector: Projector, pixels: Bytes) -> Image:
+    """The grid and the tokens of an image that another process prepared. Sizes that no picture can get are refused."""
+    height, width, _ = _pixels(pixels).shape
+    return image_of_size(projector.tower.keys, (width, height))
+
+
+def encode_prepared(projector: Projector, images: Mapping[bytes, PreparedImage]) -> dict[bytes, ImageRows]:
+    """The rows of images by their digests."""
+    done = projector.run([tower_input(projector, image) for image in images.values()])
+    return {
+        digest: _image_rows(projector, image, digest, rows)
+        for (digest, image), (rows, _) in zip(images.items(), done, strict=True)
+    }
+
+
 def tower_input(projector: Projector, image: PreparedImage) -> TowerInput:
     tower = projector.tower
     inputs = picture_inputs(tower.keys, image.image.size, tower.table_rows)
@@ -86,14 +113,26 @@ def _pixels(data: Picture) -> Bytes:
     return data
 
 
-def _prompt(projector: Projector, prepared: PreparedPicture, rows: Sequence[NDArray[np.float32]]) -> ImagePrompt:
-    tower = projector.tower
+def _prompt(
+    projector: Projector, prepared: PreparedPicture, rows: Sequence[NDArray[np.float32]] | None = None
+) -> ImagePrompt:
+    """Without rows, another process runs the tower: the images have their pixels instead."""
+    found = [None] * len(prepared.images) if rows is None else rows
     images = [
-        ImageRows(found, image.image.grid if tower.mrope else None, _digest(projector, image), tower.sees_itself)
-        for image, found in zip(prepared.images, rows, strict=True)
+        _image_rows(projector, image, _digest(projector, image), own)
+        for image, own in zip(prepared.images, found, strict=True)
     ]
-    pieces = marked(tower.keys.projector, prepared.plan)
+    pieces = marked(projector.tower.keys.projector, prepared.plan)
     return ImagePrompt(tuple(piece if isinstance(piece, str) else images[piece] for piece in pieces))
+
+
+def _image_rows(
+    projector: Projector, image: PreparedImage, digest: bytes, rows: NDArray[np.float32] | None
+) -> ImageRows:
+    tower, pixels = projector.tower, None
+    if rows is None:
+        rows, pixels = np.broadcast_to(np.float32(0), (image.image.tokens, tower.width)), image.padded
+    return ImageRows(rows, image.image.grid if tower.mrope else None, digest, tower.sees_itself, pixels)
 
 
 def _digest(projector: Projector, image: PreparedImage) -> bytes:

@@ -72,6 +72,7 @@ class Recipe:
     plan: Callable[[ProjectorKeys, Recipe, Size], PicturePlan]
     filter: str
     pad: tuple[int, int, int] | None = BLACK
+    squares: bool = False  # every image has the tower's own size
 
 
 def plan_picture(keys: ProjectorKeys, size: Size) -> PicturePlan:
@@ -97,6 +98,19 @@ def _image(keys: ProjectorKeys, kind: str, size: Size, at: Size = (0, 0)) -> Ima
     if keys.projector == "pixtral":
         tokens += rows - 1  # a break behind each row but the last
     return Image(kind, size, (columns, rows), tokens, at)
+
+
+def image_of_size(keys: ProjectorKeys, size: Size) -> Image:
+    """An image that was prepared elsewhere: of a size that a picture can get here. Others are refused."""
+    unit, side = keys.patch * keys.merge, keys.image_size
+    if RECIPES[keys.projector].squares:
+        fits = size == (side, side)
+    else:
+        fits = min(size) >= unit and not (size[0] % unit or size[1] % unit) and math.prod(size) <= MAX_PIXELS
+    if not fits:
+        wanted = f"{side}×{side}" if RECIPES[keys.projector].squares else f"multiples of {unit}"
+        raise AssayError(f"picture: not an image for this tower (found {size[0]}×{size[1]} pixels, expected {wanted})")
+    return _image(keys, "picture", size)
 
 
 def _tiles(keys: ProjectorKeys, columns: int, rows: int, side: int) -> list[Image]:
@@ -228,14 +242,14 @@ def _internvl(keys: ProjectorKeys, recipe: Recipe, size: Size) -> PicturePlan:
 
 
 RECIPES: dict[str, Recipe] = {
-    "gemma3": Recipe(_fixed, "bilinear"),
+    "gemma3": Recipe(_fixed, "bilinear", squares=True),
     "qwen2vl_merger": Recipe(_free, "bicubic"),
     "qwen2.5vl_merger": Recipe(_free, "bicubic"),
     "qwen3vl_merger": Recipe(_free, "bicubic"),
-    "idefics3": Recipe(_idefics3, "lanczos", None),
+    "idefics3": Recipe(_idefics3, "lanczos", None, squares=True),
     "gemma4v": Recipe(_free, "bicubic"),
     "lfm2": Recipe(_lfm2, "bilinear", None),
     "pixtral": Recipe(_free, "bicubic"),
-    "internvl": Recipe(_internvl, "bicubic"),
-    "mlp": Recipe(_fixed, "bicubic", (122, 116, 104)),
+    "internvl": Recipe(_internvl, "bicubic", squares=True),
+    "mlp": Recipe(_fixed, "bicubic", (122, 116, 104), squares=True),
 }

@@ -4,9 +4,10 @@
     prompt = encode_picture(projector, data)        # encode.py
 
 The cpu engine runs the tower in float32, the same bits with any number of threads; `reference` is the definition in
-float64. The cuda engine gives the cpu engine's bits. wgpu leaves towers to the cpu engine. Precision `fast` rounds the
-activations that meet quantised matrices to int8 blocks, as it does in language models; F32, F16 and BF16 matrices have
-the same bits in both precisions. Touch this for how a tower is run.
+float64. The cuda engine and the wgpu engine give the cpu engine's bits; a tower that does not fit an adapter, or an
+adapter without these bits, leaves the tower to the cpu engine. Precision `fast` rounds the activations that meet
+quantised matrices to int8 blocks, as it does in language models; F32, F16 and BF16 matrices have the same bits in both
+precisions. Touch this for how a tower is run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from assay.models.vision import Tower, load_tower
 from assay.models.vision.picture_inputs import PictureInputs
 
 Array = NDArray[Any]
-ENGINES = ("reference", "cpu", "cuda")  # another engine's towers are run by the cpu engine
+ENGINES = ("reference", "cpu", "cuda", "wgpu")  # another engine's towers are run by the cpu engine
+_DEVICES = ("cuda", "wgpu")  # whose memory is freed before more of it is taken
+_NATIVE = "native"  # the arithmetic of the cpu engine, and of engines that have its bits
 ROWS = 4096  # rows of patches that are run together at most, unless one image has more
 
 
@@ -70,7 +73,7 @@ class Projector:
     ) -> None:  # fmt: skip
         self.tower, self.file, self.path = tower, file, file.path
         self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
-        self._falls_back = engine == "auto"
+        self._falls_back = engine in ("auto", "wgpu")
         self.precision = precision if precision == "exact" else "fast"
         self._options: dict[str, Any] = {"threads": threads, **options}
         self._lock = threading.Lock()
@@ -104,8 +107,22 @@ class Projector:
                 return [self._interpreted(image, set(keep)) for image in images]
             found: list[tuple[NDArray[np.float32], dict[str, Array]]] = []
             for group in _grouped(images):
-                found += self._compiled(group, set(keep))
+                found += self._with_fallback(group, set(keep))
             return found
+
+    def _with_fallback(
+        self, images: Sequence[TowerInput], keep: set[str]
+    ) -> list[tuple[NDArray[np.float32], dict[str, Array]]]:
+        try:
+            return self._compiled(images, keep)
+        except AssayError:  # the tower does not fit the GPU, perhaps beside the language model
+            if not (self._falls_back and self.engine in _DEVICES):
+                raise
+            self._close_engines()
+            self.engine = "cpu"  # which has the same bits
+            for name in ("device", "tier"):
+                self._options.pop(name, None)
+            return self._compiled(images, keep)
 
     def _interpreted(self, image: TowerInput, keep: set[str]) -> tuple[NDArray[np.float32], dict[str, Array]]:
         graph = self.tower.graph
@@ -162,21 +179,10 @@ class Projector:
 
     def _opened(self, pages: int) -> list[PagedEngine | None]:
         """An engine for each segment, with room for this many pages of rows. They share weights and threads."""
-        try:
-            return self._opened_here(pages)
-        except AssayError:  # the tower does not fit the GPU beside the language model
-            if not (self._falls_back and self.engine == "cuda"):
-                raise
-            self._close_engines()
-            self.engine = "cpu"  # which has the same bits
-            self._options.pop("device", None)
-            return self._opened_here(pages)
-
-    def _opened_here(self, pages: int) -> list[PagedEngine | None]:
         if pages > self._pages:
             tower, keys, make = self.tower, self.tower.keys, _engine_class(self.engine)
             rope = RopeParams(keys.head_dim, 10000.0)
-            pages = max(pages, ROWS // PAGE if self.engine == "cuda" else 0)
+            pages = max(pages, ROWS // PAGE if self.engine in _DEVICES else 0)
             hparams = HParams("clip", keys.n_embd, 1, pages * PAGE, keys.eps, rope, ())
             lender = self._lender()
             self._engines = []
@@ -191,12 +197,14 @@ class Projector:
                 )  # fmt: skip
                 lender = lender or engine
                 self._engines.append(engine)
+                if engine.arithmetic.name != _NATIVE:
+                    raise AssayError(f"tower: this adapter does not give the cpu engine's bits ({engine.isa})")
             self._pages = pages
         return self._engines
 
     def _lender(self) -> Any:
         """An engine whose weights the next ones use. Memory of a device is freed first, weights included."""
-        if self.engine == "cuda":
+        if self.engine in _DEVICES:
             self._close_engines()
         return next((engine for engine in self._engines if engine is not None), None)
 
@@ -225,6 +233,10 @@ def _engine_class(name: str) -> Callable[..., PagedEngine]:
         from assay.engines.cuda import CudaEngine
 
         return CudaEngine
+    if name == "wgpu":
+        from assay.engines.wgpu import WgpuEngine
+
+        return WgpuEngine
     from assay.engines.cpu import CpuEngine
 
     return CpuEngine

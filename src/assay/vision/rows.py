@@ -19,12 +19,14 @@ class ImageRows:
     `grid` is (columns, rows) in tokens, for models whose positions have several numbers (M-RoPE); else None.
     `digest` names the chunk in the prefix cache: a hash of the mmproj file and of the preprocessed pixels.
     `sees_itself`: the rows attend to each other both ways (gemma3, gemma4); else they are causal like text.
+    `pixels` are the bytes [row, column, RGB] for the tower, where another process runs it; `rows` are zeros then.
     """
 
     rows: NDArray[np.float32]
     grid: tuple[int, int] | None
     digest: bytes
     sees_itself: bool
+    pixels: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.cli import main
+from assay.engines.contract import Chunk, PictureRows
+from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import load
 from assay.verify.conformance.grade import expected, score_kit
 
 DATA = Path(__file__).parents[2] / "data" / "vision"
 
 
-def answers(kit: Path, section: str) -> dict[str, np.ndarray]:
-    """The kit's own values of its first picture or prompt, under the names that an engine dumps."""
-    item = json.loads((kit / "manifest.json").read_text("utf-8"))[section][0]
+def answers(kit: Path, section: str, number: int = 0) -> dict[str, np.ndarray]:
+    """The kit's own values of a picture or prompt, under the names that an engine dumps."""
+    item = json.loads((kit / "manifest.json").read_text("utf-8"))[section][number]
     images = item["images"] if section == "pictures" else [item]
     found = {}
     for j, image in enumerate(images):
@@ -28,11 +33,12 @@ def answers(kit: Path, section: str) -> dict[str, np.ndarray]:
     return found
 
 
-def grades(kit: Path, results: Path, section: str, **values: np.ndarray) -> dict[str, str]:
+def grades(kit: Path, results: Path, section: str, name: str = "", **values: np.ndarray) -> dict[str, str]:
     (results / section).mkdir(parents=True, exist_ok=True)
-    name = {"pictures": "picture-0", "prompts": "prompt"}[section]
+    name = name or {"pictures": "picture-0", "prompts": "prompt"}[section]
     np.savez(results / section / f"{name}.npz", **values)
-    return {g.item: g.verdict for g in score_kit(kit, results).grades if g.section == section}
+    found = {g.item: g.verdict for g in score_kit(kit, results).grades if g.section == section}
+    return {item: verdict for item, verdict in found.items() if item.startswith(name)}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +93,44 @@ def test_a_prompt_with_its_picture(tmp_path: Path) -> None:
     assert grades(kit, tmp_path / "fed", "prompts", logits=right["result_output"], tokens=text[::-1]) == {
         "prompt": "wrong"
     }
+
+
+def test_decode_steps_behind_a_prompt_with_its_picture(tmp_path: Path) -> None:
+    """The cpu engine's own steps pass, whether it dumps all rows or those of the steps; other positions do not."""
+    picture, kit = tmp_path / "p.ppm", tmp_path / "kit"
+    picture.write_bytes(b"P6\n40 30\n255\n" + bytes(range(240)) * 15)
+    model = DATA / "qwen3vl-text.gguf"
+    assert main(["kit", str(model), "-o", str(kit), "--image", str(picture), "-p", "a <__media__> bcd"]) == 0
+    entry = json.loads((kit / "manifest.json").read_text("utf-8"))["prompts"][1]
+    n, *steps = entry["steps"]
+    tokens, at = np.array(entry["tokens"]), np.array(entry["positions"], np.int32)
+    assert entry["id"] == "decode" and steps == [1, 1, 1] and n + 3 == len(tokens)
+    assert at[n, 0] < n, "positions lag behind the rows of the picture"
+    rows = expected(kit, entry["images"][0]["rows"])
+    slots = np.arange(*entry["images"][0]["slots"], dtype=np.int32)
+
+    def run(positions: np.ndarray) -> dict[str, np.ndarray]:
+        engine = CpuEngine(load(open_file(model)), n_pages=16, precision="exact", threads=1)
+        found: dict[str, list[np.ndarray]] = {"l_out-0": [], "logits": []}
+        for a, b in ((0, n), (n, n + 1), (n + 1, n + 2), (n + 2, n + 3)):
+            own = PictureRows(slots, rows) if a == 0 else PictureRows(slots[:0], rows[:0])
+            given = replace(own, positions=positions[a:b])
+            ids = np.maximum(tokens[a:b], 0).astype(np.int32)
+            out = engine.forward([Chunk(ids, a, np.arange(16, dtype=np.int32), "all", pictures=given)], ["l_out-0"])[0]
+            found["l_out-0"].append(out.nodes["l_out-0"])
+            found["logits"].append(out.logits)
+        engine.close()
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    right = run(at)
+    wanted = {"decode l_out-0": "f32", "decode result_output": "f32"}
+    assert grades(kit, tmp_path / "all", "prompts", "decode", **right) == wanted
+    last = {name: value[-3:] for name, value in right.items()}
+    assert grades(kit, tmp_path / "last", "prompts", "decode", **last) == wanted
+    late = at.copy()
+    late[n:] = np.arange(n, n + 3)[:, None]
+    found = grades(kit, tmp_path / "late", "prompts", "decode", **run(late))
+    assert set(found.values()) == {"wrong"}
 
 
 def test_a_prompt_needs_a_picture_and_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ from assay.engines.contract import (
 )
 from assay.engines.plan.batching import External, Results, Step, in_turns, steps, whole
 from assay.engines.plan.decode_run import DeviceDecodeRunner, DeviceRun, StepQueue
+from assay.engines.plan.graph_variants import PLAIN, GraphVariant, GraphVariants
 from assay.engines.plan.state_layout import KV_TYPES, CachePool, cache_pools, slot_offsets
 from assay.engines.plan.state_layout import state_slots as count_slots
 from assay.engines.plan.state_places import StatePlaces, Targets
@@ -63,6 +64,7 @@ from assay.engines.wgpu.tier_probe import Verdict, probe
 from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
+from assay.models.pictures import EVERYTHING
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # precision -> default type of the cache
 STEP = 64  # most tokens of a step
@@ -76,6 +78,7 @@ class WgpuEngine(PagedEngine):
 
     name = "wgpu"
     precisions = PRECISIONS
+    pictures: Collection[str] = EVERYTHING
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class WgpuEngine(PagedEngine):
         self._precision, self._kv_type, self._asked_slots = precision, kv_type, state_slots
         self._lender, self._busy, self._open = lender, threading.Lock(), True
         self._run_queue: StepQueue | None = None  # of the last decode run, if it may go on
+        self._variants = GraphVariants(self, lambda name: self._weights.array(name))
         self._load()
         shapes = [ProgramShape(4, KEY_BLOCK, kv_type), ProgramShape(8, 2 * KEY_BLOCK, kv_type)]  # with all kernels
         plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
@@ -120,7 +124,7 @@ class WgpuEngine(PagedEngine):
         lender = self._lender
         self._borrows = lender is not None and lender.model.file is self.model.file  # weights
         self._gpu: Gpu = lender._gpu if lender else gpu()
-        self._recordings: dict[tuple[ProgramShape, frozenset[str]], Recording] = {}
+        self._recordings: dict[tuple[ProgramShape, frozenset[str], GraphVariant], Recording] = {}
         exact = self._precision == "exact"
         self._weights: StackedWeights = (
             lender._weights
@@ -211,10 +215,11 @@ class WgpuEngine(PagedEngine):
                 raise CacheLost(f"engine wgpu: the device was lost and opened again ({error})") from error
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str], places: Targets) -> list[Output]:
+        variant, batch = self._variants.of(batch)
         scored = any(_is_scores(self.graph, name) for name in keep)
         results: Results | None = None
         for step in whole(batch) if scored or self.graph.whole else steps(batch, self._limit(batch)):
-            recording = self._recording(step, keep)
+            recording = self._recording(step, keep, variant=variant)
             if results is None:
                 results = Results([external for external, _ in recording.plan.results], batch)
             self._run(recording, step, places, results.take(step))
@@ -232,22 +237,24 @@ class WgpuEngine(PagedEngine):
         shapes = [self.graph.shapes[node.name] for node in self.graph if node.op == "kqv"]
         return max((int(shape[0]) * (int(shape[-1]) + 2) for shape in shapes), default=1)
 
-    def _recording(self, step: Step, keep: frozenset[str], best: bool = False) -> Recording:
+    def _recording(
+        self, step: Step, keep: frozenset[str], best: bool = False, variant: GraphVariant = PLAIN
+    ) -> Recording:
         keys = max(piece.chunk.start + piece.end for piece in step.pieces)
         rows = next((n for n in (1, 8, STEP) if n >= step.n_tokens), step.n_tokens)
-        return self._recorder(ProgramShape(rows, _room(keys), self._kv_type, best), keep)
+        return self._recorder(ProgramShape(rows, _room(keys), self._kv_type, best), keep, variant)
 
-    def _recorder(self, shape: ProgramShape, keep: frozenset[str]) -> Recording:
+    def _recorder(self, shape: ProgramShape, keep: frozenset[str], variant: GraphVariant) -> Recording:
         """The program of a shape, compiled once."""
-        found = self._recordings.pop((shape, keep), None)
+        found = self._recordings.pop((shape, keep, variant), None)
         if found is None:
-            plan = compile_dispatches(self.graph, self._weights, shape, keep)
+            plan = compile_dispatches(self._variants.graph(variant), self._weights, shape, keep)
             if len(plan.rope_tables) > MAX_TABLES:
                 raise AssayError(f"engine wgpu: too many rope tables (found {len(plan.rope_tables)}); use --engine cpu")
             found = Recording(self._gpu, plan, self.tier, self._shared)
             if len(self._recordings) >= _RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings))).close()
-        self._recordings[shape, keep] = found
+        self._recordings[shape, keep, variant] = found
         return found
 
     def _shared(self, name: str) -> Any:
@@ -343,7 +350,7 @@ class WgpuEngine(PagedEngine):
     def _start_run(self, batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DeviceRun:
         """`DecodeRunner.start`."""
         check_batch(self, batch, max_tokens=max_tokens)
-        if len(batch) > STEP or any(c.n_tokens != 1 or c.outputs != "last" for c in batch):
+        if len(batch) > STEP or any(c.n_tokens != 1 or c.outputs != "last" or c.pictures for c in batch):
             raise AssayError(
                 f"engine wgpu: a decode run takes one token of each sequence, and its output, from at most {STEP} "
                 f"sequences (found {len(batch)} chunks of {sum(c.n_tokens for c in batch)} tokens); use forward"
@@ -416,7 +423,7 @@ class LargestLogits:
         self._engine, self._best = engine, best
 
     def forward(self, batch: Sequence[Chunk], k: int) -> list[Output]:
-        if k == 1 and all(chunk.outputs == "last" for chunk in batch):
+        if k == 1 and all(chunk.outputs == "last" and not chunk.pictures for chunk in batch):
             return self._best(batch)
         return self._engine.forward(batch)
 

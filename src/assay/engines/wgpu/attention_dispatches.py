@@ -100,6 +100,7 @@ def attention(build: ProgramBuilder, group: Attention) -> None:
         **q.numbers("q"), "most_blocks": most, "most_keys": build.shape.keys, **(turn or NO_TURN), **result,
     }  # fmt: skip
     words = {kind, "traced" if traced else "untraced", "turned" if turn else "still"}
+    words.add("by_slot" if len(softmax.inputs) > 3 else "by_position")
     words |= ({"capped"} if mask.cap else set()) | (set() if kind == "f16" else {"not_f16"})
     words.add(f"columns{next(n for n in (64, 128, MAX_HEAD) if v.dim <= n)}")
     quantised = {"quantised"} if acts else set()

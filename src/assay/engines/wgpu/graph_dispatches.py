@@ -113,6 +113,7 @@ _SINGLES: dict[str, Callable[[ProgramBuilder, Node], None]] = {
     "topk": rows.topk,
     **dict.fromkeys(("merge_heads", "split_heads"), rows.relabel),
     "rope": rows.rope,
+    "rope_given": rows.rope_given,
     "cache": attention.cache,
     **dict.fromkeys(("softmax", "argsort", "row_sum"), rows.row),
     "gather": experts.gather,

@@ -8,6 +8,7 @@ another way; `weight_tiles.py` has the layout inside a tile.
 from __future__ import annotations
 
 import math
+from hashlib import sha256
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,7 +102,7 @@ class StackedWeights:
 
     def constant(self, values: NDArray[np.float32]) -> str:
         """Numbers that are no whole tensor."""
-        return self._once(f"constant {values.tobytes().hex()[:64]} {values.size}", lambda: values)
+        return self._once(f"constant {sha256(values.tobytes()).hexdigest()} {values.size}", lambda: values)
 
     def bias_row(self, parts: tuple[tuple[WeightPart, str], ...]) -> str:
         """Biases of tensors of a stack, one after the other, each padded to whole tiles as the products are."""

@@ -242,6 +242,18 @@ def rope(build: ProgramBuilder, node: Node) -> None:
     build.emit("rope", groups, numbers, step="step", x=x.buffer, out=out.buffer)
 
 
+def rope_given(build: ProgramBuilder, node: Node) -> None:
+    """Rotation by a table that the caller gives: cosines, then sines of each row."""
+    x, table, out = build.input(node), build.input(node, 1), build.new(node)
+    numbers = {
+        "width": x.width, "dim": x.width // int(node.attr("n_head")), "n_rot": table.width,
+        "offset": int(node.attr("offset")), "neox": int(node.attr("mode") == "neox"), "table": 0,
+        **x.numbers("x"), **table.numbers("given"), "out_stride": out.stride,
+    }  # fmt: skip
+    groups: tuple[Count, Count, Count] = (-(-x.width // 256), build.rows_of(build.domains[node.name]), 1)
+    build.emit("rope_given", groups, numbers, x=x.buffer, given=table.buffer, out=out.buffer)
+
+
 def _is_key_cache(build: ProgramBuilder, name: str) -> bool:
     return build.graph[name].op == "cache" and name in build.domains and build.pools[name].keys
 

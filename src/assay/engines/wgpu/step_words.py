@@ -4,7 +4,8 @@
     word 2      where the list of output rows' tokens begins
     word 3      where the state of each piece begins: first token, tokens, place to read, place to write, 1 at the start
     word 4 + i  where rope table i begins: a row of cosines, then sines, for each token
-    word 16     8 words for each token: id, position, slot, keys of its sequence, where its page table begins
+    word 16     8 words for each token: id, position, slot, keys of its sequence, where its page table begins, and the
+                last slot of its sequence that it sees, where that is given
     then        page tables, output rows, states, rope tables
 
 Touch it together with the shader.
@@ -21,6 +22,7 @@ from assay import _native
 from assay.engines.contract import PAGE, pages_for
 from assay.engines.plan.batching import Step
 from assay.engines.plan.values import RopeTable
+from assay.models.pictures import LAST
 
 HEADER, RECORD, MAX_TABLES = 16, 8, 12
 
@@ -43,6 +45,8 @@ def step_words(
         rows[:, 2] = pages[slots // PAGE].astype(np.int64) * PAGE + slots % PAGE
         rows[:, 3] = start + count
         rows[:, 4] = at
+        if LAST in piece.chunk.rows:
+            rows[:, 5] = piece.chunk.rows[LAST][piece.begin : piece.end, 0]
         tables.append(pages)
         outputs.append(np.arange(first + count - piece.n_outputs, first + count))
         first, at = first + count, at + len(pages)

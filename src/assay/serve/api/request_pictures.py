@@ -42,7 +42,7 @@ async def with_pictures(
     `counted`: the caller needs the number of tokens, so no tower is run; the rows have no values.
     """
     if not entry.base.sees:
-        raise ApiError("unsupported", "images are not supported by this model (it has no mmproj file)", PARAM)
+        raise ApiError("unsupported", f"images are not supported by this model ({entry.base.blind})", PARAM)
     if len(urls) > state.limits.pictures:
         raise ApiError("invalid_value", f"images: too many (found {len(urls)}, at most {state.limits.pictures})", PARAM)
     pictures = [await _picture(state, entry, url, counted=counted) for url in urls]

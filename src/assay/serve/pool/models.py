@@ -41,6 +41,8 @@ _RESIDENT_S = 2.0  # a loaded model serves at least this long before it makes ro
 class ServedModel(Opened):
     """One model of the server, loaded or not."""
 
+    blind = "it has no mmproj file"  # why it takes no pictures, if it does not
+
     def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits) -> None:
         super().__init__(open_file(path), options)
         self.id = name

@@ -298,8 +298,13 @@ def _nodes(section: str, kit: Path, stem: str, run: dict[str, Any], found: dict[
 
 
 def _node(section: str, kit: Path, item: str, value: Array, node: dict[str, Any]) -> Grade:
-    """A whole node, or its last rows. Axes of 1 and heads apart are read as the kit has them."""
-    want = expected(kit, node["parts"][0])
+    """A whole node, or its last rows. Axes of 1 and heads apart are read as the kit has them.
+
+    Where the kit has the rows of decode steps alone, the rows before them are not graded.
+    """
+    want, (start, end) = expected(kit, node["parts"][0]), node["parts"][0]["rows"]
+    if start and want.ndim == 2 and value.size == end * want.shape[1]:
+        value = value.reshape(end, -1)[start:]
     if value.size == want.size:
         value = value.reshape(want.shape)
     elif want.ndim == 2 and value.size < want.size and value.size % want.shape[1] == 0:

@@ -23,11 +23,13 @@ from assay.graph import Graph, Trait, split
 from assay.models import Model
 from assay.models.pictures import LAST, POSITIONS
 from assay.models.vision.tower import Tower
+from assay.runtime.image_places import without_rows
 from assay.verify.conformance.kit_files import KitFiles, Limits, new_kit, noise_limits
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults.vision import plant_tower
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
+from assay.verify.pictures.dumped_answer import followed
 from assay.verify.pictures.prompt_trials import Placed, fed_prompt
 from assay.verify.pictures.tower_trials import tower_model
 from assay.verify.thresholds import NEAR_UNITS
@@ -38,6 +40,7 @@ from assay.vision.resize import Bytes
 Array = NDArray[Any]
 MOST_BYTES = 64 << 20  # of the nodes of one image or prompt; beyond, the outputs of layers are kept
 MOST_SCORES = 1 << 24  # scores of a layer up to which noise is simulated; beyond, float32's after many operations
+DECODED = 3  # tokens that are fed one by one behind a prompt
 BRIEF = ("layer_out", "l_out", "embd", "result_norm", "result_output")
 
 
@@ -89,6 +92,7 @@ def picture_sections(seen: KitPictures, files: KitFiles, model: Model | None = N
     }
     if model is not None and seen.placed is not None:
         found["prompts"] = [_prompt(model, seen.placed, seen.text, files)]
+        found["prompts"].append(_decode(model, seen.placed, seen.text, files))
     return found
 
 
@@ -125,17 +129,27 @@ def _image(tower: Tower, image: PreparedImage, weights: Weights, file: str, file
     }
 
 
-def _prompt(model: Model, placed: Placed, text: str, files: KitFiles) -> dict[str, Any]:
-    fed = fed_prompt(model, placed)
+def _decode(model: Model, placed: Placed, text: str, files: KitFiles) -> dict[str, Any]:
+    """The prompt, and tokens fed one by one behind it: the last ones of its own text, so that no answer is drawn."""
+    ids, images = placed(True)
+    behind = tuple(without_rows(ids, images)[-DECODED:])
+    return _prompt(model, followed(placed, behind), text, files, len(behind))
+
+
+def _prompt(model: Model, placed: Placed, text: str, files: KitFiles, decoded: int = 0) -> dict[str, Any]:
+    """A run of the language model. With `decoded` tokens behind the prompt, only their rows are kept."""
+    fed = fed_prompt(model, placed, answered=decoded)
     assert fed is not None
     ids, images = placed(True)
     here, n, rows = replace(model, graph=fed.graph), len(ids), fed.rows
     inputs = run_inputs(here, fed.tokens, range(n), rows)
-    file = "prompt.bin"
+    name = "decode" if decoded else "prompt"
+    file = f"{name}.bin"
     entry: dict[str, Any] = {
-        "id": "prompt",
+        "id": name,
         "text": text,
         "tokens": [max(token, -1) for token in ids],
+        "steps": [n - decoded, *(1 for _ in range(decoded))],
         "images": [{"slots": [p.start, p.end], "rows": files.put(file, p.image.rows)} for p in images],
         "graph": [str(node) for node in fed.graph],
         "positions": rows[POSITIONS].astype(int).tolist() if POSITIONS in rows else list(range(n)),
@@ -144,7 +158,8 @@ def _prompt(model: Model, placed: Placed, text: str, files: KitFiles) -> dict[st
         entry["last_seen"] = rows[LAST].astype(int)[:, 0].tolist()
     scores = max(layer.n_head for layer in model.hparams.layers) * n * n
     kept = inputs if scores <= MOST_SCORES else None
-    return entry | {"nodes": _nodes(fed.graph, Weights(model.file), fed.given, kept, n, file, files)}
+    start = n - decoded if decoded else 0
+    return entry | {"nodes": _nodes(fed.graph, Weights(model.file), fed.given, kept, n, file, files, start)}
 
 
 def _nodes(
@@ -155,10 +170,12 @@ def _nodes(
     n: int,
     file: str,
     files: KitFiles,
+    start: int = 0,
 ) -> list[dict[str, Any]]:
-    """The values of nodes with their limits; without `inputs` the noise is not simulated."""
+    """The values of nodes from row `start` on, with their limits; without `inputs` the noise is not simulated."""
     names = [node.name for node in graph if not node.has(Trait.CACHES | Trait.SHOWS_STATE | Trait.INDICES)]
     names = [name for name in names if not name.endswith("_of_ids") and "S" not in graph.shapes[name]]
+    names = [name for name in names if not (start and token_axis(graph, name))]
     size: Callable[[str], int] = lambda name: math.prod(n if isinstance(d, str) else d for d in graph.shapes[name])  # noqa: E731
     if 4 * sum(map(size, names)) > MOST_BYTES:
         names = [name for name in names if split(name)[0] in BRIEF or name == graph.output]
@@ -168,7 +185,7 @@ def _nodes(
         {
             "name": name,
             "axis": (axis := token_axis(graph, name)),
-            "parts": [{"rows": [0, values[name].shape[axis]], **files.put(file, values[name])}],
+            "parts": [{"rows": [start, values[name].shape[axis]], **files.put(file, values[name][start:])}],
             "nmse": limits[name],
         }
         for name in names
@@ -190,10 +207,11 @@ README = """
 6. `prompts`: the language model's run of `text`, where `<__media__>` is the picture. `tokens` has -1 at the rows of
    images; `images` has these rows, so that an engine without a tower can take them from here. `positions` are t, y, x
    where they have three numbers; `graph` has the definition of every node. `last_seen`, where there is one, is the
-   last slot that each slot sees.
+   last slot that each slot sees. `steps` says how `tokens` are fed: `decode` is the prompt and then single tokens
+   through the cache, whose rows alone it has.
 
     RESULTS/pictures/ID.npz        (or any dump assay reads) pixels_J, embd_J, and nodes as NAME, or NAME@J of image J
-    RESULTS/prompts/ID.npz         (or any dump assay reads) logits and nodes
+    RESULTS/prompts/ID.npz         (or any dump assay reads) logits and nodes, all rows or the last ones
 
 Pixels must be equal bit for bit; one step of a byte is another rounding of the resize, and no fault.
 """

@@ -216,7 +216,8 @@ def _with_decode_steps(
     steps = tuple(token for token, _ in dump.later)
     if not dump.tokens and tokens[-len(steps) :] == steps and len(tokens) > len(steps):
         tokens = tokens[: -len(steps)]  # the caller gave the whole sequence
-    first = resolve(replace(dump, later=()), model, map, tokens=tokens, side=side)
+    given = _given(dump, len(dump.tokens or tokens))
+    first = resolve(replace(dump, later=(), given=given), model, map, tokens=tokens, side=side)
     n, graph = len(first.tokens), model.graph
     found = []
     for obs in first.observations:
@@ -229,6 +230,7 @@ def _with_decode_steps(
         step = replace(
             dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
             unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
+            given=_given(dump, len(fed)),
         )  # fmt: skip
         if seen:
             found += resolve(step, model, map, side=side).observations
@@ -236,9 +238,15 @@ def _with_decode_steps(
     found.sort(key=lambda obs: order[obs.name])
     done = replace(
         first, tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(n, *(1 for _ in dump.later)),
-        observations=tuple(found), notes=(*first.notes, f"{len(dump.later)} decode steps are read behind the prompt"),
+        given=dump.given, observations=tuple(found),
+        notes=(*first.notes, f"{len(dump.later)} decode steps are read behind the prompt"),
     )  # fmt: skip
     return replace(done, reading=tuple(reading_summary(done, len(fed))))
+
+
+def _given(dump: Dump, n: int) -> dict[str, Array]:
+    """What a run of the first n tokens reads beside them."""
+    return {name: rows[:n] for name, rows in dump.given.items()}
 
 
 def _in_row(obs: Observation, rows: tuple[int, int]) -> Observation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.pictures.prompt_trials import FedPrompt, Placed, fed_prompt
+from assay.verify.pictures.dumped_answer import AnsweredDump, with_answer
+from assay.verify.pictures.prompt_trials import Placed, fed_prompt
 from assay.verify.thresholds import GAIN, TIE
 
 Array = NDArray[Any]
@@ -48,6 +49,7 @@ class JudgedPrompt:
     dump: Dump
     diff: Diff
     bare: bool  # the dump has the rows of a prompt without markers
+    read: AnsweredDump
 
 
 def judge_prompt(
@@ -58,47 +60,44 @@ def judge_prompt(
     names: Mapping[str, str] | None = None,
     side: str = "",
 ) -> JudgedPrompt:
-    """Compare a dump, as it was read, with the definition's run of the prompt."""
-    right, bare = fed_prompt(model, placed), fed_prompt(model, placed, BARE)
-    assert right is not None
-    is_bare = bare is not None and _is_bare(dump, placed, right, bare)
-    fed = bare if is_bare and bare is not None else right
+    """Compare a dump, as it was read, with the definition's run of the prompt and of the answer behind it."""
+    read, is_bare = _read(model, placed, dump)
+    fed = fed_prompt(model, read.placed, BARE if is_bare else RIGHT_PROMPT, read.answered)
+    assert fed is not None
     here = replace(model, graph=fed.graph)
-    _check_ids(dump, placed(not is_bare))
-    n = len(fed.tokens)
-    steps = dump.steps if sum(dump.steps) == n else (n,)
-    whole = replace(dump, tokens=fed.tokens, positions=tuple(range(n)), steps=steps, given=fed.rows, later=())
-    if dump.later:
-        whole = replace(whole, notes=(*whole.notes, "the steps behind a prompt with pictures are not read"))
+    total, dump = len(fed.tokens), read.dump
+    n = total - read.answered
+    steps = dump.steps if sum(dump.steps) == total else (n, *(1 for _ in range(read.answered)))
+    if dump.later:  # `resolve` reads the prompt first, then each step
+        total, steps = n, (n,)
+    whole = replace(dump, tokens=fed.tokens[:total], positions=tuple(range(total)), steps=steps, given=fed.rows)
     found = resolve(whole, here, names, side=side)
-    return JudgedPrompt(here, found, judge(here, found, cache=False), is_bare)
+    return JudgedPrompt(here, found, judge(here, found, cache=False), is_bare, read)
 
 
-def _is_bare(dump: Dump, placed: Placed, right: FedPrompt, bare: FedPrompt) -> bool:
-    """Is the dump of the prompt without markers? Its ids say so, else the rows of its arrays."""
+def _read(model: Model, placed: Placed, dump: Dump) -> tuple[AnsweredDump, bool]:
+    """The dump with the answer behind its prompt, and whether it is of the prompt without markers."""
+    right, bare = with_answer(dump, placed, markers=True), with_answer(dump, placed, markers=False)
+    if right is None and bare is None:
+        _refuse_ids(dump, *placed(True))
+    if right is None or bare is None or fed_prompt(model, placed, BARE) is None:
+        found = right or bare
+        assert found is not None
+        return found, right is None
     if dump.tokens:
-        ids, images = placed(False)
-        return len(dump.tokens) != len(right.tokens) and _agrees(dump.tokens, ids, images)
+        return right, False
     counts = {size for obs in dump.observations if obs.kind == "values" for size in np.shape(obs.array())[:-1]}
-    return len(bare.tokens) in counts and len(right.tokens) not in counts
+    is_bare = len(placed(False)[0]) in counts and len(placed(True)[0]) not in counts
+    return (bare if is_bare else right), is_bare
 
 
-def _agrees(found: Sequence[int], ids: Sequence[int], images: Images) -> bool:
-    """Whether ids of a dump are those of the prompt; at the rows of pictures they may be any, or none."""
-    if len(found) == len(ids):
-        return without_rows(found, images) == without_rows(ids, images)
-    return list(found) == without_rows(ids, images)
-
-
-def _check_ids(dump: Dump, prompt: tuple[tuple[int, ...], Images]) -> None:
-    ids, images = prompt
-    if dump.tokens and not _agrees(dump.tokens, ids, images):
-        rows = sum(p.end - p.start for p in images)
-        raise AssayError(
-            f"{dump.source}: other tokens than those of -p (found {len(dump.tokens)}: {list(dump.tokens)[:12]}, "
-            f"expected {without_rows(ids, images)[:12]} and {rows} rows of pictures); give the text that the engine "
-            "was given, with <__media__> where the picture goes"
-        )
+def _refuse_ids(dump: Dump, ids: Sequence[int], images: Images) -> NoReturn:
+    rows = sum(p.end - p.start for p in images)
+    raise AssayError(
+        f"{dump.source}: other tokens than those of -p (found {len(dump.tokens)}: {list(dump.tokens)[:12]}, "
+        f"expected {without_rows(ids, images)[:12]} and {rows} rows of pictures); give the text that the engine "
+        "was given, with <__media__> where the picture goes"
+    )
 
 
 def diagnose_prompt(
@@ -114,7 +113,7 @@ def diagnose_prompt(
     """The mistake of the prompt or of the language model that gives the dump's values."""
     judged = judge_prompt(model, placed, dump, names=names, side=side)
     with np.errstate(all="ignore"):
-        cause = _by_markers(judged) or _by_prompt(model, placed, judged, say)
+        cause = _by_markers(judged) or _by_prompt(model, judged, say)
     if cause is not None:
         wrong = tuple(n.name for n in judged.diff.nodes if n.verdict == "wrong" and n.own is not False) or (cause.node,)
         found = Diagnosis("fault", wrong[0], wrong, (cause,), "", notes=judged.diff.notes, diff=judged.diff)
@@ -133,7 +132,7 @@ def _by_markers(judged: JudgedPrompt) -> Cause | None:
     return Cause("vis-lm-markers", node, label, (node,), 0.99, 1.0, (), np.inf, 0.0)
 
 
-def _by_prompt(model: Model, placed: Placed, judged: JudgedPrompt, say: Callable[[str], None]) -> Cause | None:
+def _by_prompt(model: Model, judged: JudgedPrompt, say: Callable[[str], None]) -> Cause | None:
     """The mistake of the prompt that explains the nodes which are wrong, or louder than float32's noise."""
     diff = judged.diff
     wrong = [n for n in diff.nodes if n.verdict == "wrong"]
@@ -153,18 +152,18 @@ def _by_prompt(model: Model, placed: Placed, judged: JudgedPrompt, say: Callable
     if not wrong:
         return None
     say("trying mistakes of the prompt")
-    return _best(trials, list(_tries(model, placed, trials, names, weights)), wrong)
+    return _best(trials, list(_tries(model, judged.read, trials, names, weights)), wrong)
 
 
 def _tries(
-    model: Model, placed: Placed, trials: FaultTrials, names: Sequence[str], weights: Weights
+    model: Model, read: AnsweredDump, trials: FaultTrials, names: Sequence[str], weights: Weights
 ) -> list[tuple[str, str, Fits]]:
     """Every way to feed the prompt, the right one first, and how it fits the observations."""
     found: list[tuple[str, str, Fits]] = []
     right = interpret(trials.graph, weights, trials.given, names)
     plants = [("", "", RIGHT_PROMPT), *((f, label, h) for f, rows in PROMPT_PLANTS.items() for label, h in rows)]
     for fault, label, habits in plants:
-        made = fed_prompt(model, placed, habits)
+        made = fed_prompt(model, read.placed, habits, read.answered)
         if made is None:
             continue
         values = right

@@ -62,8 +62,13 @@ def placed_by(
     return placed
 
 
-def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT) -> FedPrompt | None:
-    """The run of a prompt with these habits; None where they change nothing for this model."""
+def fed_prompt(
+    model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT, answered: int = 0
+) -> FedPrompt | None:
+    """The run of a prompt with these habits; None where they change nothing for this model.
+
+    The last `answered` ids were decoded one by one behind the prompt.
+    """
     ids, images = placed(not habits.no_markers)
     if habits.no_markers and ids == placed(True)[0]:
         return None
@@ -71,6 +76,8 @@ def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT
     rows = rows_in_chunk(images, 0, n, bool(hp.axes))
     turning = habits.one_number or habits.exchanged or habits.other_sections or habits.advance == "tokens"
     if rows is None or (turning and not hp.axes) or (habits.late and not hp.n_deepstack):
+        return None
+    if habits.decoding and not (answered and hp.axes):
         return None
     axes, parts = hp.axes, hp.n_deepstack
     if habits.other_sections:
@@ -90,7 +97,7 @@ def fed_prompt(model: Model, placed: Placed, habits: PromptHabits = RIGHT_PROMPT
         if parts >= hp.n_layer + 1:
             return None
     if rows.positions is not None:
-        rows = replace(rows, positions=_positions(rows.positions, images, habits))
+        rows = replace(rows, positions=_positions(rows.positions, images, habits, n - answered))
     form = PictureForm(parts, rows.last is not None, axes)
     tokens = np.array([max(token, 0) for token in ids], np.int32)
     pages = np.arange(pages_for(n), dtype=np.int32)
@@ -152,8 +159,10 @@ def _other_last(images: Images, rows: PictureRows, n: int) -> NDArray[np.int32] 
     return last
 
 
-def _positions(right: Array, images: Images, habits: PromptHabits) -> NDArray[np.int32]:
+def _positions(right: Array, images: Images, habits: PromptHabits, n_prompt: int) -> NDArray[np.int32]:
     found = right.astype(np.int32).copy()
+    if habits.decoding:
+        found[n_prompt:] = np.arange(n_prompt, len(found))[:, None]
     for p in images:
         start, n = int(found[p.start, 0]), p.end - p.start
         steps = {"tokens": n, "one": 1}.get(habits.advance)

@@ -1,7 +1,8 @@
 // Attention of a query row (a token's head) over a block of 256 keys: (m, l, acc) of arithmetic.md. First an invocation
 // has a key, then a column of values over a page of 32 keys.
 // With `finished` there is one block, so that its acc / l is the result; with `quantised` also as int8 blocks.
-// With `turned`, queries are turned by RoPE when they are read.
+// With `turned`, queries are turned by RoPE when they are read. With `by_slot`, a step's words say which slot of its
+// sequence a token sees last, in place of the positions: rows of a picture see each other both ways.
 struct Par { zero : u32, heads : u32, kv_heads : u32, dim : u32, v_dim : u32, k_words : u32, v_words : u32, scale : u32,
              cap : u32, window : u32, causal : u32, chunk : u32, by_output : u32, q_at : u32, q_stride : u32,
              most_blocks : u32, most_keys : u32, n_rot : u32, offset : u32, neox : u32, table : u32, out_stride : u32,
@@ -208,7 +209,13 @@ fn seen(t : u32, key : u32) -> bool {
   let k = bitcast<i32>(positions[slot_of(t, key)]);
   let window = i32(par.window);
   if (par.causal == 1u) {
-    if (k > p || (window > 0 && p - k >= window)) { return false; }
+//#if by_slot
+    if (key > last_slot(t)) { return false; }
+//#end
+//#if by_position
+    if (k > p) { return false; }
+//#end
+    if (window > 0 && p - k >= window) { return false; }
   } else if (window > 0 && abs(p - k) > window / 2) {
     return false;
   }

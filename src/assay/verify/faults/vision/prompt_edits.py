@@ -16,6 +16,7 @@ class PromptHabits:
     other_mask: bool = False  # rows see each other where they must not, or back
     no_markers: bool = False
     advance: str = ""  # positions behind a picture: "tokens", "one"
+    decoding: bool = False  # the prompt is right, and decode steps stand at the number of rows and tokens before them
     masked: bool = False  # those positions also decide what a token sees
     one_number: bool = False  # a position a row, for M-RoPE
     exchanged: bool = False  # y and x
@@ -28,7 +29,10 @@ PROMPT_PLANTS: dict[str, tuple[tuple[str, PromptHabits], ...]] = {
     "vis-lm-scale": (("rows are multiplied by √e", PromptHabits(scaled=True)),),
     "vis-lm-causal": (("the mask of image rows is the other way round", PromptHabits(other_mask=True)),),
     "vis-lm-markers": (("no tokens around the rows", PromptHabits(no_markers=True)),),
-    "vis-lm-advance": (("text goes on after as many positions as rows", PromptHabits(advance="tokens")),),
+    "vis-lm-advance": (
+        ("text goes on after as many positions as rows", PromptHabits(advance="tokens")),
+        ("the answer goes on after as many positions as rows, the prompt is right", PromptHabits(decoding=True)),
+    ),
     "vis-lm-advance-one": (
         ("text goes on after one position", PromptHabits(advance="one")),
         ("text goes on after one position, and does not see later rows", PromptHabits(advance="one", masked=True)),
