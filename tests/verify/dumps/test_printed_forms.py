@@ -27,6 +27,10 @@ FORMS = {
             "attn_out-1 mean 0.122646", "attn_out-1 std 0.722464",
         ],
     ),
+    "texts of the best tokens are no names": (
+        'layer 0 o_proj l2=2.5\nbest:\n  21.5  614  " up"\n  20.5  935  " gate"\n',
+        ["attn_out-0 norm 2.5"],
+    ),
     "an attention head as a column": (
         "stage\tlayer\thead\tl2\te0\te1\nquery\t0\t0\t13.5\t-0.5\t3.5\nquery\t0\t1\t15.5\t-0.25\t1.5\n",
         [
@@ -114,3 +118,8 @@ def test_tokens_and_positions_of_a_debugger(tmp_path: Path) -> None:
 def test_a_text_with_a_comparison_is_no_page() -> None:
     text = "layer 0 <out>: 0.5 < 1.5\n"
     assert as_plain_text(text) == text
+
+
+def test_ids_of_experts_are_no_tokens(tmp_path: Path) -> None:
+    lines = ('{"at": "layers.0.o_proj", "l2": 2.5}', '{"at": "layers.0.router_idx", "ids": [[4, 5]]}')
+    assert read("\n".join(lines), tmp_path).tokens == ()

@@ -26,7 +26,7 @@ from assay.verify.dumps.printed.lexer import (
     listed,
     matrices,
 )
-from assay.verify.dumps.printed.number_runs import TOKENS, zipped
+from assay.verify.dumps.printed.number_runs import EXPERTS, TOKENS, zipped
 from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
 from assay.verify.dumps.printed.statements import Statement
 
@@ -110,7 +110,8 @@ class BracketSite:
         return statement and not taken and meaning(line.label).layer is None  # "layer output [0]: ..."
 
     def takes_tokens(self, *more: str) -> bool:
-        return bool(set(self.words) & (TOKENS | set(more)))
+        told = set(self.words)
+        return bool(told & (TOKENS | set(more))) and not (told | set(split_words(self.line.label))) & EXPERTS
 
 
 Keys = list[str]

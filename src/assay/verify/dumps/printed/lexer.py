@@ -178,6 +178,8 @@ _BETWEEN = re.compile(r"[\s,;]+")
 
 
 def _quoted(text: str) -> Lexeme:
+    if text[:1] in (" ", "▁", "Ġ") and text.strip(" ▁Ġ").isalpha():  # a token's text, not the name of a value
+        return Mark(text)
     if text[:1] == "[":  # key="[1.5 2.5]"
         found = lex(text)
         if len(found) == 1 and isinstance(found[0], Bracket):

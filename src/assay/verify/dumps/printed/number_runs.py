@@ -29,6 +29,7 @@ from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
 from assay.verify.dumps.printed.statements import Statement
 
 TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
+EXPERTS = {"expert", "experts", "router", "routing", "moe"}  # their ids are no tokens
 ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}
 LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
 _POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean"}

@@ -16,14 +16,13 @@ from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
 from assay.verify.dumps.printed.brackets import Quantity
 from assay.verify.dumps.printed.headings import HeadingStack
 from assay.verify.dumps.printed.lexer import NumberList, NumberRows
-from assay.verify.dumps.printed.number_runs import ID_WORDS, LOGIT_WORDS
+from assay.verify.dumps.printed.number_runs import EXPERTS, ID_WORDS, LOGIT_WORDS
 from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _ITEMS = 256  # values of one line; with more, all are about one node
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
-_EXPERTS = {"expert", "experts", "router", "routing", "moe"}
 
 
 def observations_of(statement: Statement, context: HeadingStack, where: str) -> list[Observation]:
@@ -36,7 +35,7 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not named:
         out = layer_of(words)[0] is not None and not set(words) & (TOP_WORDS | LOGIT_WORDS)  # tok=7 L0 block_out [0]=…
         ids = not out and any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
-        experts = statement.layer is not None or bool(set(words) & _EXPERTS)  # 5:0.894,4:0.105 in a layer's row
+        experts = statement.layer is not None or bool(set(words) & EXPERTS)  # 5:0.894,4:0.105 in a layer's row
         if (ids or any(i.kind == "top" for i in statement.items)) and not (experts and not set(words) & LOGIT_WORDS):
             ids = any(i == line.possible_row for item in statement.items for i, _ in item.data)
             possible_row = context.possible_row if ids else line.possible_row  # "token 450" was the id
