@@ -123,3 +123,14 @@ def test_a_text_with_a_comparison_is_no_page() -> None:
 def test_ids_of_experts_are_no_tokens(tmp_path: Path) -> None:
     lines = ('{"at": "layers.0.o_proj", "l2": 2.5}', '{"at": "layers.0.router_idx", "ids": [[4, 5]]}')
     assert read("\n".join(lines), tmp_path).tokens == ()
+
+
+def test_calls_of_a_document_are_decode_steps(tmp_path: Path) -> None:
+    calls = (
+        '{"phase": "prompt", "fed": [5, 6, 7], "pos": 2, "top": [{"id": 3, "logit": 9.5}, {"id": 4, "logit": 8.5}]},\n'
+        '{"phase": "decode", "fed": [3], "pos": 3, "top": [{"id": 8, "logit": 7.5}, {"id": 9, "logit": 6.5}]}'
+    )
+    found = read('{"engine": "mine",\n"calls": [' + calls + "]}\n", tmp_path)
+    assert found.tokens == (5, 6, 7)
+    assert [o.summary.partition(" row?")[0] for o in found.observations] == ["result_output top 3:9.5 4:8.5"]
+    assert [token for token, _ in found.later] == [3]

@@ -25,6 +25,8 @@ _OF_VALUES = {
     "last", "first", "token", "tok", "row", "head", "tail", "values", "vals", "sample", "stats", "statistics",
     *map(str, range(33)),
 }  # fmt: skip
+_FED_KEYS = ("fed", "tokens", "ids", "input_ids", "token_ids", "input")
+_OF_A_CALL = {*_FED_KEYS, "phase", "step", "pos", "position", "n_past", "past"}
 _ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
 
 
@@ -86,7 +88,22 @@ def _short(value: Any) -> str:
     return json.dumps(value)
 
 
+def _fed(calls: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Objects in a list that each have the ids of one call: a heading that says what it feeds, and the rest."""
+    if not isinstance(calls, list) or len(calls) < 2 or not all(isinstance(c, dict) for c in calls):
+        return []
+    key = next((k for k in _FED_KEYS if all(_ids(c.get(k)) for c in calls)), "")
+    past, found = 0, []
+    for call in calls if key else ():
+        rest = {k: v for k, v in call.items() if k not in _OF_A_CALL}
+        found.append((f"forward([{', '.join(call[key])}]) nPast={past}", rest))
+        past += len(call[key])
+    return found
+
+
 def _lines(value: Any, indent: str, key: str) -> list[str]:
+    if fed := _fed(value):
+        return [line for heading, rest in fed for line in (heading, *_lines(rest, "", ""))]
     if _flat(value):
         return [f"{indent}{key}{_short(value)}"]
     items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
@@ -103,7 +120,11 @@ def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
     """A line for each record or array, behind the keys that lead to it."""
     if depth > _DEEPEST:
         return
-    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+    if fed := _fed(value):
+        for heading, rest in fed:
+            yield heading
+            yield from _paths(rest, "", depth + 1)
+    elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
         for i, item in enumerate(value):
             yield from _paths(item, f"{path}.{_own_name(item, i)}" if path else _own_name(item, i), depth + 1)
     elif isinstance(value, dict) and not _statistics(value):
@@ -118,10 +139,10 @@ def _paths(value: Any, path: str, depth: int) -> Iterator[str]:
     elif isinstance(value, str) and not isinstance(value, _Text) and any(p.isdecimal() for p in path.split(".")):
         return  # a remark inside a layer: "operator": "shortconv"
     elif path.rpartition(".")[2] not in _NUMBER_KEYS or isinstance(value, list):
-        yield f"{path.rpartition('.')[2] if _ids(path, value) else path}: {_short(value)}"
+        yield f"{path.rpartition('.')[2] if _ids(value) else path}: {_short(value)}"
 
 
-def _ids(path: str, value: Any) -> bool:
+def _ids(value: Any) -> bool:
     """Whether it is a list of whole numbers; its last key names it: `prompt.ids`."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, _Text) and v.isdecimal() for v in value)
 
