@@ -207,7 +207,7 @@ def names_state(words: Sequence[str]) -> bool:
 
 
 _KEPT = {"state", "states", "cache", "ring", "memory", "buffer"}
-_KEEPERS = {"conv", "ssm", "wkv", "scan", "delta", "recurrent", "shift", "rnn", "gdn", "kda", "mamba", "deltanet"}
+_KEEPERS = set("conv ssm wkv scan delta recurrent shift rnn gdn kda mamba deltanet".split())  # words for a layer
 
 
 def all_known(words: Sequence[str]) -> bool:
