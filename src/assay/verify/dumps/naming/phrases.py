@@ -203,11 +203,11 @@ def has_unknown(words: Iterable[str]) -> bool:
 
 def names_state(words: Sequence[str]) -> bool:
     """Whether the words name what a recurrent layer keeps between steps: "conv_state", "ssm state", "wkv state"."""
-    return bool({*words} & _KEPT) and bool({*words} & _KEEPERS)
+    return bool({*words} & _KEPT) and any(map(_KEEPER.fullmatch, words))
 
 
 _KEPT = {"state", "states", "cache", "ring", "memory", "buffer"}
-_KEEPERS = set("conv ssm wkv scan delta recurrent shift rnn gdn kda mamba deltanet".split())  # words for a layer
+_KEEPER = re.compile("conv|ssm|wkv|scan|delta|recurrent|shift|rnn|gdn|kda|mamba|deltanet")  # words for a layer
 
 
 def all_known(words: Sequence[str]) -> bool:
