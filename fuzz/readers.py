@@ -33,6 +33,7 @@ from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.dialects import DIALECTS
+from assay.verify.endpoint.wire import parsed
 from fuzz import mutate
 from fuzz.frame_readers import make_frame, read_frame
 from fuzz.picture_readers import make_picture, make_tower, read_picture, read_tower
@@ -435,8 +436,10 @@ def _reply_reader(seeds: Seeds) -> Callable[[Any], None]:
 
     def read(value: Any) -> None:
         body = json.dumps(value).encode()
-        for dialect in DIALECTS:  # what `_post` does with the bytes of an answer
-            client._read("here", body, dialect)
+        for raw in (body, b"data: " + body + b"\n\ndata: [DONE]\n\n"):  # an answer, and a stream of one event
+            found = parsed("here", raw)
+            for dialect in DIALECTS:  # what `_post` does with them
+                client._checked("here", dialect.answer(found) if isinstance(found, dict) else found)
         for generated in (None, 1):
             client._reply(json.loads(body), generated)
 

@@ -64,7 +64,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
 
 def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     """The model, or a note that says why the tensors do not form one."""
-    if file.metadata.get("general.architecture") == EAGLE:
+    if _eagle(file.metadata) is not None:
         return None, []
     if not file.tensors:
         return None, ["tensors: none; this file is a vocabulary, not a model"]
@@ -82,7 +82,8 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 
 def _eagle(metadata: dict[str, Any]) -> dict[str, Any] | None:
     """Which rows of its model an EAGLE-3 head reads; whether they fit shows when it is opened with the model."""
-    if metadata.get("general.architecture") != EAGLE:
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch != EAGLE:  # a damaged file may have an array there
         return None
     layers = metadata.get(f"{EAGLE}.target_layers")
     return {

@@ -19,7 +19,7 @@ _MAP = "d2t"
 
 def is_eagle_head(file: GGUFFile) -> bool:
     """Whether the file is an EAGLE-3 head, which is no model of its own."""
-    return file.metadata.get("general.architecture") == ARCH
+    return file.get_str("general.architecture") == ARCH
 
 
 def eagle_head(file: GGUFFile, model: Model, name: str) -> DraftHead:

@@ -134,7 +134,7 @@ class Wire:
             raw = within(min(self.reply_s, self._left), late, partial(_fetch, where, request, self.reply_s))
         finally:
             self._left -= time.monotonic() - started
-        return _parsed(where, raw)
+        return parsed(where, raw)
 
 
 def within(seconds: float, late: str, work: Callable[[], bytes]) -> bytes:
@@ -157,7 +157,7 @@ def within(seconds: float, late: str, work: Callable[[], bytes]) -> bytes:
     return done[0]
 
 
-def _parsed(where: str, raw: bytes) -> Any:
+def parsed(where: str, raw: bytes) -> Any:
     """The JSON of an answer; of a stream, all its events in one answer. What is cut off may be whole next time."""
     if is_stream(raw):
         found = joined(raw)
