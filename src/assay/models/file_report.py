@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     return model, notes
 
 
-def _eagle(metadata: dict[str, Any]) -> dict[str, Any] | None:
+def _eagle(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """Which rows of its model an EAGLE-3 head reads; whether they fit shows when it is opened with the model."""
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch != EAGLE:  # a damaged file may have an array there
