@@ -68,7 +68,7 @@ def test_user_faults_are_one_line(path: Path, tmp_path: Path, capsys: pytest.Cap
         ([str(path)], "no DUMP given and no --endpoint"),
         ([str(path), str(tmp_path / "none.jsonl")], "cannot be opened"),
         ([str(path), "x", "--endpoint", "http://localhost:1"], "leave DUMP out"),
-        ([str(path), "--endpoint", "localhost"], "not an address"),
+        ([str(path), "--endpoint", "localhost"], "no scheme; write http://localhost"),
         ([str(path), "--endpoint", "http://127.0.0.1:9"], "no usable answer"),
     ):
         assert main(["diagnose", *arguments]) == 2
