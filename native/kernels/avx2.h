@@ -106,7 +106,9 @@ struct Avx2 : ReadsRows<Avx2> {
         }
     }
     static INLINE F two_columns(const float* x) {
-        return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x)));
+        double both;
+        __builtin_memcpy(&both, x, sizeof both);
+        return _mm256_castpd_ps(_mm256_set1_pd(both));
     }
     static INLINE F evens(F a, F b) { return _mm256_shuffle_ps(a, b, 0x88); }
     static INLINE F odds(F a, F b) { return _mm256_shuffle_ps(a, b, 0xdd); }

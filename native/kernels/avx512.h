@@ -138,7 +138,9 @@ struct Avx512 : ReadsRows<Avx512> {
         }
     }
     static INLINE F two_columns(const float* x) {
-        return _mm512_castpd_ps(_mm512_set1_pd(*reinterpret_cast<const double*>(x)));
+        double both;
+        __builtin_memcpy(&both, x, sizeof both);
+        return _mm512_castpd_ps(_mm512_set1_pd(both));
     }
     static INLINE F evens(F a, F b) { return _mm512_shuffle_ps(a, b, 0x88); }
     static INLINE F odds(F a, F b) { return _mm512_shuffle_ps(a, b, 0xdd); }
