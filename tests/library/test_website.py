@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
 import json
@@ -19,9 +20,11 @@ import pytest
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import open_file
-from assay.library.web_export import ASSETS, chat_frame, export_web
+from assay.library.web_export import ASSETS, chat_frame, export_web, framed
+from assay.runtime.draws import Draws
 from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.receipts import VERSION, row_digest
+from assay.runtime.sampler import SamplerParams, sample
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.exported_tokenizer import exported_tokenizer
 from assay.text.pretokenize import PRETOKENIZERS, portable_split
@@ -93,11 +96,81 @@ def template(path: Path, source: str) -> ChatTemplate:
 
 def test_the_frame_of_a_message(tmp_path: Path) -> None:
     frame = chat_frame(template(tmp_path, tiny.TEMPLATE))
-    assert frame == {"before": "<|turn|>user\n", "after": "<|end|>\n<|turn|>assistant\n", "trimmed": False}
-    trims = template(tmp_path, "[{{ messages[0]['content'] | trim }}]")
-    assert chat_frame(trims) == {"before": "[", "after": "]", "trimmed": True}
+    after = "<|end|>\n<|turn|>assistant\n"
+    assert frame == {
+        "before": "<|turn|>user\n", "asked": after, "next": "<|end|>\n<|turn|>user\n", "after": after,
+        "trimmed": [False, False],
+    }  # fmt: skip
+    trims = chat_frame(template(tmp_path, "[{{ messages[0]['content'] | trim }}]"))
+    assert (trims["before"], trims["after"], trims["next"]) == ("[", "]", None) and trims["trimmed"][0]
     with pytest.raises(AssayError, match="the chat template changes a message"):
         chat_frame(template(tmp_path, "{{ messages[0]['content'] | upper }}"))
+
+
+def test_conversations_of_recorded_templates() -> None:
+    """Templates in which later turns can be framed give the text that the template itself gives."""
+    recorded = VOCABULARIES.parent / "golden" / "chat_template_cases.json"
+    if not recorded.exists():
+        pytest.skip(f"{recorded} is not there")
+    texts = ("What is 2+2?", " four ", "And\n3+3?", "<b>six</b>", "{{ why }}")
+    roles = ("user", "assistant") * 3
+    kinds = {"conversation": 0, "one message": 0, "refused": 0}
+    for case in json.loads(recorded.read_text())["cases"]:
+        made = ChatTemplate(
+            case["template_str"], name="t", bos=case.get("bos_token", ""), eos=case.get("eos_token", "")
+        )
+        try:
+            frame = chat_frame(made)
+        except AssayError:
+            kinds["refused"] += 1
+            continue
+        kinds["conversation" if frame["next"] is not None else "one message"] += 1
+        for n in (1, 3, 5) if frame["next"] is not None else (1,):
+            messages = [{"role": role, "content": text} for role, text in zip(roles, texts[:n], strict=False)]
+            assert framed(frame, texts[:n]) == made.render(messages, add_generation_prompt=True)
+    assert kinds["conversation"] >= 20, kinds
+
+
+SAMPLE = """
+import { readFileSync } from "node:fs";
+const { draw, sample } = await import(process.argv[1]);
+const { cases, numbers } = JSON.parse(readFileSync(0, "utf8"));
+const row = (base64) => new Float32Array(new Uint8Array(Buffer.from(base64, "base64")).buffer);
+const tokens = cases.map(({ logits, ids, params }) => sample(row(logits), ids, params));
+console.log(JSON.stringify([tokens, numbers.map(([seed, place]) => draw(seed, place))]));
+"""
+
+
+def test_the_sampler_in_javascript() -> None:
+    """The same tokens as `runtime.sampler` for drawn settings, and the same random numbers."""
+    if NODE is None:
+        pytest.skip("there is no node")
+    rng = np.random.default_rng(5)
+    cases, expected = [], []
+    for i in range(400):
+        size = int(rng.choice([5, 300, 3000]))
+        logits = (rng.normal(size=size) * rng.choice([0.5, 3, 12])).astype(np.float32)
+        if i % 5 == 0:
+            logits = np.round(logits)  # equal logits: the order of ids decides
+        ids = rng.integers(0, size, 40).tolist()
+        given = {
+            "temp": float(rng.choice([0, 0.3, 0.8, 1.5, 1e-300])), "top_k": int(rng.choice([0, 1, 4, 40, 5000])),
+            "top_p": float(rng.choice([0.1, 0.9, 0.95, 1])), "min_p": float(rng.choice([0, 0.05, 0.4])),
+            "repeat_penalty": float(rng.choice([1, 1.3])), "repeat_last_n": int(rng.choice([-1, 0, 10])),
+            "presence_penalty": float(rng.choice([0, 0.7])), "seed": int(rng.integers(0, 2**53)),
+        }  # fmt: skip
+        params = given | {"seed": str(given["seed"])}
+        cases.append({"logits": base64.b64encode(logits.tobytes()).decode(), "ids": ids, "params": params})
+        draws = Draws(int(given["seed"]), len(ids))
+        expected.append(sample(logits, ids, SamplerParams(**given), draws).id)  # type: ignore[arg-type]
+    numbers = [(str(seed), place) for seed in (0, 7, 2**64 - 1) for place in (0, 1, 99)]
+    command = [NODE, "--input-type=module", "-e", SAMPLE, (ASSETS / "sampler.js").as_uri()]
+    data = json.dumps({"cases": cases, "numbers": numbers})
+    done = subprocess.run(command, input=data, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    tokens, drawn = json.loads(done.stdout)
+    assert tokens == expected
+    assert drawn == [Draws(int(seed), place).random() for seed, place in numbers]
 
 
 def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +258,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if not CHROMIUM:
         pytest.skip("there is no chromium")
     path, site = tiny.make(tmp_path / "m.gguf", type="Q8_0"), tmp_path / "site"
-    opened = Opened(open_file(path), OpenOptions(ctx_size=64))
+    opened = Opened(open_file(path), OpenOptions(ctx_size=256))
     export_web(opened, site)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -216,11 +289,18 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         page.click("#send")
         page.wait_for_function("document.getElementById('facts').textContent.includes('hash')", timeout=60_000)
         said = page.evaluate("document.getElementById('answer').textContent")
-        page.click("summary")
+        for summary in page.query_selector_all("summary"):
+            summary.click()
         page.fill("#server", json.loads(assay.stdout.readline())["url"])
-        page.click("#compare")
-        page.wait_for_function("document.getElementById('verdict').textContent", timeout=60_000)
-        verdict = page.evaluate("document.getElementById('verdict').textContent")
+        verdicts = []
+        for temperature in ("0", "1.5"):  # the second and the third turn of a conversation
+            page.fill("#temp", temperature)
+            page.fill("#prompt", "and then?")
+            page.click("#compare")
+            page.wait_for_function("document.getElementById('verdict').textContent", timeout=60_000)
+            verdicts.append(page.evaluate("document.getElementById('verdict').textContent"))
+            assert "were in the cache" in page.evaluate("document.getElementById('facts').textContent")
+        turns = page.evaluate("[...document.getElementById('turns').children].map((part) => part.textContent)")
         if picture := os.environ.get("ASSAY_SCREENSHOT"):
             page.screenshot(path=picture)
         browser.close()
@@ -230,4 +310,5 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assay", "run", str(path), "hello", "-n", "4", "--temp", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said == json.loads(done.stdout)["text"]
-    assert verdict == "Equal: the text, and the logits of all 4 tokens, to the bit."
+    assert verdicts == ["Equal: the text, and the logits of all 4 tokens, to the bit."] * 2
+    assert turns[:3] == ["hello", said, "and then?"] and len(turns) == 5

@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from assay.text.exported_tokenizer import exported_tokenizer
 
 ASSETS = Path(__file__).parent / "website"
 _CHECKED = 3  # tokens whose logits the page compares before it answers
-_SAMPLES = ("Hello", " two  spaces ", "a\nb", "{{ x }} <b>", "é日")
+_TEXTS = ("Hello", " two  spaces ", "a\nb", "{{ x }} <b>", "é日")
+_MESSAGES = [(text,) for text in _TEXTS]
+_CONVERSATIONS = [*_MESSAGES, _TEXTS[:3], _TEXTS[1:4], _TEXTS, (*_TEXTS[::-1], *_TEXTS[1:3])]
 
 
 @dataclass(frozen=True)
@@ -90,16 +93,37 @@ def _recorded_logits(model: Model) -> dict[str, Any]:
 
 
 def chat_frame(template: ChatTemplate) -> Mapping[str, Any]:
-    """The text before and after a user's message. Raises AssayError if the template does more than frame it."""
+    """The texts around the messages of a conversation, in which user and model take turns.
 
-    def rendered(text: str) -> str:
-        return template.render([{"role": "user", "content": text}], add_generation_prompt=True)
+    `before` stands before the first message, `asked` between a question and its answer, `next` between an answer and
+    the next question, `after` behind the last question. `trimmed` says of user and model whether their messages lose
+    the white space around them. `next` is None where the template changes earlier turns: the page then has one message
+    and one answer. Raises AssayError if the template does more than frame the first message.
+    """
+
+    def rendered(*texts: str) -> str:
+        roles = cycle(("user", "assistant"))
+        return template.render(
+            [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)],
+            add_generation_prompt=True,
+        )
 
     mark = "\u2063message\u2063"
     before, found, after = rendered(mark).partition(mark)
-    for trimmed in (False, True):
-        if found and all(
-            rendered(text) == before + (text.strip() if trimmed else text) + after for text in _SAMPLES
-        ):  # fmt: skip
-            return {"before": before, "after": after, "trimmed": trimmed}
+    try:
+        _, asked, following, _ = rendered(mark, mark, mark).split(mark)
+    except (AssayError, ValueError):  # a template for one message
+        asked = following = None
+    for next_, samples in ((following, _CONVERSATIONS), (None, _MESSAGES)):
+        for trimmed in product((False, True), repeat=2) if found else ():
+            frame = {"before": before, "asked": asked, "next": next_, "after": after, "trimmed": list(trimmed)}
+            if (next_ is not None or samples is _MESSAGES) and all(rendered(*t) == framed(frame, t) for t in samples):
+                return frame
     raise AssayError("the chat template changes a message; a page can only put text around it; export with --raw")
+
+
+def framed(frame: Mapping[str, Any], texts: Sequence[str]) -> str:
+    """A conversation as the page renders it."""
+    shown = [text.strip() if frame["trimmed"][i % 2] else text for i, text in enumerate(texts)]
+    turns = [text + (frame["next"] if i % 2 else frame["asked"]) for i, text in enumerate(shown[:-1])]
+    return "".join([frame["before"], *turns, shown[-1], frame["after"]])

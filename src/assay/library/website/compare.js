@@ -56,11 +56,11 @@ export async function rowHashes(floats) {
   return Object.fromEntries(await Promise.all(made));
 }
 
-/** The server's greedy answer to the ids of a prompt. Throws an error that says what to do. */
-export async function askServer(server, prompt, maxTokens) {
+/** The server's answer to the ids of a prompt, with the sampler's settings. Throws an error that says what to do. */
+export async function askServer(server, prompt, maxTokens, { temp, seed, ...settings } = {}) {
   let reply;
   try {
-    const body = JSON.stringify({ prompt, max_tokens: maxTokens, temperature: 0 });
+    const body = JSON.stringify({ ...settings, prompt, max_tokens: maxTokens, temperature: temp ?? 0, seed: Number(seed ?? 0) });
     reply = await fetch(new URL("/v1/completions", server), { method: "POST", headers: { "content-type": "application/json" }, body });
   } catch {
     throw new Error(`${server} cannot be reached from this page; start it with: assay serve FILE --receipts KEY --cors ${location.origin}`);

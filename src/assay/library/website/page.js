@@ -5,6 +5,9 @@ const find = (id) => document.getElementById(id);
 const worker = new Worker("worker.js", { type: "module" });
 let begun = 0;
 let comparing = "";  // address of the server that answers the same prompt
+let converses = false;  // whether the model's template has been read well enough for several turns
+let turns = [];  // texts of the user and the model in turn
+const SETTINGS = ["temp", "top_k", "top_p", "min_p", "repeat_penalty"];
 
 function busy(on) {
   find("send").disabled = on;
@@ -17,6 +20,7 @@ worker.onmessage = ({ data }) => {
   if (data.doing) find("facts").textContent = data.doing;
   if (data.ready) {
     const { model, adapter, tier, bytes, seconds } = data.ready;
+    converses = data.ready.turns;
     const spent = Object.entries(seconds).map(([part, s]) => `${part} ${s.toFixed(1)} s`).join(", ");
     find("model").textContent = model;
     find("progress").hidden = true;
@@ -26,12 +30,16 @@ worker.onmessage = ({ data }) => {
   if (data.text) find("answer").textContent += data.text;
   if (data.done) {
     const seconds = (performance.now() - begun) / 1000;
-    find("facts").textContent = `${data.ids.length} tokens in ${seconds.toFixed(1)} s, the first after ${data.first.toFixed(2)} s, then ${data.rate.toFixed(1)} a second; hash of all logits ${data.hash}`;
+    if (converses) turns.push(find("answer").textContent);
+    find("fresh").hidden = !turns.length;
+    find("facts").textContent = `${data.reused ? `${data.reused} of ${data.prompt.length} tokens of the prompt were in the cache; ` : ""}${data.ids.length} tokens in ${seconds.toFixed(1)} s, the first after ${data.first.toFixed(2)} s, then ${data.rate.toFixed(1)} a second; hash of all logits ${data.hash}`;
     if (comparing) compare(data);
     else busy(false);
   }
   if (data.error) {
     if (!find("progress").hidden) find("model").textContent = "It cannot run here";
+    if (turns.length % 2) find("prompt").value = turns.pop();  // a question without an answer
+    showTurns();
     find("facts").textContent = data.error;
     busy(false);
   }
@@ -40,7 +48,7 @@ worker.onmessage = ({ data }) => {
 async function compare({ prompt, tokens, rows }) {
   let found;
   try {
-    const said = await askServer(comparing, prompt, rows.length);
+    const said = await askServer(comparing, prompt, rows.length, settings());
     found = verdict({ text: find("answer").textContent, tokens, rows }, said);
   } catch (error) {
     found = { equal: false, words: error.message };
@@ -50,13 +58,36 @@ async function compare({ prompt, tokens, rows }) {
   busy(false);
 }
 
+function settings() {
+  const given = Object.fromEntries(SETTINGS.map((name) => [name, Number(find(name).value)]));
+  return { ...given, seed: find("seed").value };
+}
+
+/** Earlier turns, and the question that is asked now; its answer stands below them. */
+function showTurns() {
+  const shown = turns.map((text, i) => {
+    const part = document.createElement(i % 2 ? "pre" : "p");
+    if (i % 2 === 0) part.className = "asked";
+    part.textContent = text;
+    return part;
+  });
+  find("turns").replaceChildren(...shown);
+}
+
 function ask(server) {
+  const prompt = find("prompt").value;
+  if (converses) {
+    turns.push(prompt);
+    showTurns();
+    find("prompt").value = "";
+  }
   find("answer").textContent = "";
   find("verdict").textContent = "";
   comparing = server;
   begun = performance.now();
   busy(true);
-  worker.postMessage({ prompt: find("prompt").value, maxTokens: Number(find("most").value), rows: Boolean(server) });
+  const messages = converses ? turns : [prompt];
+  worker.postMessage({ messages, maxTokens: Number(find("most").value), params: settings(), rows: Boolean(server) });
 }
 
 find("origin").textContent = location.origin;
@@ -65,4 +96,10 @@ find("form").onsubmit = (event) => {
   ask("");
 };
 find("compare").onclick = () => find("form").reportValidity() && ask(find("server").value);
+find("fresh").onclick = () => {
+  turns = [];
+  showTurns();
+  find("answer").textContent = "";
+  find("fresh").hidden = true;
+};
 find("cancel").onclick = () => worker.postMessage({ cancel: true });

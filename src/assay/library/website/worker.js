@@ -1,8 +1,9 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
-// In:  {prompt, raw, maxTokens, rows} · {cancel: true}
-// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, ids, hash, tokens, rows, rate, first} · {error}
+// In:  {messages, raw, maxTokens, params, rows} · {cancel: true}
+// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, reused, ids, hash, tokens, rows, rate, first} · {error}
 import { rowHashes } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
+import { penalises, sample } from "./sampler.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
 
 const AHEAD = 4;  // steps submitted before the results of their predecessors are read; none in software, which gains nothing
@@ -13,59 +14,81 @@ async function open() {
   const plan = await (await fetch("plan.json")).json();
   const { body } = await fetch("weights.bin");
   const runner = await Runner.open(plan, body, say);
-  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, seconds: runner.seconds } });
-  return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer) };
-}
-
-/** The prompt as ids: inside the frame of the chat template, or as it is. */
-function encode({ plan, tokenizer }, prompt, raw) {
-  if (raw || !plan.frame) return tokenizer.encode(prompt);
-  return tokenizer.encodeChat(plan.frame.before + (plan.frame.trimmed ? prompt.trim() : prompt) + plan.frame.after);
+  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, turns: Boolean(plan.frame && plan.frame.next !== null), seconds: runner.seconds } });
+  return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer), cached: [] };
 }
 
 /**
- * Greedy answer. `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of
- * every step and the hashes of its logits as in receipts.
+ * The ids of a conversation: user's and model's messages in turn, the last one the user's, inside the frame of the chat
+ * template. `raw`, or a model without a template, takes the only message as it is.
  */
-async function answer(model, { prompt, raw, maxTokens = 64, rows: wanted = false }) {
-  const { plan, runner, tokenizer } = model;
+function encode({ plan, tokenizer }, messages, raw) {
+  const { frame } = plan;
+  if (raw || !frame) return tokenizer.encode(messages.at(-1));
+  const shown = messages.map((text, i) => (frame.trimmed[i % 2] ? text.trim() : text));
+  const turns = shown.slice(0, -1).map((text, i) => text + (i % 2 ? frame.next : frame.asked));
+  return tokenizer.encodeChat(frame.before + turns.join("") + shown.at(-1) + frame.after);
+}
+
+/** How many ids at the start are in the cache already. At least one id is always computed, whose logits are read. */
+function shared(cached, ids) {
+  let n = 0;
+  while (n < Math.min(cached.length, ids.length - 1) && cached[n] === ids[n]) n++;
+  return n;
+}
+
+/**
+ * The answer to `messages`. `params` has the sampler's settings; without a temperature the most probable token is chosen.
+ * `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of every step
+ * and the hashes of its logits as in receipts.
+ */
+async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows: wanted = false }) {
+  const { plan, runner, tokenizer, cached } = model;
   const detokenizer = new Detokenizer(tokenizer);
-  const ids = encode(model, prompt, raw);
-  if (ids.length > plan.context) throw new Error(`the prompt has ${ids.length} tokens; this page holds ${plan.context}; shorten it`);
-  const most = Math.min(maxTokens, plan.context - ids.length + 1);
-  const ahead = runner.software ? 0 : AHEAD;
+  const prompt = encode(model, messages, raw);
+  if (prompt.length > plan.context) throw new Error(`the prompt has ${prompt.length} tokens; this page holds ${plan.context}; shorten it`);
+  const most = Math.min(maxTokens, plan.context - prompt.length + 1);
+  const greedy = !(params.temp > 0) && !penalises(params);  // then the device chooses, and steps are submitted ahead
+  const ahead = greedy && !runner.software ? AHEAD : 0;
+  const ids = [...prompt];
   const answered = [];
   const hashes = [];
   const tokens = [];
   const rows = [];
   const steps = [];
   const times = [performance.now()];
+  const reused = shared(cached, prompt);
+  model.cached = [];  // what the cache holds is known again when all steps have ended
   let submitted = 0;
   cancelled = false;
   for (;;) {
     while (submitted < most && steps.length <= ahead) {
-      const step = submitted ? runner.step(null, ids.length + submitted - 1) : runner.step(ids, 0);
+      const at = prompt.length + submitted - 1;
+      const step = submitted ? runner.step(greedy ? null : [ids[at]], at) : runner.step(prompt.slice(reused), reused);
       step.catch(() => {});  // awaited below, unless an earlier one fails
       steps.push(step);
       submitted++;
     }
     if (!steps.length) break;
-    const { id, logits } = await steps.shift();
+    const { id: best, logits } = await steps.shift();
+    const id = greedy ? best : sample(logits, ids, params);
     hashes.push(await sha256(logits));
     if (wanted) rows.push(await rowHashes(logits));
     tokens.push(id);
     times.push(performance.now());
     if (cancelled || plan.tokenizer.eog.includes(id)) break;
     answered.push(id);
+    ids.push(id);
     say({ text: detokenizer.push(id) });
   }
   await Promise.all(steps);  // submitted ahead, and not needed
+  model.cached = [...prompt, ...answered].slice(0, prompt.length + tokens.length - 1);
   say({ text: detokenizer.flush() });
   const all = new TextEncoder().encode(hashes.join(" "));
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", all));
   const hash = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
   const rate = times.length > 2 ? ((times.length - 2) * 1000) / (times.at(-1) - times[1]) : 0;
-  say({ done: true, prompt: ids, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
+  say({ done: true, prompt, reused, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
 }
 
 const opened = open();
