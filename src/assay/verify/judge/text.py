@@ -28,7 +28,7 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
         e = first.evidence
         lines.append(f"  {e.spot}: found {e.found:.9g}, expected {e.expected:.9g} (nmse {e.nmse:.2e})")
         if model is not None:
-            lines.append(f"  {model.graph[first.name]}")
+            lines.append(f"  {model.graph[first.name].formula}")
         others = [n.name for n in diff.at_fault if n is not first]
         if others:
             lines.append(f"  {_also(diff)}: {_some(others)}")
