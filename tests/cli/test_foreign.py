@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from assay.cli import foreign, main, parse, verb_parser, verbs
+from assay.cli.foreign_options import HINTS, IGNORED, RENAMED
 from assay.errors import AssayError
+from assay.serve.api.routes import ROUTES
 from tests.cli.conftest import Assay
 
 # A line as its users type it, and what assay makes of it.
@@ -28,6 +31,9 @@ LINES = [
         "--served-model-name n --dtype auto --trust-remote-code --enable-auto-tool-choice --tool-call-parser hermes",
         {"models": ["m"], "ctx_size": 8192, "parallel": 16, "alias": ["n"]},
     ),
+    ("serve m --ssl-certfile c.pem --ssl-keyfile k.pem", {"tls_cert": "c.pem", "tls_key": "k.pem"}),
+    ("serve -m m --rerank --draft-max 16 -v --cache-ram 8192 --no-slots -to 60", {"models": [], "timeout": 60}),
+    ("serve m --disable-log-stats --uvicorn-log-level info --max-logprobs 20", {"models": ["m"]}),
     ("bench -m m -p 512 -n 128 -r 3 -ngl 99 -t 2", {"prefill": [512], "decode": 128, "repeat": 3, "threads": 2}),
     ("quantize in.gguf out.gguf Q4_K_M", {"model": "in.gguf", "output": "out.gguf", "type": "Q4_K_M"}),
 ]  # fmt: skip
@@ -40,22 +46,35 @@ def test_lines_of_other_programs_parse(line: str, expected: dict[str, object]) -
     assert {key: found[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", foreign.HINTS)
+@pytest.mark.parametrize("name", HINTS)
 def test_every_hint_is_one_line(name: str) -> None:
-    with pytest.raises(AssayError, match=r"no such option; ") as caught:
-        parse("run", ["m", name, "x"])
+    verb = next(v for v in ("run", "serve", "embed", "list") if name not in verb_parser(v)._option_string_actions)
+    with pytest.raises(AssayError, match=r"no such option; |which has no ") as caught:
+        parse(verb, ["m", name, "x"])
     assert "\n" not in str(caught.value)
 
 
+def test_a_hint_names_what_exists() -> None:
+    """No hint and no note names an option, a verb or a route that assay lacks."""
+    options = {option for verb in verbs() for option in verb_parser(verb)._option_string_actions}
+    for name, said in [*HINTS.items(), *((name, why) for name, (_, why) in IGNORED.items())]:
+        for option in re.findall(r"(?<![\w/])--?[a-z][\w-]*", said):
+            assert option in options, f"{name}: {said}"
+        for verb in re.findall(r"`assay ([\w-]+)", said):
+            assert verb in verbs(), f"{name}: {said}"
+        for route in re.findall(r"/[a-z0-9/]+(?= is always)", said):
+            assert route in {spec.path for spec in ROUTES}, f"{name}: {said}"
+
+
 def test_the_tables_do_not_contradict_each_other() -> None:
-    tables = (set(foreign.RENAMED), set(foreign.IGNORED))
+    tables = (set(RENAMED), set(IGNORED))
     assert not tables[0] & tables[1]
-    assert not tables[1] & set(foreign.HINTS)
+    assert not tables[1] & set(HINTS)
     for table in (foreign.VERBS, foreign.SAME_VERBS, foreign.VERB_HINTS):
         assert not set(table) & set(verbs())
     assert {*foreign.VERBS.values(), *foreign.SAME_VERBS.values()} <= set(verbs())
     known = {option for verb in verbs() for option in verb_parser(verb)._option_string_actions}
-    assert set(foreign.RENAMED.values()) <= known
+    assert set(RENAMED.values()) <= known
 
 
 def test_verbs_of_other_programs(here: Assay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

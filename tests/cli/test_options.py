@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.cli import foreign, parse, verb_parser, verbs
+from assay.cli import parse, verb_parser, verbs
+from assay.cli.foreign_options import IGNORED, RENAMED
 from assay.errors import AssayError
 from assay.runtime.params import LIMITS, SamplerParams
 from tests.cli.conftest import Assay
@@ -283,7 +284,7 @@ _WORDS = [
 @settings(max_examples=150, deadline=None)
 def test_any_line_is_parsed_or_refused_in_one_line(data: st.DataObject) -> None:
     verb = data.draw(st.sampled_from(verbs()))
-    options = sorted({*verb_parser(verb)._option_string_actions, *foreign.RENAMED, *foreign.IGNORED} - {"-h", "--help"})
+    options = sorted({*verb_parser(verb)._option_string_actions, *RENAMED, *IGNORED} - {"-h", "--help"})
     words = data.draw(st.lists(st.sampled_from([*_WORDS, *options, *(f"{o}=x" for o in options)]), max_size=8))
     try:
         parse(verb, words)

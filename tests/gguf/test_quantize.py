@@ -258,7 +258,8 @@ def test_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
             (t.name, t.type.name, t.nbytes) for t in file.tensors.values()
         ]
         assert report["bytes_after"] == sum(t.nbytes for t in file.tensors.values())
-    assert shown.err.startswith("quantising to Q4_K_M")
+    sizes = (report["bytes_before"] / 1e6, report["bytes_after"] / 1e6)
+    assert shown.err.startswith("quantising to Q4_K_M ({:.1f} MB to {:.1f} MB)".format(*sizes))
 
 
 def test_command_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,3 +80,9 @@ def test_names_split_and_join(role: str, layer: int | None) -> None:
         assert split(join(role, layer)) == (role, layer)
     else:
         assert join(*split(role)) == role
+
+
+def test_a_formula_for_people_has_short_numbers() -> None:
+    node = Node("x", "rms_norm", ("a",), ("w",), {"eps": 9.999999747378752e-06})
+    assert node.formula == "x = rms_norm(a, w; eps=1e-05)"
+    assert "9.999999747378752e-06" in str(node)

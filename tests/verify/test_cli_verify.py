@@ -88,6 +88,20 @@ def test_diff_finds_the_node(model: Model, truth: Dump, tmp_path: Path, capsys: 
     assert "ffn_out-0 = linear(ffn_swiglu-0, blk.0.ffn_down.weight)" in text
 
 
+def test_a_printed_number_is_not_shown_as_an_element(
+    model: Model, truth: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rms = float(np.sqrt(np.mean(np.square(np.asarray(truth.values("l_out-0"))[2]))))
+    path = tmp_path / "rms.jsonl"
+    header = {"assay_dump": 1, "tokens": list(map(int, TOKENS))}
+    path.write_text("\n".join(map(json.dumps, (header, {"name": "l_out-0", "row": 2, "rms": 3 * rms}))))
+    for verb, before in (("diff", "  "), ("diagnose", "seen      ")):
+        code, text, _ = run(capsys, verb, model.file.path, path)
+        assert code == 1 and f"{before}the rms of row 2: found {3 * rms:.5g}"[:-1] in text and "at [" not in text, text
+    node = json.loads(run(capsys, "diff", model.file.path, path, "--json")[1])["nodes"][0]
+    assert node["at"] == [] and node["place"] == "the rms of row 2"
+
+
 @pytest.mark.parametrize("engine", ["reference", "cpu"])
 def test_diff_of_an_engine(model: Model, capsys: pytest.CaptureFixture[str], engine: str) -> None:
     from assay import engines

@@ -107,15 +107,15 @@ def run(args: argparse.Namespace) -> int:
             again = sum(step.requantizes for step in steps)
             if again and args.allow_requantize:
                 say(f"{file.path.name}: {again} tensors are already quantised; quantising again loses quality")
-            done, total = 0, sum(t.nbytes for t in file.tensors.values())
-            with stage(f"quantising to {mix.name}", total, BYTES) as tell:
+            done, before, after = 0, sum(s.bytes_before for s in steps), sum(s.bytes_after for s in steps)
+            with stage(f"quantising to {mix.name}", after, BYTES) as tell:
 
                 def report_step(step: TensorStep) -> None:
                     nonlocal done
                     if not done:
-                        say(f"quantising to {mix.name} ({total / 1e6:.0f} MB)")
+                        say(f"quantising to {mix.name} ({before / 1e6:.1f} MB to {after / 1e6:.1f} MB)")
                     tell(done)
-                    done += step.bytes_before
+                    done += step.bytes_after
 
                 steps = quantize(
                     file, out, mix, importance=importance, types=types, allow_requantize=args.allow_requantize,

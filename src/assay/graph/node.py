@@ -5,11 +5,14 @@ Touch this when every node needs a further field. A new operation is a row of `o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.graph.ops import OPS, Trait
+
+_LONG = re.compile(r"\d+\.\d{7,}(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Node:
     def with_attrs(self, **changes: Any) -> Node:
         """A copy with some attributes changed."""
         return replace(self, attrs={**self.attrs, **changes})
+
+    @property
+    def formula(self) -> str:
+        """For a person: numbers have at most seven digits, so that a float32 of 9.999999747378752e-06 is 1e-05."""
+        return _LONG.sub(lambda found: f"{float(found[0]):.7g}", str(self))
 
     def __str__(self) -> str:
         operands = ", ".join((*self.inputs, *self.weights))

@@ -15,7 +15,8 @@ import base64
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+
+from assay.runtime.gbnf import to_lark
 
 FUEL: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_lexer_states": 50_000,
@@ -65,7 +66,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if name not in _known:
         return {"fault": "untaught"}
     try:
-        lark = any_to_lark(request["gbnf"]) if "gbnf" in request else request["lark"]
+        lark = to_lark(request["gbnf"]) if "gbnf" in request else request["lark"]
     except Exception as error:  # the converter raises exceptions of many types
         return {"fault": "grammar", "message": f"is neither GBNF nor Lark ({error})"}
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from assay.verify.judge.overflow import NonFiniteOrigin
 from assay.verify.judge.shared_pass import Last, evaluate_all, sweep
 
 Array = NDArray[Any]
-_LONG = re.compile(r"\d+\.\d{7,}(?:e[-+]?\d+)?")  # 9.999999747378752e-06 is shown as 1e-05
 _SHOWN = 12  # values of a node shown side by side
 
 
@@ -120,7 +118,7 @@ def _broken_cell(model: Model, broken: NonFiniteOrigin) -> dict[str, Any]:
 
 
 def _formula(model: Model, name: str) -> str:
-    return _LONG.sub(lambda x: f"{float(x[0]):.7g}", str(model.graph[name])) if name in model.graph else ""
+    return model.graph[name].formula if name in model.graph else ""
 
 
 def _headline(

@@ -249,6 +249,16 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
     return [json.loads(line[6:]) for line in lines[:-1]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_names_the_fields_that_were_ignored(http: httpx.Client, stream: bool) -> None:
+    body = {"prompt": "hello", "max_tokens": 1, "stream": stream}
+    assert "x-assay-ignored" not in http.post("/v1/completions", json=body).headers
+    reply = http.post("/v1/completions", json=body | {"temprature": 0, "store": True})
+    assert (reply.status_code, reply.headers["x-assay-ignored"]) == (200, "temprature, store")
+    body = {"model": "tiny", "prompt": "hello", "stream": stream, "options": {"num_predict": 1, "num_gpus": 1}}
+    assert http.post("/api/generate", json=body).headers["x-assay-ignored"] == "options.num_gpus"
+
+
 def test_stop_strings(http: httpx.Client) -> None:
     body = {"prompt": "hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
     text = http.post("/v1/completions", json=body).json()["choices"][0]["text"]

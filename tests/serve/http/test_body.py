@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from assay.serve.api.routes import ROUTES
 from assay.serve.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from assay.serve.api_errors import ApiError
-from assay.serve.http.body import _PATIENT, _QUICK, Body, Intake, invalid, parse, parsed, read
+from assay.serve.http.body import _PATIENT, _QUICK, Body, Intake, invalid, parse, parsed, read, validated
 from assay.serve.http.json_counts import JsonCounts
+from assay.serve.http.unknown_fields import unknown_fields
 from assay.serve.limits import ServerLimits
 
 LIMITS = ServerLimits()
@@ -249,3 +251,33 @@ def test_a_whole_number_without_end_is_refused_before_it_is_computed() -> None:
         assert decoder.decode(f'{{"a": -{10**98}}}') == {"a": -(10**98)}
         with pytest.raises(ValueError, match=r"a whole number has 101 digits \(at most 100\)"):
             decoder.decode('{"a": [1, ' + "9" * 101 + "]}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"temprature": 0}, ("temprature",)),
+        ({"temperature": 0, "store": True, "metadata": {"a": 1}}, ("store", "metadata")),
+        ({"stream_options": {"include_usage": True, "include_use": True}}, ("stream_options.include_use",)),
+        ({"x\n": 1, "é": 1, "": 1, "y" * 41: 1}, ()),
+        ({f"f{i}": 1 for i in range(100)}, tuple(f"f{i}" for i in range(8))),
+    ],
+)
+def test_unknown_fields_are_named(fields: dict[str, Any], found: tuple[str, ...]) -> None:
+    content = json.dumps({"prompt": "a", **fields}).encode()
+    request, unknown = validated(Body(content, JsonCounts()), CompletionRequest)
+    assert isinstance(request, CompletionRequest) and unknown == found
+
+
+@pytest.mark.parametrize("request_model", sorted({r.request for r in ROUTES if r.request}, key=str), ids=str)
+def test_no_field_of_a_request_is_called_unknown(request_model: type[BaseModel]) -> None:
+    fields = {field.alias or name: None for name, field in request_model.model_fields.items()}
+    assert unknown_fields(fields, request_model) == ()
+    assert unknown_fields([{"id": 0}], request_model) == ()
+
+
+def test_a_misspelling_is_asked_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        unknown_fields({"prompt": "a", "max_tokns": 3, "temperatur.e": 1, "zzz": 1}, CompletionRequest)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["a request has the field max_tokns, which is ignored; was max_tokens meant?"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def test_narrow_screens_do_not_scroll_sideways(browser: Any, chatty: Server, vie
         playwright.expect(tab.page.locator(".grid tbody tr")).to_have_count(4)
     if view == "server":
         playwright.expect(tab.page.locator("#curve svg")).to_be_visible()
+        table = tab.page.locator("#server-models .scroll").first  # what does not fit is marked
+        playwright.expect(table).to_have_css("mask-image", re.compile("linear-gradient"))
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 360
     outside = tab.page.evaluate(
         "[...document.querySelectorAll('header *, button, input, textarea')].filter(e => e.offsetParent && "
@@ -100,6 +103,21 @@ def test_compare_says_where_two_answers_part(tab: Tab) -> None:
     expect(page.locator("#compare-note")).to_contain_text("They part at token")
     expect(page.locator("#answer-a .part")).to_have_count(1)
     expect(page.locator("#answer-b .part")).to_have_count(1)
+
+
+def test_a_long_name_breaks_behind_a_dot_or_an_underscore(tab: Tab) -> None:
+    found = tab.page.evaluate(
+        """async () => {
+          const { make, words } = await import('/page/figures.js');
+          const box = make('p');
+          box.style.cssText = 'width: 12rem; overflow-wrap: anywhere; font: 20px sans-serif';
+          box.append(...words('read from llama.attention.layer_norm_rms_epsilon, 1.5'));
+          document.body.append(box);
+          return [box.textContent, box.innerHTML.split('<wbr>'), box.scrollWidth <= box.clientWidth];
+        }"""
+    )
+    pieces = ["read from llama.", "attention.", "layer_", "norm_", "rms_", "epsilon, 1.5"]
+    assert found == ["".join(pieces), pieces, True]
 
 
 def test_server_view_is_live(tab: Tab) -> None:

@@ -14,8 +14,8 @@ from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.advice import relations_of_prints
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.wording import LANGUAGES, facts, number_in_words, words
-from assay.verify.dumps.observation import Dump, Observation, inputs_of
+from assay.verify.diagnosis.wording import LANGUAGES, facts, words
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, number_in_words
 from assay.verify.dumps.resolve import resolve
 from assay.verify.faults import CODE, FAULTS, Stage
 from assay.verify.judge.verdict import judge

@@ -1,6 +1,7 @@
 """Requests and responses as pydantic schemas. They validate requests and define the OpenAPI document.
 
-Known fields are type-checked without coercion. Unknown fields are ignored, as OpenAI's clients expect.
+Known fields are type-checked without coercion. Unknown fields are ignored, as OpenAI's clients expect, and named in a
+header (`http/unknown_fields.py`).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive
 
 from assay.serve.api_errors import ApiError
 from assay.serve.http.json_counts import JsonCounts
+from assay.serve.http.unknown_fields import unknown_fields
 from assay.serve.limits import ServerLimits
 
 SMALL = 64 << 10  # bytes; a smaller body is always received, whatever the others hold
@@ -170,14 +171,14 @@ def parse(content: bytes, model: type[BaseModel], limits: ServerLimits) -> BaseM
     counts.feed(content)
     if fault := over(counts, limits):
         raise fault
-    return validated(Body(content, counts), model)
+    return validated(Body(content, counts), model)[0]
 
 
-def validated(body: Body, model: type[BaseModel]) -> BaseModel:
-    """The request of a body whose counts are within the limits. An error names the field."""
+def validated(body: Body, model: type[BaseModel]) -> tuple[BaseModel, tuple[str, ...]]:
+    """The request of a body whose counts are within the limits, and its unknown fields. An error names the field."""
     value = parsed(body)
     try:
-        return model.model_validate(value)
+        return model.model_validate(value), unknown_fields(value, model)
     except ValidationError as error:
         raise invalid(error) from None
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.serve.api_errors import ApiError, as_api_error
 from assay.serve.http.body import Intake, Parts, media_type, read, validated
+from assay.serve.http.unknown_fields import naming
 from assay.serve.http.upload import UPLOAD, discard, new_folder, receive_upload
 from assay.serve.limits import ServerLimits
 from assay.system.fair_queue import CLIENT
@@ -127,6 +128,7 @@ class HttpCall(Generic[State]):
     upload: Path | None = None  # the uploaded file, in a folder that is removed after the reply
 
 
+Request = tuple[BaseModel, tuple[str, ...]]  # the validated body, and the names of its unknown fields
 Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events]]
 
 
@@ -218,11 +220,12 @@ def endpoint(
             query = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["query_string"] else {}
             call = HttpCall(service.state, headers, stack, owner, scope.get("path_params", {}), query)
             try:
-                body = None
+                body, unknown = None, ()
                 if uploads and model is not None and media_type(headers) == UPLOAD:
-                    body, call = await _uploaded(service, call, receive, model)
+                    (body, unknown), call = await _uploaded(service, call, receive, model)
                 elif model is not None:
-                    body = await _request(service, call, receive, model)
+                    body, unknown = await _request(service, call, receive, model)
+                send = naming(send, unknown)
                 if service.prepare:
                     await service.prepare(body, call.path)
             except ApiError as error:
@@ -234,21 +237,19 @@ def endpoint(
     return app
 
 
-async def _request(
-    service: ExchangeContext, call: HttpCall[Any], receive: Receive, model: type[BaseModel]
-) -> BaseModel:
+async def _request(service: ExchangeContext, call: HttpCall[Any], receive: Receive, model: type[BaseModel]) -> Request:
     """The validated body. Its bytes count as held until the request ends."""
     body = await read(call.headers, receive, service.limits, service.intake)
     call.stack.callback(service.intake.release, len(body.content))
     if body.quick:
         return validated(body, model)
-    found: BaseModel = await service.run("parse", lambda: validated(body, model))
+    found: Request = await service.run("parse", lambda: validated(body, model))
     return found
 
 
 async def _uploaded(
     service: ExchangeContext, call: HttpCall[Any], receive: Receive, model: type[BaseModel]
-) -> tuple[BaseModel, HttpCall[Any]]:
+) -> tuple[Request, HttpCall[Any]]:
     """The validated first line of an upload, and the call with the file. The file is removed after the reply."""
     parts = Parts(receive)
     try:
@@ -258,7 +259,7 @@ async def _uploaded(
     except ApiError:
         await discard(parts, service.limits)
         raise
-    request: BaseModel = await service.run("parse", lambda: validated(line, model))
+    request: Request = await service.run("parse", lambda: validated(line, model))
     return request, replace(call, upload=path)
 
 

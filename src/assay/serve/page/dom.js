@@ -104,6 +104,14 @@ export function bars(items, chosen) {
   return found;
 }
 
+// Something that scrolls sideways: while its right end is out of sight, `box` has the class "cut".
+export function fading(scroller, box = scroller) {
+  const cut = () => box.classList.toggle("cut", scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft > 2);
+  scroller.addEventListener("scroll", cut, { passive: true });
+  new ResizeObserver(cut).observe(scroller);
+  return box;
+}
+
 // A line at the foot of the page with one thing to do about it.
 let forgotten = 0;
 export function toast(text, label, action) {

@@ -53,8 +53,9 @@ export function digits(a, b) {
 
 export const value = (x, n) => (x == null ? "–" : Number(x).toPrecision(n).replace(/\.?0+(e|$)/, "$1").replace("e-", " × 10^-").replace("e+", " × 10^"));
 
-// Words between backticks are code.
-export const words = (text) => String(text ?? "").split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+// Words between backticks are code. A long name may break behind a dot or an underscore, not in a word.
+const pieces = (text) => text.split(/(?<=[A-Za-z][._])(?=[A-Za-z])/).flatMap((piece, i) => (i ? [make("wbr"), piece] : [piece]));
+export const words = (text) => String(text ?? "").split("`").flatMap((part, i) => (i % 2 ? make("code", {}, ...pieces(part)) : pieces(part)));
 
 export const some = (names, most = 8) => names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
 export const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;

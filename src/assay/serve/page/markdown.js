@@ -2,7 +2,7 @@
 // only ever text, and a link leads to the web or nowhere.
 
 import { parse } from "./blocks.js";
-import { make } from "./dom.js";
+import { fading, make } from "./dom.js";
 import { Growing } from "./growing.js";
 import { highlight } from "./highlight.js";
 import { icon } from "./icons.js";
@@ -42,14 +42,6 @@ export function copyButton(text, label) {
     setTimeout(() => { button.replaceChildren(icon("copy")); button.setAttribute("aria-label", label); }, 1500);
   } }, icon("copy"));
   return button;
-}
-
-// Something that scrolls sideways: while its right end is out of sight, `box` has the class "cut".
-function fading(scroller, box = scroller) {
-  const cut = () => box.classList.toggle("cut", scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft > 2);
-  scroller.addEventListener("scroll", cut, { passive: true });
-  new ResizeObserver(cut).observe(scroller);
-  return box;
 }
 
 // Code with its language and a copy button. Where a line is cut at the right, or a long block below, it fades.

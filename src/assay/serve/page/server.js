@@ -1,7 +1,7 @@
 // The server, live: streams, queue, cache, speed. It is asked once a second while the view is open.
 
 import { get } from "./api.js";
-import { $, make } from "./dom.js";
+import { $, fading, make } from "./dom.js";
 import { bytes } from "./models.js";
 
 const KEPT = 60; // seconds of the curve
@@ -60,6 +60,9 @@ function states(s) {
 const whole = (n) => n.toLocaleString("en");
 const part = (a, b) => (b ? `${((100 * a) / b).toFixed(0)} %` : "–");
 
+// Where a table is wider than the page, it scrolls and fades at the right.
+const table = (label, ...parts) => fading(make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, make("table", { class: "streams" }, ...parts)));
+
 /** All models: what is in memory, and how much of their prompts came from the cache. */
 function overview(status) {
   const { memory, models, offered } = status;
@@ -73,7 +76,7 @@ function overview(status) {
   const head = make("thead", {}, row("th", ["model", "state", "memory", "prompts, tokens", "from the cache", "answers, tokens", "tokens/s"]));
   const body = make("tbody", {}, ...rows.map((values) => row("td", values)), ...offered.map((name) => row("td", [name, "on disk", "", "", "", "", ""])));
   return make("section", { class: "card", "aria-label": "Models" }, make("h2", {}, "Models"), gauges,
-    make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "All models" }, make("table", { class: "streams" }, head, body)));
+    table("All models", head, body));
 }
 
 function model(m, status) {
@@ -89,7 +92,7 @@ function model(m, status) {
     const head = make("thead", {}, row("th", ["state", "prompt, tokens", "cached, tokens", "answer, tokens", "age, s", "tokens/s"]));
     const body = make("tbody", {}, ...m.streams.map((s) => row("td", [
       s.state, `${s.prompt_tokens}`, `${s.cached_tokens}`, `${s.tokens}`, s.seconds.toFixed(1), s.tokens_per_second.toFixed(1)])));
-    parts.push(make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Streams" }, make("table", { class: "streams" }, head, body)));
+    parts.push(table("Streams", head, body));
   } else parts.push(make("p", { class: "note" }, m.loaded ? "No stream is running." : "It is loaded by the first request."));
   return make("section", { class: "card", "aria-label": m.id }, ...parts);
 }

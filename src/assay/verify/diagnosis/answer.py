@@ -84,9 +84,8 @@ def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
     if len(d.segment) > 1:
         yield f"            between {d.segment[0]} and {d.segment[-1]}: {len(d.segment)} nodes, the last one dumped"
     if model is not None and found.name in model.graph:
-        yield f"            {model.graph[found.name]}"
-    where = d.seen or f"at {list(e.where)}"
-    yield f"  seen      {where}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
+        yield f"            {model.graph[found.name].formula}"
+    yield f"  seen      {e.spot}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
 
 
 def _of_how_many(d: Diagnosis) -> str:

@@ -37,7 +37,6 @@ from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
 from assay.verify.diagnosis.native_runs import NEXT, NativeRuns, by_native_runs
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.diagnosis.time_budget import TimeBudget, TimeIsUp
-from assay.verify.diagnosis.wording import number_in_words
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.state_rows import with_states_apart
@@ -78,18 +77,7 @@ def diagnose(
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
     found = _accepted(_unsure(found) if budget.cut else found)
-    found = replace(found, seen=_compared(found, dump))
     return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
-
-
-def _compared(found: Diagnosis, dump: Dump) -> str:
-    """Words for the number with the largest deviation at the first wrong node; empty for an element of a tensor."""
-    nodes = found.diff.nodes if found.diff is not None else ()
-    seen = next((n.evidence for n in nodes if n.name == found.first_wrong), None)
-    for obs in dump.by_name.get(found.first_wrong or "", ()) if seen is not None else ():
-        if seen is not None and obs.kind != "values" and seen.found in obs.target().tolist():
-            return number_in_words(obs, seen.where[-1] if seen.where else 0)
-    return ""
 
 
 def _unsure(found: Diagnosis) -> Diagnosis:

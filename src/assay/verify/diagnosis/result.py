@@ -69,7 +69,6 @@ class Diagnosis:
     diff: Diff | None = None
     rounds: str = ""  # the coarsest arithmetic that is possible under the engine's rounding rule, if it shows one
     broken: NonFiniteOrigin | None = None  # the first value that is not finite
-    seen: str = ""  # what was compared at the first wrong node, where it is not an element: `the rms of row 3`
 
     def __bool__(self) -> bool:
         return self.verdict in ("healthy", "undecided")

@@ -14,7 +14,6 @@ from assay.graph import INPUTS, split
 from assay.models import Model
 from assay.verify.diagnosis.candidates import SECOND_NAMES
 from assay.verify.diagnosis.result import Cause
-from assay.verify.dumps.observation import Observation
 from assay.verify.faults import CODE, FAULTS
 from assay.verify.judge.compare_nodes import Diff
 
@@ -37,19 +36,6 @@ class Words:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def number_in_words(obs: Observation, at: int) -> str:
-    """What a printed number is: `the rms of row 3`, `value 2 of row 7`."""
-    rows = obs.rows
-    where = (
-        "all rows" if rows is None else f"row {rows[0]}" if obs.row is not None else f"rows {rows[0]} to {rows[1] - 1}"
-    )
-    if obs.kind in ("at", "top"):
-        return f"element {obs.data[at][0]} of {where}"
-    if obs.kind in ("first", "last"):
-        return f"value {at} of the {obs.kind} {len(obs.data)} of {where}"
-    return f"the {obs.kind} of {where}"
 
 
 def tied(cause: Cause) -> tuple[str, ...]:

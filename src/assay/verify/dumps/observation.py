@@ -104,6 +104,19 @@ class Observation:
         return np.atleast_1d(np.asarray(self.data, np.float64))
 
 
+def number_in_words(obs: Observation, at: int) -> str:
+    """What a printed number is: `the rms of row 3`, `value 1 of the first 2 of row 7`."""
+    rows = obs.rows
+    where = (
+        "all rows" if rows is None else f"row {rows[0]}" if obs.row is not None else f"rows {rows[0]} to {rows[1] - 1}"
+    )
+    if obs.kind in ("at", "top"):
+        return f"element {obs.data[at][0]} of {where}"
+    if obs.kind in ("first", "last"):
+        return f"value {at} of the {obs.kind} {len(obs.data)} of {where}"
+    return f"the {obs.kind} of {where}"
+
+
 @dataclass(frozen=True)
 class NotFinite:
     """The first node, in the order of computation, whose dumped values are not all finite."""

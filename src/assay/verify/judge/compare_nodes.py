@@ -47,6 +47,7 @@ class NodeVerdict:
             "explained_by": self.explained_by,
             "max_error": e.worst,
             "at": list(e.where),
+            **({"place": e.place} if e.place else {}),
             "found": e.found,
             "expected": e.expected,
             "own_nmse": e.own_nmse,

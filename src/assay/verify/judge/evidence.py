@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Node
-from assay.verify.dumps.observation import STATISTICS, Observation, measure
+from assay.verify.dumps.observation import STATISTICS, Observation, measure, number_in_words
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.noise import Level, apart, by_rows, part_key, rms_of_rows
 from assay.verify.judge.routing import allowed, disorder
@@ -44,7 +44,7 @@ class Evidence:
     nmse: float
     cosine: float
     worst: float  # Largest absolute deviation.
-    where: tuple[int, ...]  # Its index in the node's tensor.
+    where: tuple[int, ...]  # Its index in the node's tensor; empty for a printed number, which `place` names.
     found: float
     expected: float
     carried: Array  # Ratios against the definition's run.
@@ -56,6 +56,12 @@ class Evidence:
     noise_carried: Level  # The noise that `carried` and `local` were measured against.
     noise_local: Level
     given: bool = True  # The inputs of the segment were dumped; False where it begins at the token ids.
+    place: str = ""  # What the number with the largest deviation is, where it is no element of a tensor.
+
+    @property
+    def spot(self) -> str:
+        """Where the largest deviation is: `at [4, 7, 34]`, `the rms of row 3`."""
+        return self.place or f"at {list(self.where)}"
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,7 @@ def measure_evidence(judged: JudgedNode) -> Evidence:
         squares, base = squares + _total(one.error, one.error), base + _total(one.expected, one.expected)
         dot, theirs2 = dot + _total(one.expected, target), theirs2 + _total(target, target)
         own_squares += _total(one.own_error, one.own_error)
-    worst, where, found, expected = _worst(compared, judged.axis)
+    worst, where, place, found, expected = _worst(compared, judged.axis)
     return Evidence(
         name=judged.node.name,
         nmse=squares / (base + _TINY),
@@ -254,6 +260,7 @@ def measure_evidence(judged: JudgedNode) -> Evidence:
         noise_carried=judged.carried,
         noise_local=judged.local,
         given=judged.given,
+        place=place,
     )
 
 
@@ -276,18 +283,21 @@ def _compare(judged: JudgedNode, obs: Observation) -> _Compared:
     return _Compared(obs, error, expected, own_error, carried, local)
 
 
-def _worst(compared: Sequence[_Compared], axis: int) -> tuple[float, tuple[int, ...], float, float]:
-    """The largest deviation, its index in the node's tensor, and the two values there."""
-    worst, where, found, expected = -1.0, tuple[int, ...](), 0.0, 0.0
+def _worst(compared: Sequence[_Compared], axis: int) -> tuple[float, tuple[int, ...], str, float, float]:
+    """The largest deviation, its index in the node's tensor or words for the number, and the two values there."""
+    worst, where, place, found, expected = -1.0, tuple[int, ...](), "", 0.0, 0.0
     for one in compared:
         at = int(np.abs(one.error).argmax())
         size = float(abs(one.error.flat[at]))
         if size > worst:
             worst, found, expected = size, float(one.target.flat[at]), float(one.expected.flat[at])
-            where = tuple(int(i) for i in np.unravel_index(at, one.error.shape))
-            if one.obs.kind == "values" and one.obs.rows:
+            if one.obs.kind != "values":
+                where, place = (), number_in_words(one.obs, at)
+                continue
+            where, place = tuple(int(i) for i in np.unravel_index(at, one.error.shape)), ""
+            if one.obs.rows:
                 where = tuple(w + (one.obs.rows[0] if i == axis else 0) for i, w in enumerate(where))
-    return worst, where, found, expected
+    return worst, where, place, found, expected
 
 
 def _same_best_token(judged: JudgedNode, compared: Sequence[_Compared]) -> bool | None:

@@ -26,9 +26,9 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     else:
         lines.append(f"wrong: {first.name} is the first wrong node of {diff.b}; {_blame(first)}")
         e = first.evidence
-        lines.append(f"  at {list(e.where)}: found {e.found:.9g}, expected {e.expected:.9g} (nmse {e.nmse:.2e})")
+        lines.append(f"  {e.spot}: found {e.found:.9g}, expected {e.expected:.9g} (nmse {e.nmse:.2e})")
         if model is not None:
-            lines.append(f"  {model.graph[first.name]}")
+            lines.append(f"  {model.graph[first.name].formula}")
         others = [n.name for n in diff.at_fault if n is not first]
         if others:
             lines.append(f"  {_also(diff)}: {_some(others)}")
