@@ -25,7 +25,6 @@ MISSING: dict[str, str] = {
     "dots3note": "chosen keys in two MLA widths (window and full), gated attention",
     "dream": "text by filling in masks: a loop of its own over a bidirectional Qwen2",
     "eurobert": "builder: llama without causal mask and without cache, an encoder",
-    "gemma4-assistant": "a head that only drafts: Gemma 4 layers that read the main model's keys and values",
     "glm-dsa": "an index that chooses keys, as in deepseek32, on GLM's layers",
     "glm5-next": "* attention over chosen keys",
     "gptj": "builder: one LayerNorm for attention and feed-forward part side by side, partial rotation of pairs",

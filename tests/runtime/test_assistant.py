@@ -1,4 +1,4 @@
-"""Gemma 4's assistants: formulas, every bit the plain one with drafts, refusals, ways to ask."""
+"""Gemma 4's assistants: formulas, llama.cpp's logits, every bit the plain one with drafts, refusals, ways to ask."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from assay.runtime.sequence import Sequence
 from assay.text import Tokenizer
 from tests import assistant_files, draft_files, tiny
 from tests.engines import on_cuda
+from tests.models.golden import nmse
 from tests.runtime.test_draft_heads import SAMPLED, Eager, cpu, finished, jobs, results
 
 KEYS, VALUES = (("Kcur-0", "Kcur-1"), ("Vcur-0", "Vcur-1"))  # of the last local and full layers that have their own
@@ -94,6 +95,27 @@ def test_the_formulas_are_the_textbooks(pair: Callable[..., tuple[Model, Path]])
         logits, _ = book.guess(token, 39, own, keys, values)
         assert np.abs(again.logits[0] - logits).max() < 1e-9 * np.abs(logits).max()
         token, own = int(again.logits[0].argmax()), again.nodes[OWN][-1]
+
+
+def test_llamacpps_logits(tmp_path: Path) -> None:
+    """Three guesses behind a text, as llama.cpp makes them; its GELU is a table of halves."""
+    model_path, path = assistant_files.files(tmp_path)
+    model, recorded = load(open_file(model_path)), np.load(assistant_files.GOLDEN)
+    head = opened(model, path)
+    ids = assistant_files.IDS.tolist()
+    rows, _, _ = trunk_rows(model, head, ids[:-1])
+    n_embd, last = model.hparams.n_embd, len(ids) - 2
+    assert nmse(rows[last, :n_embd], recorded["h"].astype(np.float64)) < 1e-6
+    block = ReferenceEngine(model, n_pages=4).beside(head.graph, 4, head.model)
+    pages, at = np.arange(4, dtype=np.int32), np.arange(1, len(ids), dtype=np.int32)
+    step = Chunk(np.array(ids[1:], np.int32), 0, pages, "last", at, {ROWS: rows})
+    for logits in recorded["logits"]:
+        found = block.forward([step], [OWN])[0]
+        assert nmse(found.logits[0], logits.astype(np.float64)) < 1e-6
+        token, own = int(logits.argmax()), found.nodes[OWN][-1]
+        step = Chunk(np.array([token], np.int32), last, pages, "last", at[-1:],
+                     {ROWS: np.append(own, rows[last, n_embd:])[None]})  # fmt: skip
+    assert nmse(own, recorded["last_h"].astype(np.float64)) < 1e-6
 
 
 @pytest.mark.parametrize("most", [1, 4])
