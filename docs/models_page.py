@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from missing_models import MISSING
 from missing_models import lines as missing_lines
 
 ROOT = Path(__file__).parents[1]
@@ -116,10 +117,11 @@ The reference follows llama.cpp, because its files are the ones people run. Know
 `qwen2vl` is not followed in one thing: llama.cpp of llama-cpp-python 0.3.36 does not read the epsilon of its norms and
 computes with 0. `assay check --engine llamacpp` says so: `attn_norm-0` is wrong, by 5e-6 of its size.
 
-Draft layers (`nextn_predict_layers`) are no part of the model's graph. `qwen35`, `qwen35moe`, `qwen3next` and
-`nemotron_h_moe` files with one draft layer have a second graph for it (`Model.draft`, `models/draft_head.py`).
-`eagle3` files are no models: `--draft` gives such a head to its model
-([EAGLE-3 heads](../explanation/lookahead.md#eagle-3-heads)).
+Draft layers (`nextn_predict_layers`) are no part of the model's graph. `qwen35`, `qwen35moe`, `qwen3next`,
+`nemotron_h_moe`, `glm4moe` and `deepseek2` files with one draft layer have a second graph for it (`Model.draft`,
+`models/draft_head.py`). `eagle3` and `gemma4-assistant` files are no models: `--draft` gives such a head to its model
+([EAGLE-3 heads](../explanation/lookahead.md#eagle-3-heads),
+[Gemma 4's assistants](../explanation/lookahead.md#gemma-4s-assistants)).
 
 `gemma3n` keeps llama.cpp's constants: four streams, per-layer rows of 256, ten sparse layers, a final cap of 30.
 Its sparse gate divides the spread of a row by n - 1, as llama.cpp does; transformers divides by n.
@@ -127,14 +129,13 @@ Its sparse gate divides the spread of a row by n - 1, as llama.cpp does; transfo
 
 ## Not supported
 
-llama.cpp of llama-cpp-python 0.3.36 knows 153 architectures; the table above has 69 of them. A file of another one is
-refused with one line that names the known architectures and the nearest one. The table says what each of these needs,
-read off the operations of its graph in llama.cpp. *Builder*: every operation exists, so a function in `models/`, a row
-of the catalogue and golden data are left to write. A star: only the class of the work is known.
+llama.cpp of llama-cpp-python 0.3.36 knows KNOWN architectures: the HAVE of the table above, HEADS that are draft heads,
+and the MISSING below. A file of one of these is refused with one line that names the known architectures and the
+nearest one. The table says what each needs, read off the operations of its graph in llama.cpp. *Builder*: every
+operation exists, so a function in `models/`, a row of the catalogue and golden data are left to write. A star: only the
+class of the work is known.
 
 MISSING_TABLE
-
-Rerankers (`pooling_type` 4) are not supported either.
 """
 
 
@@ -263,6 +264,18 @@ def not_yet() -> list[str]:
     return [*textwrap.wrap(f"Names that are known and not supported: {listed}.", 118), ""]
 
 
+def _notes() -> str:
+    """The notes, with the table of what is missing and the counts."""
+    from assay.models.catalogue import ARCHITECTURES
+    from assay.models.draft_head import HEAD_FILES
+
+    parts = {"HAVE": len(ARCHITECTURES), "HEADS": len(HEAD_FILES), "MISSING": len(MISSING)}
+    text = NOTES.replace("MISSING_TABLE", "\n".join(missing_lines())).replace("KNOWN", str(sum(parts.values())))
+    for word, count in parts.items():
+        text = text.replace(word, str(count))
+    return text
+
+
 def page() -> str:
     from assay.models.catalogue import ARCHITECTURES
 
@@ -293,7 +306,7 @@ def page() -> str:
             VECTORS,
             *faults(),
             *cost(),
-            NOTES.replace("MISSING_TABLE", "\n".join(missing_lines())),
+            _notes(),
             *not_yet(),
         ]
     )

@@ -40,7 +40,18 @@ def _with_head(row: Arch) -> Arch:
     return replace(row, blocks=f"{row.blocks} draft:NEXTN", keys={**row.keys, "nextn_predict_layers": 1}, sizes=sizes)
 
 
+# Four layers, local and full in turn, of which the last two see the keys and values of the first two.
+_GEMMA4 = replace(
+    ARCHITECTURES["gemma4"],
+    blocks="PRE POST attn_q attn_q_norm attn_output own:attn_k own:attn_v own:attn_k_norm GLU layer_output_scale",
+    keys={
+        **ARCHITECTURES["gemma4"].keys, "embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 2,
+        "attention.sliding_window_pattern": [True, False, True, False],
+    },
+    sizes=replace(ARCHITECTURES["gemma4"].sizes, n_layer=4),
+)  # fmt: skip
 ROWS = {
+    "gemma4": _GEMMA4,
     STATES: VARIANTS[STATES],
     "glm4moe": _with_head(ARCHITECTURES["glm4moe"]),
     "deepseek2": _with_head(ARCHITECTURES["deepseek2"]),
@@ -55,7 +66,8 @@ def make(path: Path, name: str = STATES, *, mixed: float = 0.05, seed: int = 1, 
     """
     row = ROWS[name]
     sizes = replace(row.sizes, n_vocab=len(tiny.TOKENS), n_ctx=512)
-    row = replace(row, sizes=sizes, top="token_embd output_norm output")
+    top = "token_embd output_norm output" + (" rope_freqs" if name == "gemma4" else "")
+    row = replace(row, sizes=sizes, top=top)
     rng = np.random.default_rng(seed)
     tensors = [
         Tensor(n, s, by_name("F32"), _values(n, s, mixed, rng).astype(np.float32))
@@ -71,8 +83,10 @@ def _values(name: str, shape: tuple[int, ...], mixed: float, rng: np.random.Gene
     x = rng.standard_normal(shape)
     if name.endswith("nextn.eh_proj.weight"):
         return np.concatenate([np.eye(shape[0]), mixed * x[:, shape[0] :] / np.sqrt(shape[0])], axis=1)
-    if "norm" in name:
+    if "norm" in name or name.endswith("layer_output_scale.weight"):
         return np.ones(shape)
+    if name.startswith("rope_freqs"):
+        return np.geomspace(1, 6, shape[0])
     if name.endswith("ssm_a"):  # a decay: negative
         return -np.exp(x)
     if name.endswith(("bias", "ssm_d")):

@@ -193,6 +193,12 @@ def layers(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) 
     return _whole(case, path, tokens, steps, lambda name: name.split("-")[0].removeprefix("mtp/") in LAYER_NODES)
 
 
+def layers_and_states(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
+    """The result of each layer, and all states before and after each call."""
+    shown = (*LAYER_NODES, "cache_")
+    return _whole(case, path, tokens, steps, lambda name: name.startswith(shown))
+
+
 def logits(case: Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
     return _whole(case, path, tokens, steps, lambda name: name in ("result_output", "mtp/result_output"))
 

@@ -58,8 +58,8 @@ def rounded(x, kind):
 
 
 class Recurrent:
-    def __init__(self, path, bugs=(), real=np.float32, weights="f32", state="f32"):
-        self.bugs, self.t, self.kinds = set(bugs), real, (weights, state)
+    def __init__(self, path, bugs=(), real=np.float32, weights="f32", state="f32", shows_before=False):
+        self.bugs, self.t, self.kinds, self.shows_before = set(bugs), real, (weights, state), shows_before
         reader = GGUFReader(path)
         self.meta = {k: v.contents() for k, v in reader.fields.items() if not k.startswith("GGUF.")}
         self.tensors = {t.name: t for t in reader.tensors}
@@ -143,7 +143,8 @@ class Recurrent:
     def call(self, tokens):
         if self.has("st-lost"):
             self.states = {}
-        nodes = self.forward(tokens)
+        before = self._shown("_before-") if self.shows_before else {}
+        nodes = {**before, **self.forward(tokens)}
         if self.has("st-pad-enters"):
             self._pad(tokens)
         if self.has("st-rollback"):
@@ -151,11 +152,11 @@ class Recurrent:
         if self.has("st-pad-decays"):
             for layer in self.states:
                 self.states[layer] = self.states[layer] * self.idle[layer] ** PADDING
-        for layer, rows in self.windows.items():
-            nodes[f"cache_r_l{layer}"] = self._window(rows)
-        for layer, state in self.states.items():
-            nodes[f"cache_s_l{layer}"] = self._laid_out(state)
-        return nodes
+        return {**nodes, **self._shown("_l")}
+
+    def _shown(self, side):
+        windows = {f"cache_r{side}{layer}": self._window(rows) for layer, rows in self.windows.items()}
+        return windows | {f"cache_s{side}{layer}": self._laid_out(state) for layer, state in self.states.items()}
 
     def _pad(self, tokens):
         """Rows of padding run behind the prompt: they are cut from K and V and from the windows, not from the state."""

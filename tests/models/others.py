@@ -2,6 +2,7 @@
 
     python tests/models/others.py            records llama.cpp's results anew (needs llama-cpp-python)
     python tests/models/others.py NAME …     compares without recording, and prints the errors
+    python tests/models/others.py --add NAME …     records these beside the others
 
 The models are random and seeded, so the recorded results (tests/data/arch_others.npz) stand for the files. A name is an
 architecture, or an architecture with what is special about the file.
@@ -83,6 +84,9 @@ _OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"n_head_kv": 1, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
         {"attention.key_length_mla": 28, "attention.value_length_mla": 20},
     ),
+    "minicpm3": ({"n_head_kv": 6, "n_embd_head": 24, "n_embd_head_v": 16, "n_rot": 8}, {}),
+    "plm": ({"n_head_kv": 6, "n_embd_head": 24, "n_embd_head_v": 16, "n_rot": 8}, {}),
+    "dbrx": ({"n_ff_exp": 56}, {"attention.clamp_kqv": 0.7}),
     "baichuan": ({"n_layer": 32}, {}),
     "lfm2": ({"n_layer": 4}, {KV: [0, 3, 0, 2], "shortconv.l_cache": 5}),
     "lfm2moe": ({"n_layer": 4}, {KV: [2, 0, 0, 6], "shortconv.l_cache": 2}),
@@ -134,6 +138,12 @@ def _cases() -> Iterator[tuple[str, Case]]:
         return name, Case(row, **more)
 
     untied = "token_embd output_norm output"
+    for keys, said in ({"pooling_type": 2}, "first"), ({"pooling_type": 3}, "last"):
+        yield case(f"eurobert, {said}", _of("eurobert", {"n_layer": 3}, keys))
+    yield case(
+        "minicpm3, long factors", _of("minicpm3", _OWN["minicpm3"][0], {SCALING + "original_context_length": 128})
+    )
+    yield case("jais, no bias of positions", _of("jais", {}, {"attention.max_alibi_bias": 0.0}))
     yield case("llama, untied with biases", replace(_of("llama with biases"), top=untied))
     yield case("llama, fused", _of("llama with a fused attn_qkv"))
     row = replace(_of("llama"), blocks="PRE attn_output attn_qkv attn_q+only attn_k+only attn_v+only GLU")
@@ -389,7 +399,8 @@ def nmse(found: np.ndarray, golden: np.ndarray) -> float:
 
 
 def main(names: list[str]) -> None:
-    recorded = {}
+    add, names = "--add" in names, [name for name in names if name != "--add"]
+    recorded = dict(np.load(GOLDEN)) if add else {}
     with tempfile.TemporaryDirectory() as folder:
         for i, name in enumerate(names or CASES):
             path = Path(folder) / f"{i}.gguf"
@@ -402,7 +413,7 @@ def main(names: list[str]) -> None:
             except Exception as error:
                 print(f"FAILED   {name}: {type(error).__name__}: {error}")
             path.unlink(missing_ok=True)
-    if not names:
+    if add or not names:
         np.savez_compressed(GOLDEN, **recorded)
         print(f"wrote {GOLDEN}, {GOLDEN.stat().st_size} bytes", file=sys.stderr)
 

@@ -159,8 +159,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--draft", metavar="MODEL",
-        help="draft model for speculation: a small model with the same vocabulary, or an EAGLE-3 head; mtp: the file's "
-        "own draft head; auto, auto:MODEL: measure all ways when the model is loaded, and keep the fastest",
+        help="draft model for speculation: a small model with the same vocabulary, an EAGLE-3 head or an "
+        "assistant of Gemma 4; mtp: the file's own draft head; auto, auto:MODEL: measure all ways when the model is "
+        "loaded, and keep the fastest",
     )  # fmt: skip
 
 

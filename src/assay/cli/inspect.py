@@ -105,6 +105,8 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
             f"draft head  an EAGLE-3 head, which reads its model's rows of {found['row']} before layers {layers}: "
             "--draft FILE"
         )
+    elif report["head_file"]:
+        yield f"draft head  {report['head_file']}, which guesses the tokens of its model: --draft FILE"
     if memory := report["memory"]:
         yield (
             f"memory      {_size(memory['total'])}: weights {_size(memory['weights'])}, f16 cache of "

@@ -68,8 +68,8 @@ def load(
     template    name of a built-in chat template, or a file, instead of the model's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
     lookahead   speculate: guess tokens from earlier text and check several in one step; the output is the same
-    draft       draft model for speculation: a small model with the same vocabulary, or an EAGLE-3 head; "mtp": the
-                file's own draft head
+    draft       draft model for speculation: a small model with the same vocabulary, an EAGLE-3 head or an assistant of
+                Gemma 4; "mtp": the file's own draft head
     parallel    maximum sequences computed at once
     progress    called during downloads and loading with (stage, bytes done, total bytes)
     cache_dir   folder in which computed prefixes outlive the process; a prompt that begins alike is not computed again

@@ -1,4 +1,4 @@
-"""gpt2, starcoder, bloom, gptneox, phi2, falcon, mpt and others: LayerNorm, biases, each with its own positions.
+"""gpt2, starcoder, bloom, jais, gptneox, phi2, falcon, mpt and others: LayerNorm, biases, each with its own positions.
 
 Blocks in sequence, or attention and feed-forward side by side, with one norm for both or one each.
 """
@@ -42,6 +42,14 @@ def bloom(b: Builder) -> Graph:
     hp = b.read(norm="layer")
     b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=ALIBI))
     return b.head(decoder(b, b.norm("inp_norm", b.embedding(), "token_embd_norm"), act="gelu"))
+
+
+def jais(b: Builder) -> Graph:
+    """ALiBi and a gate; the scores are divided by the width of a head, not by its root."""
+    hp = b.read(norm="layer")
+    bias = max(b.meta.number("attention.max_alibi_bias", 0.0), 0.0)
+    b.hp = hp.each(lambda i, row: replace(row, rope=None, max_bias=bias, scale=1 / row.n_embd_head))
+    return b.head(decoder(b, b.embedding()))
 
 
 def gptneox(b: Builder) -> Graph:

@@ -1,4 +1,4 @@
-"""deepseek2 (DeepSeek V2, V3, R1, Kimi-K2): latent attention, then dense layers, then experts in groups.
+"""deepseek2 (DeepSeek V2, V3, R1, Kimi-K2), minicpm3, plm: latent attention, then dense layers, then experts in groups.
 
 The cache has one row for all heads: c = kv_lora_rank compressed values, normed, and r rotated ones.
 
@@ -45,6 +45,32 @@ def deepseek2(b: Builder) -> Graph:
     graph = b.head(x)
     b.draft = draft_head(b, lambda d, x: block(d, x, out="mtp_post_ffn"))  # V3's last block; V2 has none
     return graph
+
+
+def minicpm3(b: Builder) -> Graph:
+    """Keys and values of every head from the latent row; MiniCPM's scales; long and short RoPE factors."""
+    hp = b.read(mode="neox")
+    b.rope_factors(long=True)
+    residual = 1.4 * hp.n_layer**-0.5
+    x = b.embedding(12.0)
+    for _ in b.blocks():
+        attn = b.output(latent_attention(b, b.norm("attn_norm", x), hp.n_embd_head, hp.rope.n_rot))
+        x = b.add("ffn_inp", b.scaled("hidden_scaled", attn, residual), x)
+        ffn = b.scaled("hidden_scaled_ffn", b.ffn(b.norm("ffn_norm", x)), residual)
+        x = b.add("l_out", ffn, x)
+    x = b.norm("result_norm", x, "output_norm")
+    return b.head(b.scaled("lmhead_scaling", x, 256 / hp.n_embd), norm="")
+
+
+def plm(b: Builder) -> Graph:
+    """Keys and values of every head from the latent row, whole queries, and down · relu(up)²."""
+    hp = b.read()
+    x = b.embedding()
+    for _ in b.blocks():
+        attn = b.output(latent_attention(b, b.norm("attn_norm", x), hp.n_embd_head, hp.rope.n_rot))
+        x = b.add("ffn_inp", attn, x)
+        x = b.add("l_out", b.ffn(b.norm("ffn_norm", x), "sqr(relu)"), x)
+    return b.head(x)
 
 
 def _gate(b: Builder) -> str:

@@ -17,6 +17,8 @@ from assay.models.blocks import Builder
 from assay.models.hparams import Layer
 
 HIDDEN = "mtp_hidden"  # the rows that the caller gives
+# Architectures whose files are a draft head for another file: `models/eagle3.py`, `models/gemma4_assistant.py`.
+HEAD_FILES = {"eagle3": "an EAGLE-3 head", "gemma4-assistant": "an assistant of Gemma 4"}
 
 
 def draft_head(

@@ -109,7 +109,7 @@ _SHAPES = {
     "attn_q": "h*d,e", "attn_k": "g*d,e", "attn_v": "g*v,e", "attn_output": "e,h*v", "attn_qkv": "h*d+g*d+g*v,e",
     "attn_q_norm": "d", "attn_k_norm": "d", "attn_q_norm:wide": "h*d", "attn_k_norm:wide": "g*d",
     "attn_q_norm:heads": "h,d", "attn_k_norm:heads": "g,d", "attn_sinks": "h",
-    "ffn_gate": "f,e", "ffn_up": "f,e", "ffn_down": "e,f", "ffn_up:two": "2*f,e",
+    "ffn_gate": "f,e", "ffn_up": "f,e", "ffn_down": "e,f", "ffn_up:two": "2*f,e", "ffn_sub_norm": "f",
     "ffn_gate_inp": "X,e", "ffn_gate_exps": "X,x,e", "ffn_up_exps": "X,x,e", "ffn_down_exps": "X,e,x",
     "ffn_gate_up_exps": "X,2*x,e", "exp_probs_b": "X",
     "ffn_gate_shexp": "s,e", "ffn_up_shexp": "s,e", "ffn_down_shexp": "e,s",

@@ -13,19 +13,8 @@ from assay.models.blocks import Builder
 
 
 def gemma4(b: Builder) -> Graph:
-    hp, meta = b.read(mode="neox"), b.meta
-    local = meta.pattern(hp.n_layer, None)
-    window = meta.count("attention.sliding_window")
-    width, width_v = meta.count("attention.key_length_swa"), meta.count("attention.value_length_swa")
-    n_rot = meta.count("rope.dimension_count_swa", hp.rope.n_rot)
-    near = replace(hp.rope.unscaled(meta.positive("rope.freq_base_swa", 10000.0)), n_rot=n_rot)
-    b.hp = hp.each(lambda i, row: replace(row, scale=1.0))
-    b.rope_factors()
-    b.hp = b.hp.each(
-        lambda i, row: (
-            replace(row, window=window, n_embd_head=width, n_embd_head_v=width_v, rope=near) if local[i] else row
-        )
-    )
+    b.read(mode="neox")
+    hp, meta, local = b.hp, b.meta, widths(b)
     b.routing(act="geglu")
     shared = meta.count("attention.shared_kv_layers", 0, least=0)
     own = hp.n_layer - shared  # layers with keys and values
@@ -47,6 +36,24 @@ def gemma4(b: Builder) -> Graph:
         if not last:
             x = b.node("l_out", "mul_weight", x, weights=(b.weight("layer_output_scale"),))
     return b.head(x, cap=meta.number("final_logit_softcapping", 0.0))
+
+
+def widths(b: Builder, unseen: int = 0) -> list[bool]:
+    """Give local and full layers their widths, rotation and window, `unseen` keys shorter; which layers are local."""
+    hp, meta = b.hp, b.meta
+    local = meta.pattern(hp.n_layer, None)
+    window = meta.count("attention.sliding_window", least=1 + unseen) - unseen
+    width, width_v = meta.count("attention.key_length_swa"), meta.count("attention.value_length_swa")
+    n_rot = meta.count("rope.dimension_count_swa", hp.rope.n_rot)
+    near = replace(hp.rope.unscaled(meta.positive("rope.freq_base_swa", 10000.0)), n_rot=n_rot)
+    b.hp = hp.each(lambda i, row: replace(row, scale=1.0))
+    b.rope_factors()
+    b.hp = b.hp.each(
+        lambda i, row: (
+            replace(row, window=window, n_embd_head=width, n_embd_head_v=width_v, rope=near) if local[i] else row
+        )
+    )
+    return local
 
 
 def shared_attention(b: Builder, x: str, source: int) -> str:

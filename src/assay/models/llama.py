@@ -42,6 +42,42 @@ def exaone(b: Builder) -> Graph:
     return llama(b, "neox")
 
 
+def llama_embed(b: Builder) -> Graph:
+    """Llama without a causal mask: an encoder."""
+    return _encoder(b, "norm", "result_norm")
+
+
+def eurobert(b: Builder) -> Graph:
+    """The same with RoPE on pairs (i, i + n_rot/2)."""
+    return _encoder(b, "neox", "result_embd")
+
+
+def _encoder(b: Builder, mode: str, result: str) -> Graph:
+    hp = b.read(mode=mode)
+    b.hp = hp.each(lambda i, row: replace(row, causal=False))
+    b.rope_factors()
+    return b.encoded(b.norm(result, decoder(b, b.embedding()), "output_norm"))
+
+
+def bitnet(b: Builder) -> Graph:
+    """A norm before the last matrix of each part."""
+    b.read(mode="neox")
+    x = b.embedding()
+    for _ in b.blocks():
+        row = b.here
+        q, k, v = b.qkv(b.norm("attn_norm", x))
+        q, k = b.rope("Qcur", q, row.n_head), b.rope("Kcur", k, row.n_head_kv)
+        kqv = b.node("kqv_out", "merge_heads", b.attend(q, *b.cached(k, v)))
+        attn = b.project("attn_out", b.norm("attn_sub_norm", kqv), "attn_output", partial="attn_out_proj")
+        x = b.add("ffn_inp", attn, x)
+        m = b.norm("ffn_norm", x)
+        y = b.node(
+            "ffn_swiglu", "glu", b.linear("ffn_gate", m, "ffn_gate"), b.linear("ffn_up", m, "ffn_up"), act="silu"
+        )
+        x = b.add("l_out", b.linear("ffn_out", b.norm("ffn_sub_norm", y), "ffn_down"), x)
+    return b.head(x)
+
+
 def baichuan(b: Builder) -> Graph:
     """Llama; the 13B (40 layers) has ALiBi in place of rotation."""
     hp = b.read()

@@ -12,7 +12,7 @@ from assay.graph import Graph, Trait
 from assay.models.arch_keys import ArchKeys
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
-from assay.models.eagle3 import ARCH as EAGLE
+from assay.models.draft_head import HEAD_FILES
 from assay.models.hparams import HParams
 from assay.system import plugins
 
@@ -39,9 +39,9 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     """
     arch = file.get_str("general.architecture")
     build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else _plugin_builder(arch)
-    if arch == EAGLE:
+    if arch in HEAD_FILES:
         raise AssayError(
-            f"{file.path}: is an EAGLE-3 head and no model; use it with its model: --draft {file.path.name}"
+            f"{file.path}: is {HEAD_FILES[arch]} and no model; use it with its model: --draft {file.path.name}"
         )
     if build is None:
         known = [*ARCHITECTURES, *plugins.names("assay.architectures")]

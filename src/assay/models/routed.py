@@ -36,6 +36,18 @@ def ernie_moe(b: Builder) -> Graph:
     return b.head(x)
 
 
+def dbrx(b: Builder) -> Graph:
+    """LayerNorm; q, k and v are clamped together; the second norm is stored as `attn_output_norm`."""
+    b.read(norm="layer", mode="neox")
+    b.routing(scale=b.meta.number("expert_weights_scale", 0.0))
+    clamp = max(b.meta.number("attention.clamp_kqv"), 0.0)
+    x = b.embedding()
+    for _ in b.blocks():
+        x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x), clamp=clamp), x)
+        x = b.add("l_out", b.experts(b.norm("attn_out_norm", x, "attn_output_norm")), x)
+    return b.head(x)
+
+
 def hunyuan_moe(b: Builder) -> Graph:
     """Norms of queries and keys after the rotation; a shared expert beside the routed ones."""
     b.read(mode="neox")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,22 +10,15 @@ from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.models.arch_keys import ArchKeys
 from assay.models.eagle3 import ARCH, FUSED, HIDDEN, OWN, ROWS, eagle3, row_before, tensors_of_the_model
-from assay.runtime.head_draft import DraftHead
+from assay.runtime.head_draft import DraftHead, joined_with
 
 _MAP = "d2t"
-
-
-def is_eagle_head(file: GGUFFile) -> bool:
-    """Whether the file is an EAGLE-3 head, which is no model of its own."""
-    return file.get_str("general.architecture") == ARCH
 
 
 def eagle_head(file: GGUFFile, model: Model, name: str) -> DraftHead:
     """The head in `file` for a model. `name` is what the user gave to --draft."""
     where = f"--draft {name}"
-    if file.byteorder != model.file.byteorder:
-        raise AssayError(f"{where}: has another byte order than the model ({file.byteorder}); convert it again")
-    joined = _with_tensors_of(file, model.file)
+    joined = joined_with(file, model.file, tensors_of_the_model(file.tensors, model.file.tensors), where)
     shapes = {tensor: info.shape for tensor, info in joined.tensors.items()}
     try:
         graphs = eagle3(ArchKeys(file.metadata, ARCH, where), shapes)
@@ -47,15 +38,6 @@ def eagle_head(file: GGUFFile, model: Model, name: str) -> DraftHead:
     return DraftHead(
         name, graphs.block, tuple(reads), int(width), HIDDEN, OWN, own, graphs.fuse, ROWS, shift=1, tokens=tokens
     )
-
-
-def _with_tensors_of(file: GGUFFile, model: GGUFFile) -> GGUFFile:
-    """The head's tensors, and those of the model that it has none of its own of."""
-    parts, names = list(file.parts), tensors_of_the_model(file.tensors, model.tensors)
-    for name, source in names.items():
-        info = model.tensors[source]
-        parts.append(replace(model.parts[info.part], tensors=(replace(info, name=name, part=len(parts)),)))
-    return GGUFFile(file.path, tuple(parts))
 
 
 def _row(model: Model, layer: int, where: str) -> str:

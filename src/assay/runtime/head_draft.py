@@ -9,18 +9,19 @@ the head, too. Of such a prefix, the row before its end is kept by page; a row t
 costs time and nothing else, so that is always allowed.
 
 `DraftHead` says how a head is fed. `own_head` is the head in the model's own file (`models/draft_head.py`);
-`eagle_draft.py` has heads in a file of their own.
+`eagle_draft.py` and `assistant_draft.py` have heads in a file of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from assay.engines.contract import PAGE, Array, Chunk, PagedEngine, pages_for
 from assay.errors import AssayError
+from assay.gguf import GGUFFile
 from assay.graph import Graph
 from assay.graph.names import split
 from assay.models import Model
@@ -37,7 +38,8 @@ _BEHIND = 64  # rows of the model that may wait for the head before it is run fo
 class DraftHead:
     """A head and how it is fed. With `shift` 1, the pair of token p and row p - 1 has position p - 1 in the head, and
     the first token of a sequence is not read; with 0 it has position p, and the first token is read with a row of
-    zeros."""
+    zeros. RoPE positions are `ahead` of the slots. The last `kept` numbers of a row stay the model's while the head
+    guesses, and so does the place: they are keys and values, of which a guess has none."""
 
     name: str  # as given to --draft
     graph: Graph
@@ -50,6 +52,8 @@ class DraftHead:
     fuse_given: str = ""
     shift: int = 0
     tokens: Array | None = None  # the model's id of each of its logits; None: they are the same
+    ahead: int = 0
+    kept: int = 0
 
 
 @dataclass
@@ -75,6 +79,17 @@ def own_head(model: Model) -> DraftHead:
         f"--draft mtp: {model.file.path.name}: {why}; use a file with a draft head, or --draft MODEL with a small "
         "model of the same vocabulary"
     )
+
+
+def joined_with(file: GGUFFile, model: GGUFFile, taken: Mapping[str, str], where: str) -> GGUFFile:
+    """A head's tensors, and those of its model that it takes: the name in the head's graph, and the model's."""
+    if file.byteorder != model.byteorder:
+        raise AssayError(f"{where}: has another byte order than the model ({file.byteorder}); convert it again")
+    parts = list(file.parts)
+    for name, source in taken.items():
+        info = model.tensors[source]
+        parts.append(replace(model.parts[info.part], tensors=(replace(info, name=name, part=len(parts)),)))
+    return GGUFFile(file.path, tuple(parts))
 
 
 class HeadDrafter(Drafter):
@@ -109,7 +124,7 @@ class HeadDrafter(Drafter):
         lease = sequence.lease
         if not len(nodes[self.reads[0]]) or lease is None or sequence.job.max_tokens == 0:  # 0: a prompt is only scored
             return
-        rows = np.concatenate([nodes[name] for name in self.reads], axis=1)
+        rows = np.concatenate([nodes[name].reshape(len(nodes[name]), -1) for name in self.reads], axis=1)
         pages, behind = lease.pages, self._behind.get(sequence)
         if behind is None or behind.known != start:  # a new sequence, or one that was preempted and resumed
             behind = self._behind[sequence] = self._begin(start, pages)
@@ -133,11 +148,15 @@ class HeadDrafter(Drafter):
         if not ready:
             return {}
         drafts, hidden = dict[Sequence, list[int]](), dict[Sequence, Array]()
+        kept = {s: b.rows[end - b.length - 1][self.head.width - self.head.kept :] for s, b, end in ready}
         for (s, _, _), (token, row) in zip(ready, self._run(ready, "last"), strict=True):
             drafts[s], hidden[s] = [token], row
         for i in range(1, max(wanted[s] for s in drafts)):
-            going = [s for s in drafts if wanted[s] > i]
-            chunks = [self._chunk(s, drafts[s][-1:], len(s.ids) + i - 1, hidden[s][None], "last") for s in going]
+            going, moved = [s for s in drafts if wanted[s] > i], 0 if self.head.kept else i
+            chunks = [
+                self._chunk(s, drafts[s][-1:], len(s.ids) - 1 + moved, np.append(hidden[s], kept[s])[None], "last")
+                for s in going
+            ]
             for s, (token, row) in zip(going, self._forward(chunks), strict=True):
                 drafts[s].append(token)
                 hidden[s] = row
@@ -184,7 +203,9 @@ class HeadDrafter(Drafter):
         assert sequence.lease
         given = {self.head.given: np.ascontiguousarray(rows, self.engine.dtype)}
         start = place - self.head.shift
-        return Chunk(np.array(ids, np.int32), start, sequence.lease.pages, outputs, rows=given)
+        ahead = np.arange(start, start + len(ids), dtype=np.int32) + np.int32(self.head.ahead)
+        positions = ahead if self.head.ahead else None
+        return Chunk(np.array(ids, np.int32), start, sequence.lease.pages, outputs, positions, given)
 
     def _forward(self, chunks: list[Chunk]) -> list[tuple[int, Array]]:
         """The most probable token and the head's own last row of each chunk, if they are wanted."""

@@ -27,11 +27,14 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter, with_adapters
+from assay.models.eagle3 import ARCH as EAGLE
+from assay.models.gemma4_assistant import ARCH as ASSISTANT
 from assay.models.pictures import PictureForm
 from assay.runtime import cache_folder, draft_choice, hub
+from assay.runtime.assistant_draft import assistant_head
 from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
-from assay.runtime.eagle_draft import eagle_head, is_eagle_head
+from assay.runtime.eagle_draft import eagle_head
 from assay.runtime.grammar import Grammars
 from assay.runtime.head_draft import DraftHead, HeadDrafter, own_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
 _LARGEST_SCALE = 1e4  # of an adapter
 MTP = "mtp"  # instead of the name of a draft model: the draft head of the file itself
+_HEAD_FILES = {EAGLE: eagle_head, ASSISTANT: assistant_head}  # architectures that are draft heads, not models
 AUTO = "auto"  # or the fastest way, measured when the model is loaded; auto:MODEL also measures a draft model
 SHARED_CACHE = 16384  # cache positions of all sequences together, unless one context is larger
 
@@ -208,7 +212,7 @@ class Opened:
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
         pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
         heads = [self.model.draft if self.options.draft == MTP or self._measures_drafts else None]
-        heads.append(self._eagle.graph if self._eagle else None)
+        heads.append(self._head_file.graph if self._head_file else None)
         pages += sum(self.n_pages * page_bytes(head, kv_type) for head in heads if head)
         return pages + self.states.bytes
 
@@ -291,23 +295,24 @@ class Opened:
         return found
 
     @cached_property
-    def _eagle(self) -> DraftHead | None:
-        """The EAGLE-3 head that the options name, if they name one."""
+    def _head_file(self) -> DraftHead | None:
+        """The draft head in a file of its own that the options name, if they name one."""
         draft = self.options.draft or ""
         name = draft.partition(":")[2] if self._measures_drafts else draft
         if name in ("", MTP) or not self.options.lookahead:
             return None
         file = open_file(hub.resolve(name))
-        if not is_eagle_head(file):
+        open_head = _HEAD_FILES.get(file.get_str("general.architecture"))
+        if open_head is None:
             return None
         if "tokenizer.ggml.tokens" in file.metadata:
             check_vocabularies(Tokenizer.from_gguf(file), self.tokenizer, name)
-        return eagle_head(file, self.model, name)
+        return open_head(file, self.model, name)
 
     def _drafted_by(self, name: str) -> Speculator:
-        """Drafts of a small model, or of an EAGLE-3 head."""
-        if self._eagle:
-            return Speculator(HeadDrafter(self._eagle))
+        """Drafts of a small model, or of a draft head in a file of its own."""
+        if self._head_file:
+            return Speculator(HeadDrafter(self._head_file))
         file = open_file(hub.resolve(name))
         options = replace(self.options, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None)
         small = Opened(file, replace(options, context_shift=False, lora=()))

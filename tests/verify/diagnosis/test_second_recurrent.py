@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -77,12 +79,13 @@ def test_states_in_sixteen_bits_differ_and_float32_does_not():
     assert moved["f32"] < 1e-11 < moved["f16"] < moved["bf16"] < 1e-3
 
 
-def diagnosed(tmp_path, style, *bugs, **options):
+def diagnosed(tmp_path, style, *bugs, seconds=math.inf, **options):
     path = FOLDER / "qwen35.gguf"
     model = load(open_file(path))
     ids = planting.tokens_of(path)
     case = planting.planted(path, *bugs, **options)
-    return diagnose(model, load_dump(planting.STYLES[style](case, tmp_path, ids, planting.STEPS), model))
+    make = getattr(planting, style)
+    return diagnose(model, load_dump(make(case, tmp_path, ids, planting.STEPS), model), seconds=seconds)
 
 
 def test_matrices_in_bfloat16_are_healthy(tmp_path):
@@ -94,3 +97,32 @@ def test_a_draft_taken_back_from_keys_alone_is_no_fault_of_the_window(tmp_path):
     """The window alone explains the first nodes; the state explains all of them."""
     found = diagnosed(tmp_path, "last", "st-rollback")
     assert found.causes[0].fault == "st-rollback" and found.causes[0].equivalent == ("st-pad-enters",), found
+
+
+@pytest.mark.parametrize(
+    ("bug", "fault", "sure"),
+    [
+        ("st-leak/other", "st-leak", 0.99),
+        pytest.param("st-rollback/draft", "st-rollback", 0.33, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_that_nobody_knows_are_told_by_the_states_before_the_calls(tmp_path, bug, fault, sure):
+    found = diagnosed(tmp_path, "layers_and_states", bug, shows_before=True, seconds=20)
+    cause = found.causes[0]
+    assert cause.fault == fault and "cache_r_before-0" in cause.how and len(cause.nodes) >= 4, found
+    assert cause.confidence == pytest.approx(sure, abs=0.01)
+
+
+def test_states_before_the_calls_are_right(tmp_path):
+    """They are no evidence against an engine that is right, nor where another fault gives the values."""
+    assert diagnosed(tmp_path, "layers_and_states", shows_before=True).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("bug", "said"), [("st-leak/other", "another request left"), ("st-rollback/draft", "drafted tokens or padding")]
+)
+def test_without_them_the_answer_says_what_would_settle_it(tmp_path, bug, said):
+    found = diagnosed(tmp_path, "layers", bug, seconds=4)
+    assert found.verdict == "unexplained"
+    (note,) = [n for n in found.notes if said in n]
+    assert "dump cache_r_before-0 and the like" in note

@@ -9,7 +9,7 @@ Touch this module to add another way in which tokens get into a state that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,12 +80,21 @@ class _Kept:
         self._new.clear()
 
 
-def run_calls(graph: Graph, weights: Weights, calls: Sequence[FedCall], names: Collection[str]) -> dict[str, Array]:
-    """The values of nodes in the calls of the dump, joined. A node without tokens has its value after the last call."""
+def run_calls(
+    graph: Graph,
+    weights: Weights,
+    calls: Sequence[FedCall],
+    names: Collection[str],
+    begin: Mapping[int, Mapping[str, Array]] | None = None,
+) -> dict[str, Array]:
+    """The values of nodes in the calls of the dump, joined. A node without tokens has its value after the last call.
+
+    `begin` has states that a call, by its number, begins with in the place of those that the call before left.
+    """
     cache, found = _Kept(), dict[str, list[Array]]()
     kinds = {kept.node: kept.kind.name for kept in graph.state.per_sequence}
     stateful = graph.ancestors(names) & graph.state.by_node.keys()
-    for call in calls:
+    for i, call in enumerate(calls):
         before = dict(cache.rows)
         shown = names if call.keeps is None else ()
         at = np.arange(call.start, call.start + len(call.tokens))
@@ -93,6 +102,7 @@ def run_calls(graph: Graph, weights: Weights, calls: Sequence[FedCall], names: C
             "inp_tokens": np.asarray(call.tokens, np.int64),
             "inp_pos": at,
             "inp_kpos": cache.append("inp_kpos", at),
+            **(begin or {}).get(i, {}),
         }
         values = interpret(graph, weights, env, {*shown, *stateful}, cache=cache)
         for name in shown:
@@ -204,28 +214,34 @@ def other_calls(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> 
         return None
     say("trying calls that the dump does not name")
     trials = trials.on(replace(trials.terms, carried=True))
-    later = _right_in_the_prompt(trials, wrong)
+    later = right_in_the_prompt(trials, wrong)
     rows = [row for row in hidden_calls(trials.model, trials.dump.tokens, trials.dump.steps)
             if later is None or later == row.decoding]  # fmt: skip
-    plain = _compared(trials, dumped_calls(trials.dump.tokens, trials.dump.steps), names)
+    plain = compare_calls(trials, dumped_calls(trials.dump.tokens, trials.dump.steps), names)
     for row in trials.budget.each(rows, "trying calls that the dump does not name", "calls"):
-        first = _compared(trials, row.calls, [wrong[0].name])
+        first = compare_calls(trials, row.calls, [wrong[0].name])
         if first[wrong[0].name].ratio > RULED_OUT * ACCEPT:
             continue
-        fits = _compared(trials, row.calls, names)
+        fits = compare_calls(trials, row.calls, names)
         cause = cause_of(trials, row.fault, row.label, plain, fits, wrong, len(rows), row.same)
         if cause is not None:
             return cause
     return None
 
 
-def _compared(trials: FaultTrials, calls: Sequence[FedCall], names: Sequence[str]) -> dict[str, ObservationFit]:
+def compare_calls(
+    trials: FaultTrials,
+    calls: Sequence[FedCall],
+    names: Sequence[str],
+    begin: Mapping[int, Mapping[str, Array]] | None = None,
+) -> dict[str, ObservationFit]:
+    """The observations of these nodes against a run of these calls."""
     with np.errstate(all="ignore"):
-        values = run_calls(trials.graph, trials.weights, calls, names)
+        values = run_calls(trials.graph, trials.weights, calls, names, begin)
     return {name: trials.compare(name, values[name], own=values[name]) for name in names}
 
 
-def _right_in_the_prompt(trials: FaultTrials, wrong: Sequence[NodeVerdict]) -> bool | None:
+def right_in_the_prompt(trials: FaultTrials, wrong: Sequence[NodeVerdict]) -> bool | None:
     """Is the first wrong node right in the first call? None where its values there were not dumped."""
     dump, name = trials.dump, wrong[0].name
     whole = dump.values(name)

@@ -24,7 +24,7 @@ from assay.graph import Trait
 from assay.models import Model
 from assay.system import heap
 from assay.system.stages import note
-from assay.verify.diagnosis.by_calls import other_calls
+from assay.verify.diagnosis.by_calls import other_calls, right_in_the_prompt
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
@@ -32,10 +32,10 @@ from assay.verify.diagnosis.by_states import by_states, without_states
 from assay.verify.diagnosis.candidates import Share
 from assay.verify.diagnosis.early_layers import early_part, large
 from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
-from assay.verify.diagnosis.found_states import strange_state
+from assay.verify.diagnosis.found_states import left_in_states, settled_by, strange_state
 from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
 from assay.verify.diagnosis.native_runs import NEXT, NativeRuns, by_native_runs
-from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.time_budget import TimeBudget, TimeIsUp
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
@@ -171,7 +171,8 @@ def _by_nodes_alone(
     long = (
         len(wrong[0].evidence.segment) > FEEDS_FIRST
     )  # every hypothesis is a run, so the six other feeds are the cheapest
-    result = _by_feed(trials, diff, wrong, say) if long else None
+    left = left_in_states(trials, diff) if dump.states else None
+    result = _found(left, wrong) if left else _by_feed(trials, diff, wrong, say) if long else None
     searched = hurried = False  # small faults were searched for without a result; with too little time
     # The search for small faults runs every layer many times. It has little time, and in a large model it waits, if
     # this deviation is larger than the noise of any arithmetic.
@@ -206,7 +207,8 @@ def _by_nodes_alone(
         hidden = small.search(say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
     shown = _excused(diff) if result and result.diff is not None else diff
-    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
+    notes = (*_other_tokens(trials, diff, result), *result.notes, *diff.notes, *diff.contradictions)
+    return replace(result, notes=notes, diff=shown)
 
 
 def _excused(diff: Diff) -> Diff:
@@ -220,8 +222,22 @@ def _by_feed(trials: FaultTrials, diff: Diff, wrong: list[NodeVerdict], say: Pro
     if trials.dump.given:  # the rows of a picture: other feeds of such a prompt are `verify/pictures/prompt_trials`
         return None
     cause = other_feed(trials, diff, say) or other_calls(trials, diff, say) or strange_state(trials, diff)
+    cause = cause or left_in_states(trials, diff, between=True)
+    return None if cause is None else _found(cause, wrong)
+
+
+def _found(cause: Cause, wrong: list[NodeVerdict]) -> Diagnosis:
     names = tuple(n.name for n in wrong)
-    return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")
+    return Diagnosis("fault", names[0], names, (cause,), "")
+
+
+def _other_tokens(trials: FaultTrials, diff: Diff, found: Diagnosis) -> tuple[str, ...]:
+    """A note where nothing explains values that a state left by other tokens could have given."""
+    keepers = {kept.node for kept in trials.graph.state.per_sequence}
+    if found.verdict != "unexplained" or keepers.isdisjoint({*found.segment, found.first_wrong}):
+        return ()
+    wrong = [n for n in diff.nodes if n.name == found.first_wrong]
+    return (settled_by(trials.graph, trials.dump, right_in_the_prompt(trials, wrong)),)
 
 
 def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:

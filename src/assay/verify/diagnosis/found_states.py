@@ -1,8 +1,9 @@
 """States that hold something else than the rows of the dump left in them, whatever it was.
 
-`by_calls` knows some of the calls that an engine may have made unseen. Two tests work for any other call. If one start
-state explains every row of a recurrence, the state was not cleared. If a call follows from the state that the dump
-shows, but not from the rows before it, other tokens have entered that state.
+`by_calls` knows some of the calls that an engine may have made unseen. Three tests work for any other call. If the dump
+shows states before its calls that explain everything, these were left by other tokens. If one start state explains
+every row of a recurrence, the state was not cleared. If a call follows from the state that the dump shows, but not from
+the rows before it, other tokens have entered that state. Without such evidence, `settled_by` says what to dump.
 
 Touch this module to tell more from dumped states. `judge` decides whether a state is right.
 """
@@ -10,6 +11,7 @@ Touch this module to tell more from dumped states. `judge` decides whether a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ from numpy.typing import NDArray
 
 from assay.engines.reference import evaluate
 from assay.graph import Graph, Node
-from assay.verify.diagnosis.by_calls import dumped_calls
+from assay.verify.diagnosis.by_calls import compare_calls, dumped_calls
+from assay.verify.diagnosis.by_feeds import cause_of, comparable
 from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
+from assay.verify.dumps.observation import Dump
 from assay.verify.judge.compare_nodes import Diff
 
 Array = NDArray[Any]
@@ -54,6 +58,69 @@ def strange_state(trials: FaultTrials, diff: Diff) -> Cause | None:
                 fault, first, how, tuple(fits), shared, 1.0, same, before.ratio, after.ratio, exact=after.exact
             )
     return None
+
+
+# -- what the dump shows before a call ------------------------------------------------------------------------------
+
+
+def left_in_states(trials: FaultTrials, diff: Diff, *, between: bool = False) -> Cause | None:
+    """States that the dump shows before its calls, if the definition explains everything observed from them on.
+
+    A state that is not zero before the first call is another sequence's. With `between`, those before later calls are
+    tried. What left them is not known: a draft, padding, or a mistake in keeping them that no row of the catalogue
+    has. So the catalogue is tried before.
+    """
+    shown = _shown_before(trials)
+    if not between:
+        shown = {0: shown[0]} if 0 in shown else {}
+    names = comparable(trials, diff)
+    wrong = [n for n in diff.nodes if n.verdict == "wrong" and n.name in names]
+    if not shown or not wrong:
+        return None
+    trials = trials.on(replace(trials.terms, carried=True))
+    calls = dumped_calls(trials.dump.tokens, trials.dump.steps)
+    plain, fits = compare_calls(trials, calls, names), compare_calls(trials, calls, names, shown)
+    first = next(iter(shown[min(shown)]))
+    if 0 in shown:
+        label = f"{first} is not zero before the first call, so the sequence begins with another one's state"
+        return cause_of(trials, "st-leak", label, plain, fits, wrong, 1)
+    label = f"from {first} and the other states before the later calls on, all is right: other tokens have entered them"
+    return cause_of(trials, "st-rollback", label, plain, fits, wrong, 1, ("st-pad-enters", "st-pad-decays"))
+
+
+def _shown_before(trials: FaultTrials) -> dict[int, dict[str, Array]]:
+    """By call: the states before it; before the first call, those that are not zero."""
+    graph, dump = trials.graph, trials.dump
+    found: dict[int, dict[str, Array]] = {}
+    for obs in dump.states:
+        call = (obs.rows or (0, 1))[0]
+        if obs.kind == "values" and graph[obs.name].op == "state_before":
+            value = obs.array().astype(np.float64)
+            if call or (value.any() and _begins(dump)):
+                found.setdefault(call, {})[obs.name] = value
+    return found
+
+
+def _begins(dump: Dump) -> bool:
+    """Whether the dump's first token is the first of its sequence, as far as it says."""
+    return dump.positions is None or not len(dump.positions) or int(np.ravel(dump.positions)[0]) == 0
+
+
+def settled_by(graph: Graph, dump: Dump, later: bool | None) -> str:
+    """What would settle whether other tokens have entered a state. `later`: the first call is right, or unknown."""
+    state = next(n.name for n in graph if n.op == "state_before")
+    own = f"dump {state} and the like of every layer before each call"
+    leak = (
+        "a state that another request left gives such values, too, and a dump does not name that request: run this "
+        f"prompt alone in a new process; if it is right there, the state is not cleared (st-leak). Or {own}: it is "
+        "zero where a sequence begins"
+    )
+    between = (
+        "drafted tokens or padding that stayed in a state give such values, too, and a dump does not name them: run "
+        f"without speculation and with one sequence (st-rollback, st-pad-enters). Or {own}, and after it: nothing "
+        "changes a state between two calls"
+    )
+    return between if later else leak if later is False or len(dump.steps) < 2 else f"{leak}; {between}"
 
 
 # -- a state that was there before ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.graph import Graph
+from assay.graph import Graph, split
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic
 from assay.verify.judge.compare_nodes import NodeVerdict, Verdict
@@ -73,7 +73,8 @@ def state_notes(
         call, name = min(parts, key=lambda part: part[0])
         hidden = all(n.name in names for n in nodes if n.verdict == "wrong")
         then = "; the dumped values do not show it, those of the next call would" if hidden else ""
-        notes.append(f"{name} is wrong after call {call + 1}{then}")
+        side = "before" if split(name)[0].endswith("_before") else "after"
+        notes.append(f"{name} is wrong {side} call {call + 1}{then}")
     wrong = {n.name for n in states if n.verdict == "wrong"}
     kinds: dict[str, list[str]] = {}
     for obs in dump.states:
