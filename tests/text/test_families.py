@@ -27,8 +27,8 @@ UNUSABLE = {
 }
 
 
-def render(name: str, conversation: str) -> str:
-    given = RECORDED["conversations"][conversation]
+def render(name: str, conversation: str, **changed: Any) -> str:
+    given = RECORDED["conversations"][conversation] | changed
     template = ChatTemplate(RECORDED["templates"][name], name=name, bos="<s>", eos="</s>")
     return template.render(
         given["messages"],
@@ -58,8 +58,20 @@ def test_renders_as_transformers_does(name: str) -> None:
             reason = UNUSABLE.get(name) or (expected["error"] if expected.get("kind") == "TemplateError" else None)
             assert reason is not None and reason in str(error), (conversation, str(error))
             continue
-        if "text" in expected and (name, conversation) not in FOLDED:
+        if "text" not in expected or (name, conversation) in FOLDED:
+            continue
+        if conversation == "developer" and "Be brief." not in expected["text"]:
+            # transformers leaves it out without a word where the template knows no developer; here it is the system's.
+            assert text == render(name, conversation, messages=as_system(conversation)), conversation
+        else:
             assert text == dated(expected["text"]), conversation
+
+
+def as_system(conversation: str) -> list[dict[str, Any]]:
+    return [
+        {**m, "role": "system"} if m["role"] == "developer" else m
+        for m in RECORDED["conversations"][conversation]["messages"]
+    ]
 
 
 def said(conversation: str) -> list[str]:

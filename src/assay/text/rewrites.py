@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from itertools import combinations
+from hashlib import sha256
+from itertools import combinations, takewhile
 from typing import Any
 
 Given = dict[str, Any]
+_SYSTEM = ("system", "developer")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms
 
 
@@ -51,8 +53,87 @@ def _no_null(given: Given) -> Given | None:
     return _each(given, lambda message: {**message, "content": ""} if message.get("content") is None else message)
 
 
-def _developer_as_system(given: Given) -> Given | None:
-    return _each(given, lambda m: {**m, "role": "system"} if m.get("role") == "developer" else m)
+def _one_system(given: Given) -> Given | None:
+    """The developer role under its older name, and the messages of either before the first user as one."""
+    messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in given["messages"]]
+    leading = list(takewhile(lambda m: m.get("role") == "system", messages))
+    found = [*_joined(leading), *messages[len(leading) :]]
+    return None if found == given["messages"] else {**given, "messages": found}
+
+
+def _in_turns(given: Given) -> Given | None:
+    """Turns that alternate: a system message after the first as the user's, and texts of one role in a row as one."""
+    messages = given["messages"]
+    asked = [{**m, "role": "user"} if m.get("role") in _SYSTEM else m for m in messages[1:]]
+    return None if (found := _joined([*messages[:1], *asked])) == messages else {**given, "messages": found}
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    """Whether a message has a text and nothing else."""
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with those of one role in a row as one, if they are plain texts."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if found and found[-1].get("role") == message.get("role") and _is_text(found[-1]) and _is_text(message):
+            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
+
+
+def _answered(given: Given) -> Given | None:
+    """An empty answer between the result of a call and the user's next text, where a turn was interrupted."""
+    found: list[dict[str, Any]] = []
+    for message in given["messages"]:
+        if found and (found[-1].get("role"), message.get("role")) == ("tool", "user"):
+            found.append({"role": "assistant", "content": ""})
+        found.append(message)
+    return None if found == given["messages"] else {**given, "messages": found}
+
+
+def _single_calls(given: Given) -> Given | None:
+    """A message for each of several calls, followed by its result."""
+    found: list[dict[str, Any]] = []
+    messages = given["messages"]
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or len(calls) < 2:
+            found.append(message)
+            continue
+        results = list(takewhile(lambda m: m.get("role") == "tool", messages[at:]))
+        at += len(results)
+        for i, call in enumerate(calls):
+            found.append({**message, "tool_calls": [call]} | ({"content": ""} if i else {}))
+            mine = [r for r in results if isinstance(call, Mapping) and r.get("tool_call_id") == call.get("id")]
+            found += mine[:1]
+            results = [r for r in results if r not in mine[:1]]
+        found += results
+    return None if found == messages else {**given, "messages": found}
+
+
+def _short_ids(given: Given) -> Given | None:
+    """Ids of calls as nine letters and digits, which Mistral's older templates demand."""
+
+    def short(name: Any) -> Any:
+        if not isinstance(name, str) or (len(name) == 9 and name.isalnum()):
+            return name
+        return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    def change(message: dict[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message = {**message, "tool_calls": [
+                {**call, "id": short(call["id"])} if isinstance(call, Mapping) and "id" in call else call
+                for call in calls
+            ]}  # fmt: skip
+        return {**message, "tool_call_id": short(message["tool_call_id"])} if "tool_call_id" in message else message
+
+    return _each(given, change)
 
 
 def _empty_tools(given: Given) -> Given | None:
@@ -74,15 +155,23 @@ _REWRITES: tuple[Callable[[Given], Given | None], ...] = (
     _arguments_as_text,
     _no_null,
     _empty_tools,
-    _developer_as_system,
+    _one_system,
+    _in_turns,
+    _single_calls,
+    _short_ids,
+    _answered,
     fold_system,
 )
 
 
-def rewritten(given: Given) -> Iterator[Given]:
-    """The conversation with one rewrite, then with two, and so on."""
-    for size in range(1, len(_REWRITES) + 1):
-        for chosen in combinations(_REWRITES, size):
+_OF_SYSTEM = (_one_system, _in_turns, fold_system)  # that find a place for a system message
+
+
+def rewritten(given: Given, *, dropped: bool) -> Iterator[Given]:
+    """The conversation with one rewrite, then with two, and so on. `dropped`: only a system message is missing."""
+    rewrites = _OF_SYSTEM if dropped else _REWRITES
+    for size in range(1, len(rewrites) + 1):
+        for chosen in combinations(rewrites, size):
             other: Given | None = given
             for rewrite in chosen:
                 other = rewrite(other) if other is not None else None
@@ -91,7 +180,6 @@ def rewritten(given: Given) -> Iterator[Given]:
 
 
 def dropped_system(messages: list[dict[str, Any]], text: str | None) -> bool:
-    """Whether the system message is missing from the prompt."""
-    first = messages[0] if messages else {}
-    said = first.get("content")
-    return text is not None and first.get("role") == "system" and isinstance(said, str) and said.strip() not in text
+    """Whether a system or developer message is missing from the prompt."""
+    told = [m.get("content") for m in messages if m.get("role") in _SYSTEM]
+    return text is not None and any(isinstance(said, str) and said.strip() not in text for said in told)

@@ -18,7 +18,7 @@ from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
 from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
-from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
+from assay.text.rewrites import dropped_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
@@ -123,8 +123,9 @@ class ChatTemplate:
         """The prompt for `messages`, each with `role` and `content`. `variables` are further
         variables of the template; they cannot replace the messages or the tokens.
 
-        If the template refuses or drops a system message, it is put in front of the first user message, with a
-        newline between them, as in llama.cpp.
+        If the template refuses the messages, or leaves out a system message, they are rewritten until it does not. A
+        system message for which it has no place comes in front of the first user message, with a newline between
+        them, as in llama.cpp.
         """
         _check_names(variables)
         given = {
@@ -142,7 +143,7 @@ class ChatTemplate:
         answer = self._ask(given, timeout)
         dropped = dropped_system(given["messages"], answer.get("text"))
         if dropped or answer.get("fault") in _RESCUED:
-            for other in [fold_system(given)] if dropped else rewritten(given):
+            for other in rewritten(given, dropped=dropped):
                 left = until - time.monotonic()
                 second = self._ask(other, left) if other and left > 0 else {}
                 if "text" in second and not dropped_system(given["messages"], second["text"]):

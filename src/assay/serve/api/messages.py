@@ -7,7 +7,7 @@ prefix cache shares every prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,6 +18,8 @@ from assay.serve.api.chat_completions import Conversation, as_chat_request, begi
 from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
+    FunctionName,
+    ImagePart,
     ImageUrl,
     Name,
     NoMedia,
@@ -46,6 +48,9 @@ class TextBlock(Schema):
 TextBlocks = Annotated[list[Annotated[TextBlock, NoMedia]], Field(max_length=256, fail_fast=True)]
 
 
+ResultBlocks = Annotated[list[Annotated[TextBlock | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
+
+
 class MessageBlock(Schema, wire="Block"):
     """A text, a picture, a call (`tool_use`), the result of a call, or reasoning."""
 
@@ -56,7 +61,7 @@ class MessageBlock(Schema, wire="Block"):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: Text | TextBlocks | None = None
+    content: Text | ResultBlocks | None = None
     thinking: Text | None = None
 
 
@@ -67,7 +72,7 @@ class TurnMessage(Schema, wire="Turn"):
 
 class InputTool(Schema):
     type: Annotated[str, Field(max_length=64)] | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: Annotated[str, Field(max_length=65536)] | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -180,7 +185,7 @@ def _turns(role: str, blocks: list[MessageBlock], names: dict[str, str]) -> list
         if block.type == "text":
             texts.append(block.text or "")
         elif block.image_url:
-            texts.append({"type": "image_url", "image_url": {"url": block.image_url.url}})
+            texts.append(_picture(block.image_url))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -190,7 +195,7 @@ def _turns(role: str, blocks: list[MessageBlock], names: dict[str, str]) -> list
             calls.append({"id": key, "type": "function", "function": function})
         elif block.type == "tool_result":
             key = block.tool_use_id or ""
-            result = {"role": "tool", "tool_call_id": key, "content": _text(block.content)}
+            result = {"role": "tool", "tool_call_id": key, "content": _result(block.content)}
             results.append(result | ({"name": names[key]} if key in names else {}))
     said: dict[str, Any] = {"role": role, "content": _content(texts)}
     if thoughts:
@@ -211,8 +216,14 @@ def _content(texts: list[str | dict[str, Any]]) -> Any:
     return parts
 
 
-def _text(content: str | list[TextBlock] | None) -> str:
-    return "\n".join(block.text for block in content) if isinstance(content, list) else content or ""
+def _result(content: str | Sequence[TextBlock | ImagePart] | None) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return _content([_picture(block.image_url) if isinstance(block, ImagePart) else block.text for block in content])
+
+
+def _picture(image: ImageUrl) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image.url}}
 
 
 def _tool(index: int, tool: InputTool) -> dict[str, Any]:

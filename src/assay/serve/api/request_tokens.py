@@ -26,7 +26,10 @@ PER_TOKEN = 32  # characters: real texts have about four
 
 
 def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt", images: Images = ()) -> None:
-    """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit."""
+    """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit.
+
+    The message has the words and numbers of Anthropic's: an agent that finds them there shortens its conversation.
+    """
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
         raise ApiError("invalid_value", f"{param}: has no tokens (this model adds none to an empty text)", param)
@@ -34,7 +37,7 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
     if len(ids) > most:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens, more than the {most} that the context of {entry.n_ctx} allows; "
+            f"the prompt is too long: {len(ids)} tokens > {most} maximum (the context has {entry.n_ctx}); "
             f"shorten it by {len(ids) - most}",
             param,
         )
@@ -49,8 +52,8 @@ def _check_length(n_chars: int, entry: ServedModel) -> None:
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {n_chars} characters, more than the about {4 * entry.n_ctx} that the context of "
-            f"{entry.n_ctx} tokens allows; shorten it",
+            f"the prompt is too long: {n_chars} characters, and the context has {entry.n_ctx} tokens, which are about "
+            f"{4 * entry.n_ctx}; shorten it",
             "messages",
         )
 

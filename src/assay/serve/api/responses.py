@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from assay.serve.api import answers as common
 from assay.serve.api.chat_completions import Conversation, as_chat_request, begin, prompt_of
@@ -19,9 +19,9 @@ from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
     Function,
+    FunctionName,
     ImagePart,
     Name,
-    NoMedia,
     OnlyPictures,
     Schema,
     Share,
@@ -37,7 +37,7 @@ class ContentPart(Schema, wire="Part"):
     text: Text
 
 
-ContentParts = Annotated[list[Annotated[ContentPart, NoMedia]], Field(max_length=256, fail_fast=True)]
+ContentParts = Annotated[list[Annotated[ContentPart | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
 
 
 class InputItem(Schema, wire="Item"):
@@ -45,13 +45,10 @@ class InputItem(Schema, wire="Item"):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: (
-        Text
-        | Annotated[list[Annotated[ContentPart | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
-        | None
-    ) = None
+    content: Text | ContentParts | None = None
     call_id: Name | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: Text | None = None
     output: Text | ContentParts | None = None
 
@@ -60,21 +57,37 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+def _kind(value: Any) -> str:
+    found = value.get("type") if isinstance(value, dict) else value.type
+    return found if found in ("function", "namespace") else "other"
+
+
 class HostedTool(Schema):
     """A tool that OpenAI's servers run, or that has no schema. The model is not told of it, as in llama-server."""
 
-    type: Literal[
-        "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
-        "image_generation", "local_shell", "shell", "apply_patch", "mcp", "custom",
-    ]  # fmt: skip
+    type: Annotated[str, Field(max_length=64)]
 
 
-AnyTool = Annotated[FunctionTool | HostedTool, Field(discriminator="type")]
+class NamespaceTool(Schema):
+    """A group of tools. The model knows its functions as `namespace__function`; a call of one names the namespace."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    tools: Annotated[list[FunctionTool | HostedTool], Field(max_length=LIMITS.tools, fail_fast=True)]
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[HostedTool, Tag("other")],
+    Discriminator(_kind),
+]
 
 
 class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
+    namespace: Name | None = None
 
 
 class TextFormat(Schema):
@@ -137,39 +150,64 @@ async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Ev
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The request in the form of `/v1/chat/completions`."""
-    functions = [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    functions = [
+        {"type": "function", "function": tool.model_dump(exclude={"type"}) | {"name": name}}
+        for name, (_, tool) in _functions(request).items()
+    ]
     given: dict[str, Any] = {
         "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _format(request.text.format if request.text else None),
-        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in functions],
-        "tool_choice": request.tool_choice, "stream": request.stream,
+        "tools": functions, "tool_choice": request.tool_choice, "stream": request.stream,
     }  # fmt: skip
-    if isinstance(request.tool_choice, NamedChoice):
-        given["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
+    if isinstance(chosen := request.tool_choice, NamedChoice):
+        given["tool_choice"] = {"type": "function", "function": {"name": _full_name(chosen.namespace, chosen.name)}}
     return as_chat_request(given, "input")
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    """The name of a function as the model knows it."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+def _functions(request: ResponsesRequest) -> dict[str, tuple[str | None, FunctionTool]]:
+    """The functions that are offered, by the name that the model knows, each with its namespace."""
+    found: dict[str, tuple[str | None, FunctionTool]] = {}
+    for tool in request.tools or ():
+        namespace, inner = (tool.name, tool.tools) if isinstance(tool, NamespaceTool) else (None, [tool])
+        for one in inner:
+            if isinstance(one, FunctionTool):
+                found[_full_name(namespace, one.name)] = (namespace, one)
+    return found
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
+    thoughts: dict[str, Any] = {}  # the reasoning before a message or call of the assistant
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
     items = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     for item in items:
-        if item.type == "function_call":
-            function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        if item.type == "reasoning":
+            thoughts = {"reasoning_content": text} if (text := _text(item.content)) else {}
+        elif item.type == "function_call":
+            function = {"name": _full_name(item.namespace, item.name or ""), "arguments": item.arguments or "{}"}
             made = {"id": item.call_id or "", "type": "function", "function": function}
-            if found and found[-1]["role"] == "assistant":
+            if found and found[-1]["role"] == "assistant" and not thoughts:
                 found[-1].setdefault("tool_calls", []).append(made)
             else:
-                found.append({"role": "assistant", "content": None, "tool_calls": [made]})
+                found.append({"role": "assistant", "content": None, "tool_calls": [made], **thoughts})
+            thoughts = {}
         elif item.type == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item.call_id or "", "content": _text(item.output)})
-        elif item.type != "reasoning":
+            found.append({"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output)})
+        else:
             if item.role is None:
                 raise ApiError("invalid_value", "input: a message needs a role", "input")
             found.append({"role": item.role, "content": _content(item.content)})
+            if item.role == "assistant":
+                found[-1] |= thoughts
+                thoughts = {}
     return found
 
 
@@ -183,7 +221,10 @@ def _content(content: str | list[ContentPart | ImagePart] | None) -> Any:
 
 
 def _text(content: str | Sequence[ContentPart | ImagePart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+    """The text of parts; a picture has none."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content or () if isinstance(part, ContentPart))
 
 
 def _format(wanted: TextFormat | None) -> dict[str, Any] | None:
@@ -199,6 +240,7 @@ class _Response:
 
     def __init__(self, request: ResponsesRequest, begun: Conversation) -> None:
         self._request = request
+        self._functions = _functions(request)
         self._begun = begun
         self._number = 0
         self._output: list[dict[str, Any]] = []
@@ -275,10 +317,12 @@ class _Response:
         return [*events, self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)]
 
     def _call_begun(self, call: dict[str, Any]) -> list[dict[str, Any]]:
+        name = call["function"]["name"]
+        namespace, function = self._functions.get(name, (None, None))
         item = {
             "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress", "call_id": call["id"],
-            "name": call["function"]["name"], "arguments": "",
-        }  # fmt: skip
+            "name": function.name if function else name, "arguments": "",
+        } | ({"namespace": namespace} if namespace else {})  # fmt: skip
         self._output.append(item)
         return [self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))]
 

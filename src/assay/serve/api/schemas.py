@@ -199,8 +199,11 @@ class ChatMessage(Schema, wire="Message"):
     reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that include it")
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
 class Function(Schema):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: Annotated[str, Field(max_length=65536)] | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
     strict: bool | None = None
