@@ -29,7 +29,7 @@ from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
-from assay.verify.dumps.matching.confirmed_later import leave_refuted
+from assay.verify.dumps.matching.confirmed_later import Definition, leave_refuted
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -41,6 +41,7 @@ from assay.verify.dumps.matching.reading_notes import (
     suggested_pattern,
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
+from assay.verify.dumps.matching.statement_nodes import assign_nodes
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
@@ -259,7 +260,7 @@ def decide_by_values(
     unread: Sequence[Observation],
     model: Model,
     n: int,
-    truth: Callable[[Collection[str]], dict[str, Array]],
+    truth: Definition,
 ) -> tuple[list[Observation], set[str], list[str]]:
     """Decide by values what words leave open: readings, nodes, rows. Also the places of lines named by values."""
     named, by_token = split_by_token(named, model, n, truth)
@@ -269,8 +270,10 @@ def decide_by_values(
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    notes = [*by_token, *chosen, *notes, *more]
-    return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
+    nameless = [o for o in done[len(open_) :] if not o.name]
+    found, places, last = assign_nodes(found, nameless, model, n, truth)
+    notes = [*by_token, *chosen, *notes, *more, *last]
+    return found, {o.where for o in done[len(open_) :] if o.name} | places, notes + note
 
 
 def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:

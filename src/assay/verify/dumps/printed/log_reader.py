@@ -17,6 +17,7 @@ from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.counted_prefixes import with_layers_named
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.habits import by_habit
@@ -85,7 +86,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, one_record_a_line(text)):
+    for number, line, block in blocks(path, with_layers_named(one_record_a_line(text))):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     counted = not reader.positions or len(tokens) not in (0, len(reader.positions))
