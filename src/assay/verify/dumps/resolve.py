@@ -41,7 +41,7 @@ from assay.verify.dumps.matching.reading_notes import (
     suggested_pattern,
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
-from assay.verify.dumps.matching.statement_nodes import assign_nodes
+from assay.verify.dumps.matching.statement_nodes import as_in_prompt, assign_nodes
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
@@ -225,12 +225,14 @@ def _with_decode_steps(
         shape = obs.shape or (shape_of(graph, obs.name, n) if "S" in graph.shapes[obs.name] else None)
         found.append(replace(obs, rows=obs.rows or (0, n), shape=shape))
     fed = [*first.tokens]
-    for token, seen in dump.later:
+    for token, shown in dump.later:
+        seen = as_in_prompt(shown, (*dump.observations, *dump.unread), first.observations)
         fed.append(token)
         rows = (len(fed) - 1, len(fed))
         step = replace(
-            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
-            unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
+            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),),
+            unread=tuple(_in_row(obs, rows) for obs in seen if not obs.name), unexplained=(), unexplained_at=(),
+            observations=tuple(_in_row(obs, rows) for obs in seen if obs.name), notes=(),
             given=_given(dump, len(fed)),
         )  # fmt: skip
         if seen:
@@ -267,12 +269,15 @@ def decide_by_values(
     named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
+    whole, places, first = assign_nodes(open_, unread, model, n, truth)
+    open_ = [o for o in whole if o.vague]
+    clear += [o for o in whole if not o.vague]
+    unread = [o for o in unread if o.where not in places]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    nameless = [o for o in done[len(open_) :] if not o.name]
-    found, places, last = assign_nodes(found, nameless, model, n, truth)
-    notes = [*by_token, *chosen, *notes, *more, *last]
+    found, _, last = assign_nodes(found, (), model, n, truth)
+    notes = [*by_token, *chosen, *first, *notes, *more, *last]
     return found, {o.where for o in done[len(open_) :] if o.name} | places, notes + note
 
 

@@ -63,7 +63,7 @@ def assign_nodes(
     statements = _statements([*named, *(o for o in unread if o.kind != "values")])
     layers = sorted({at for lines in statements.values() for at in lines.by_layer if at >= 0})[:_LAYERS]
     roles = _Nodes(model, n, truth, layers)
-    bits = {key: roles.bits(lines) for key, lines in statements.items()}
+    bits = {key: roles.bits(lines, named=bool(key[1])) for key, lines in statements.items()}
     changed: dict[int, Observation] = {}
     places: set[str] = set()
     notes: list[str] = []
@@ -86,6 +86,33 @@ def assign_nodes(
         notes.append(f"lines like {key[0]!r}: read as {role}, whose values they have{said}")
     found = [changed.get(id(o), o) for o in named]
     return [*found, *(changed[id(o)] for o in unread if id(o) in changed)], places, notes
+
+
+def as_in_prompt(
+    seen: Sequence[Observation], printed: Sequence[Observation], read: Sequence[Observation]
+) -> list[Observation]:
+    """What a decode step shows, with the nodes that its statements have in the prompt: `printed` was read as `read`.
+
+    A print statement writes the same node in every step, and the values of a wrong step would match nothing.
+    """
+    nodes = {(o.where, o.kind, o.data): o.name for o in read if o.kind != "values"}
+    numbered = {split(name)[0] for name in nodes.values() if split(name)[1] is not None}
+    roles: dict[Statement, str] = {}
+    for key, lines in _statements(printed).items():
+        found = {split(name)[0] for o in lines.all if (name := nodes.get((o.where, o.kind, o.data)))}
+        if len(found) == 1:
+            roles[key] = found.pop()
+    changed: dict[int, Observation] = {}
+    for key, lines in _statements(seen).items():
+        role = roles.get(key, "")
+        for obs in lines.all if role else ():
+            layer = _layer(obs)
+            if (layer is not None) or role not in numbered:
+                name = join(role, layer if role in numbered else None)
+                changed[id(obs)] = replace(
+                    obs, name=name, foreign=obs.foreign or name, others=(), vague=False, fallbacks=()
+                )
+    return [changed.get(id(o), o) for o in seen]
 
 
 def _role_of(
@@ -111,8 +138,8 @@ def _role_of(
         return ""
     if any(other[1] in same and bits[other].get(best, 0.0) >= _ENOUGH for other in statements if other != key):
         return ""  # another statement prints that node
-    if roles.leads_to(said, best):
-        return best
+    if roles.leads_to(said, best) or any(o[:3] == key[:3] and o[3] != key[3] for o in statements):
+        return best  # or words that are printed several times in a layer
     later = [(other, of) for other, of in statements.items() if other[1] and roles.leads_to(said, other[1])]
     if not later or not roles.leads_to(best, said):
         return ""
@@ -122,7 +149,7 @@ def _role_of(
 def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
     """The lines of each statement. Several lines of one layer are several statements, in the order of the log."""
     found: dict[Statement, _Lines] = {}
-    at: dict[tuple[str, str, str, int], list[str]] = {}
+    at: dict[tuple[str, str, str, int, Rows], list[str]] = {}
     for obs in observations:
         if obs.kind == "values" or obs.head is not None or (obs.name and not obs.template):
             continue
@@ -130,11 +157,10 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
         layer = _layer(obs)
         number = -1 if layer is None else layer
         words = re.sub(r"(?<!\d)\d{1,5}(?!\d)", "#", obs.template) if obs.rows is not None else obs.template
-        seen = at.setdefault((words, role, obs.side, number), [])
+        seen = at.setdefault((words, role, obs.side, number, obs.rows), [])
         if obs.where not in seen:
             seen.append(obs.where)
-        nth = seen.index(obs.where) if obs.rows is None else 0
-        key = words, role, obs.side, nth
+        key = words, role, obs.side, seen.index(obs.where)
         if key in found or len(found) < _STATEMENTS:
             found.setdefault(key, _Lines({})).by_layer.setdefault(number, []).append(obs)
     return found
@@ -176,17 +202,16 @@ class _Nodes:
             self._values |= self._truth(every)
         return self._values[name]
 
-    def bits(self, lines: _Lines) -> dict[str, float]:
+    def bits(self, lines: _Lines, named: bool) -> dict[str, float]:
         """For each role, the bits by which the values of the lines agree with its nodes."""
         found: dict[str, float] = {}
         for role in self._roles:
-            total = self._total(role, lines)
+            total = self._total(role, lines, named)
             if total > 0:
                 found[role] = total
         return found
 
-    def _total(self, role: str, lines: _Lines) -> float:
-        named = any(obs.name for obs in lines.all)
+    def _total(self, role: str, lines: _Lines, named: bool) -> float:
         total = 0.0
         for layer, many in lines.by_layer.items():
             name = self._roles[role].get(layer)
