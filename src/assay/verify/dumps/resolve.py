@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -41,8 +41,8 @@ from assay.verify.dumps.matching.reading_notes import (
     suggested_pattern,
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
-from assay.verify.dumps.matching.statement_nodes import as_in_prompt, assign_nodes
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
+from assay.verify.dumps.matching.statement_nodes import as_in_prompt, assign_nodes
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis

@@ -72,7 +72,9 @@ def with_layers_named(text: str) -> str:
 
     out = []
     for line in lines:
-        head = _BRACKET.sub(lambda m: f"{m[1]}layer {int(m[2])}: ", line[:_LONGEST]) if "[" in layers else line[:_LONGEST]
+        head = line[:_LONGEST]
+        if "[" in layers:
+            head = _BRACKET.sub(r"\1layer \2: ", head)
         out.append(_PREFIX.sub(named, head) + line[_LONGEST:])
     return "\n".join(out)
 

@@ -56,7 +56,10 @@ _SIZES = 5  # such members make a line a configuration
 _FILE = re.compile(r"[\w./\\+-]{1,200}\.gguf\b")
 _MORE = re.compile(r"\.\.\. \d{1,9} more items?")  # of Node's console.log
 # |x| L0 att 2.40834  mlp 4.49643: the lengths of x at these places
-_LENGTHS = re.compile(r"\s{0,8}\|{1,2}[A-Za-z]\w{0,7}\|{1,2}\s{1,8}((?:layer \d{1,4}: )?(?:[A-Za-z]\w{0,30}\s{1,16}\d{1,9}\.\d{1,12}\s{0,16}){1,12})")
+_LENGTHS = re.compile(
+    r"\s{0,8}\|{1,2}[A-Za-z]\w{0,7}\|{1,2}\s{1,8}"
+    r"((?:layer \d{1,4}: )?(?:[A-Za-z]\w{0,30}\s{1,16}\d{1,9}\.\d{1,12}\s{0,16}){1,12})"
+)
 _NAMED_NUMBER = re.compile(r"([A-Za-z]\w{0,30})\s{1,16}(\d{1,9}\.\d{1,12})")
 _LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
@@ -157,8 +160,7 @@ def _steps_of(
         return found, unread, ()
     ends = [*((a, b) for _, a, b in marks[1:]), (len(found), len(unread))]
     later = (
-        (token, tuple(joined([*found[a:c], *unread[b:d]])))
-        for (token, a, b), (c, d) in zip(marks, ends, strict=True)
+        (token, tuple(joined([*found[a:c], *unread[b:d]]))) for (token, a, b), (c, d) in zip(marks, ends, strict=True)
     )
     return found[: marks[0][1]], unread[: marks[0][2]], tuple(step for step in later if step[1])
 

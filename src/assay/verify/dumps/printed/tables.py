@@ -23,6 +23,7 @@ _LETTER_NUMBER = re.compile(r"[hxyv]_?(\d{1,4})", re.IGNORECASE)
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
+_QUOTED = re.compile(r"'[A-Za-z][^']{0,40}'|\"[A-Za-z][^\"]{0,40}\"")
 _STREAM = {"x", "h", "hidden", "resid", "residual"}
 _ONE_ROW = re.compile(r"\b(?:last|final|first)\s(?:token|pos|position|row)\b", re.IGNORECASE)  # LOGITS LAST TOKEN
 _DECIMAL = re.compile(r"\d\.\d")
@@ -213,7 +214,8 @@ def _counter(rest: tuple[str, ...]) -> str:
     if {"layer", "row"} & set(rest):
         return "-"
     nodes = [kind for kind in rest if len(kind) > 1 and kind[0] == "="]
-    return "layer" if nodes and all(kind in nodes or kind[:1] == "#" or kind in STATISTICS for kind in rest) else "index"
+    known = all(kind in nodes or kind[:1] == "#" or kind in STATISTICS for kind in rest)
+    return "layer" if nodes and known else "index"
 
 
 def _length_of_output(kind: str, cell: str) -> bool:
@@ -309,6 +311,8 @@ class _RowReader:
 
     def take(self, column: str, head: str, cell: str) -> None:
         lexemes = lex(cell)
+        if column == "value" and _QUOTED.fullmatch(cell.strip()):
+            column = "name"  # the value's name
         value = lexemes[0] if len(lexemes) == 1 and isinstance(lexemes[0], Number) else None
         whole = int(value.value) if value is not None and value.whole else None
         if "logit" in self.columns and column in ("row", "name", "index"):
