@@ -276,7 +276,8 @@ def decide_by_values(
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    found, _, last = assign_nodes(found, (), model, n, truth)
+    found, more_places, last = assign_nodes(found, [o for o in done if not o.name], model, n, truth)
+    places |= more_places
     notes = [*by_token, *chosen, *first, *notes, *more, *last]
     return found, {o.where for o in done[len(open_) :] if o.name} | places, notes + note
 

@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.matching.confirmed_later import Definition
+from assay.verify.dumps.naming.phrases import meaning
 from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
 
 Array = NDArray[Any]
@@ -39,7 +41,10 @@ _STATEMENTS = 128
 _NEAR = 0.03  # of a value's scale: a larger error is no agreement
 _FINEST = 1e-6  # of a value's scale: agreement beyond it counts no more
 _ENOUGH = 18.0  # bits that no node has by chance, over all nodes and rows
+_OTHERS = 4  # statements, all of them wrong, before the first one is taken for the embedding
 _CLEAR = 12.0  # bits by which the best node is ahead of every other
+_VALUES = "whose values they have"
+_NUMBER = re.compile(r": line (\d{1,9})$")
 # Nodes in the order of what people print, for nodes with the same values.
 _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_norm", "ffn_norm", "Qcur", "Kcur")
 
@@ -67,8 +72,11 @@ def assign_nodes(
     changed: dict[int, Observation] = {}
     places: set[str] = set()
     notes: list[str] = []
+    before = _before_the_layers(statements, bits) if unread else None
     for key, lines in statements.items():
-        role = _role_of(key, lines, bits, statements, roles)
+        role = _role_of(key, lines, bits, statements, roles) or (
+            "embd" if key == before and roles.knows("embd") else ""
+        )
         if not role:
             continue
         for obs in lines.all:
@@ -76,14 +84,15 @@ def assign_nodes(
             name = join(role, layer if roles.has_layers(role) else None)
             if name not in model.graph:
                 continue
-            rows = obs.rows if key[1] else roles.rows(role, lines, obs)
+            rows = obs.rows if key[1] else _usual_rows(obs, named) if key == before else roles.rows(role, lines, obs)
             changed[id(obs)] = replace(
                 obs, name=name, foreign=obs.foreign if obs.name else name, others=(), rows=rows, vague=False,
                 unnumbered=False, possible_row=None,
             )  # fmt: skip
             places |= set() if key[1] else {obs.where}
         said = f", not {key[1]}" if key[1] else ""
-        notes.append(f"lines like {key[0]!r}: read as {role}, whose values they have{said}")
+        why = "the only one before the layers; no line of the layers is right" if key == before else f"{_VALUES}{said}"
+        notes.append(f"lines like {key[0]!r}: read as {role}, {why}")
     found = [changed.get(id(o), o) for o in named]
     return [*found, *(changed[id(o)] for o in unread if id(o) in changed)], places, notes
 
@@ -146,6 +155,36 @@ def _role_of(
     return best if not any(roles.follows(said, best, other[1], of) for other, of in later) else ""
 
 
+def _usual_rows(obs: Observation, named: Sequence[Observation]) -> Rows:
+    """The rows that most named lines show, lists or statistics as the observation is."""
+    if obs.rows is not None:
+        return obs.rows
+    many = [o.rows for o in named if (o.kind in STATISTICS) == (obs.kind in STATISTICS)]
+    return max(set(many), key=many.count) if many else None
+
+
+def _before_the_layers(
+    statements: dict[Statement, _Lines], bits: dict[Statement, dict[str, float]]
+) -> Statement | None:
+    """The statement without a name that is printed once before all others, if the values of no other one are right.
+
+    It is the embedding: a right engine's would have its values, or those of the layers would.
+    """
+    at: dict[Statement, int] = {}
+    for key, lines in statements.items():
+        places = [int(m[1]) for o in lines.all if (m := _NUMBER.search(o.where))]
+        if not places or key[1].startswith("result_"):
+            continue
+        at[key] = min(places)
+    first = min(at, key=lambda key: at[key], default=None)
+    if first is None or first[1] or {*statements[first].by_layer} != {-1} or len(at) < _OTHERS:
+        return None
+    lists = [o for o in statements[first].all if o.kind == "first"]
+    if not lists or len({o.where for o in statements[first].all}) > 1:
+        return None
+    return first if not any(max(bits[key].values(), default=0.0) >= _ENOUGH for key in at) else None
+
+
 def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
     """The lines of each statement. Several lines of one layer are several statements, in the order of the log."""
     found: dict[Statement, _Lines] = {}
@@ -153,7 +192,7 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
     for obs in observations:
         if obs.kind == "values" or obs.head is not None or (obs.name and not obs.template):
             continue
-        role = "" if obs.vague or not obs.name else split(obs.name)[0]
+        role = "" if obs.vague or not obs.name or _is_bare(obs) else split(obs.name)[0]
         layer = _layer(obs)
         number = -1 if layer is None else layer
         words = re.sub(r"(?<!\d)\d{1,5}(?!\d)", "#", obs.template) if obs.rows is not None else obs.template
@@ -164,6 +203,17 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
         if key in found or len(found) < _STATEMENTS:
             found.setdefault(key, _Lines({})).by_layer.setdefault(number, []).append(obs)
     return found
+
+
+def _is_bare(obs: Observation) -> bool:
+    """Whether the words name only the layer or a variable, as `x`: the layer's output, unless the values say more."""
+    return split(obs.name)[0] == "l_out" and not obs.others and _says_no_node(obs.template)
+
+
+@lru_cache(maxsize=4096)
+def _says_no_node(template: str) -> bool:
+    said = meaning(template.replace("#", "0").split(), generic=False)
+    return bool(template) and (said.bare or not said.nodes)
 
 
 def _layer(obs: Observation) -> int | None:
