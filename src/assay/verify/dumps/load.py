@@ -20,6 +20,7 @@ from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.formats.folders import has_values, read_database, read_folder, the_log_of
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
+from assay.verify.dumps.formats.json_arrays import is_json_arrays, read_json_arrays
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
 from assay.verify.dumps.formats.llama_debug import read_saved_logits, saved_logits
 from assay.verify.dumps.formats.raw_manifest import raw_source, read_manifest
@@ -153,6 +154,7 @@ _BUILT_IN = (
         lambda s: s.head.lstrip()[:1] == b"{" and b"assay_dump" in s.head.splitlines()[0],
         lambda s: read_json_lines(s.path),
     ),
+    DumpReader("JSON lines of arrays", 68, lambda s: is_json_arrays(s.head), lambda s: read_json_arrays(s.path)),
     DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
     DumpReader("raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)),
     DumpReader(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -29,7 +29,7 @@ from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
-from assay.verify.dumps.matching.confirmed_later import leave_refuted
+from assay.verify.dumps.matching.confirmed_later import Definition, leave_refuted
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -42,6 +42,7 @@ from assay.verify.dumps.matching.reading_notes import (
 )
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
+from assay.verify.dumps.matching.statement_nodes import as_in_prompt, assign_nodes
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
@@ -224,12 +225,14 @@ def _with_decode_steps(
         shape = obs.shape or (shape_of(graph, obs.name, n) if "S" in graph.shapes[obs.name] else None)
         found.append(replace(obs, rows=obs.rows or (0, n), shape=shape))
     fed = [*first.tokens]
-    for token, seen in dump.later:
+    for token, shown in dump.later:
+        seen = as_in_prompt(shown, (*dump.observations, *dump.unread), first.observations)
         fed.append(token)
         rows = (len(fed) - 1, len(fed))
         step = replace(
-            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),), unread=(),
-            unexplained=(), unexplained_at=(), observations=tuple(_in_row(obs, rows) for obs in seen), notes=(),
+            dump, later=(), tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(len(fed),),
+            unread=tuple(_in_row(obs, rows) for obs in seen if not obs.name), unexplained=(), unexplained_at=(),
+            observations=tuple(_in_row(obs, rows) for obs in seen if obs.name), notes=(),
             given=_given(dump, len(fed)),
         )  # fmt: skip
         if seen:
@@ -259,18 +262,24 @@ def decide_by_values(
     unread: Sequence[Observation],
     model: Model,
     n: int,
-    truth: Callable[[Collection[str]], dict[str, Array]],
+    truth: Definition,
 ) -> tuple[list[Observation], set[str], list[str]]:
     """Decide by values what words leave open: readings, nodes, rows. Also the places of lines named by values."""
     named, by_token = split_by_token(named, model, n, truth)
     named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
+    whole, places, first = assign_nodes(open_, unread, model, n, truth)
+    open_ = [o for o in whole if o.vague]
+    clear += [o for o in whole if not o.vague]
+    unread = [o for o in unread if o.where not in places]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *_confirmed(done, clear)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    notes = [*by_token, *chosen, *notes, *more]
-    return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
+    found, more_places, last = assign_nodes(found, [o for o in done if not o.name], model, n, truth)
+    places |= more_places
+    notes = [*by_token, *chosen, *first, *notes, *more, *last]
+    return found, {o.where for o in done[len(open_) :] if o.name} | places, notes + note
 
 
 def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:

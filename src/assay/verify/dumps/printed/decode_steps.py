@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 # A heading such as: --- decode step 1, token 64, n_past 8
 _STEP = re.compile(
     r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
-    r"\b(?:tokens?|tok|id|feed|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d)",
+    r"\b(?:tokens?|tok|ids?|feed|feeding|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b"
+    r"(?![.\w]|\s{0,4},\s{0,4}\d)",
     re.IGNORECASE,
 )
 # A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2

@@ -17,6 +17,7 @@ from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.counted_prefixes import with_layers_named
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.habits import by_habit
@@ -52,6 +53,14 @@ _SIZE = re.compile(
     re.IGNORECASE,
 )
 _SIZES = 5  # such members make a line a configuration
+_FILE = re.compile(r"[\w./\\+-]{1,200}\.gguf\b")
+_MORE = re.compile(r"\.\.\. \d{1,9} more items?")  # of Node's console.log
+# |x| L0 att 2.40834  mlp 4.49643: the lengths of x at these places
+_LENGTHS = re.compile(
+    r"\s{0,8}\|{1,2}[A-Za-z]\w{0,7}\|{1,2}\s{1,8}"
+    r"((?:layer \d{1,4}: )?(?:[A-Za-z]\w{0,30}\s{1,16}\d{1,9}\.\d{1,12}\s{0,16}){1,12})"
+)
+_NAMED_NUMBER = re.compile(r"([A-Za-z]\w{0,30})\s{1,16}(\d{1,9}\.\d{1,12})")
 _LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
 _LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
@@ -85,16 +94,16 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, one_record_a_line(text)):
+    for number, line, block in blocks(path, with_layers_named(one_record_a_line(text))):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     counted = not reader.positions or len(tokens) not in (0, len(reader.positions))
     positions = tuple(range(len(tokens))) if counted else reader.positions
-    now, later = _steps_of(reader)
+    now, unread, later = _steps_of(reader)
     return Dump(
         path.stem, tokens, positions, (len(tokens),) if tokens else (), tuple(joined(now)),
         str(path), log=True, unexplained=tuple(a for _, a in reader.unexplained),
-        unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(reader.unread), prompt=reader.prompt,
+        unexplained_at=tuple(w for w, _ in reader.unexplained), unread=tuple(unread), prompt=reader.prompt,
         notes=((compared,) if compared else ()) + _columns_note(reader.ignored), later=later,
         fed=reader.decoding.fed, decoded=reader.decoding.in_order,
     )  # fmt: skip
@@ -119,7 +128,11 @@ def _plainer(line: str) -> str:
     `= l2` of a legend, which is the norm and no layer."""
     if len(line) > 4000:
         return line
+    line = _FILE.sub("file", line) if ".gguf" in line else line  # Q4_1 in its name is no query
     line = _LEGEND.sub("= norm", line)
+    line = _MORE.sub("...", line) if " more item" in line else line
+    if m := _LENGTHS.fullmatch(line):
+        line = _NAMED_NUMBER.sub(r"\1 norm=\2 | ", m[1])
     line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
     if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
@@ -138,14 +151,18 @@ def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
     return (f"columns that were not read: {', '.join(told[:5])}{rest}; head a column with a node or a statistic",)
 
 
-def _steps_of(reader: _LogReader) -> tuple[list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
-    """What the log shows of the prompt, and of each decode step below a heading with its token."""
-    found, marks = reader.found, reader.steps
+def _steps_of(
+    reader: _LogReader,
+) -> tuple[list[Observation], list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
+    """What the log shows of the prompt, with a name and without, and of each decode step below a heading."""
+    found, unread, marks = reader.found, reader.unread, reader.steps
     if not marks or not marks[0][1]:
-        return found, ()
-    ends = [*(at for _, at in marks[1:]), len(found)]
-    later = ((token, tuple(joined(found[at:end]))) for (token, at), end in zip(marks, ends, strict=True))
-    return found[: marks[0][1]], tuple(step for step in later if step[1])
+        return found, unread, ()
+    ends = [*((a, b) for _, a, b in marks[1:]), (len(found), len(unread))]
+    later = (
+        (token, tuple(joined([*found[a:c], *unread[b:d]]))) for (token, a, b), (c, d) in zip(marks, ends, strict=True)
+    )
+    return found[: marks[0][1]], unread[: marks[0][2]], tuple(step for step in later if step[1])
 
 
 @dataclass
@@ -167,7 +184,8 @@ class _LogReader:
     caption: tuple[str, Statement] | None = None  # the last of them, if it is no heading
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
-    steps: list[tuple[int, int]] = field(default_factory=list)  # of decode steps: the token, and the place in `found`
+    # Of decode steps: the token, and the places in `found` and `unread`.
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
     decoding: DecodeSteps = field(default_factory=DecodeSteps)
     positions: tuple[int, ...] = ()  # if the log lists them, and they do not begin with 0
     open_ids: int = 0  # ids of the line before, which may go on in this one
@@ -180,7 +198,7 @@ class _LogReader:
             return
         step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None
         if step is not None:
-            self.steps.append((step, len(self.found)))
+            self.steps.append((step, len(self.found), len(self.unread)))
             self.context, self.table, self.caption = HeadingStack(side=self.context.side), PrintedTable(), None
             return
         if block is None and len(line) < 1000 and len({m.lower() for m in _SIZE.findall(line)}) >= _SIZES:
@@ -294,7 +312,7 @@ class _LogReader:
         if (place := self.decoding.place(line)) is not None:
             at, token = place
         if 0 < at == len(self.tokens) + len(self.steps) and self.found:
-            self.steps.append((token, len(self.found)))
+            self.steps.append((token, len(self.found), len(self.unread)))
         elif not 0 <= at < len(self.tokens) or self.tokens[at] != token:
             return False
         row = Meaning(row=at) if at < len(self.tokens) else Meaning()

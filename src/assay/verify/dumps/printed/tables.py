@@ -23,6 +23,8 @@ _LETTER_NUMBER = re.compile(r"[hxyv]_?(\d{1,4})", re.IGNORECASE)
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
+_QUOTED = re.compile(r"'[A-Za-z][^']{0,40}'|\"[A-Za-z][^\"]{0,40}\"")
+_STREAM = {"x", "h", "hidden", "resid", "residual"}
 _ONE_ROW = re.compile(r"\b(?:last|final|first)\s(?:token|pos|position|row)\b", re.IGNORECASE)  # LOGITS LAST TOKEN
 _DECIMAL = re.compile(r"\d\.\d")
 
@@ -190,6 +192,12 @@ def _beside_each_other(columns: tuple[str, ...], cells: list[str], line: str) ->
         columns = tuple("=norm" if c.strip("|‖₂") == "v" else kind for c, kind in zip(low, columns, strict=True))
     if low[0] == _COUNTER:
         columns = (_counter(columns[1:]), *columns[1:])
+    if "layer" in columns and any(len(kind) > 1 and kind[0] == "=" for kind in columns):
+        # beside attnL2, xL2 is of the stream
+        columns = tuple(
+            f"={kind}" if kind in STATISTICS and _STREAM & {*split_words([cell])} else kind
+            for kind, cell in zip(columns, cells, strict=True)
+        )
     return columns
 
 
@@ -205,7 +213,9 @@ def _counter(rest: tuple[str, ...]) -> str:
     """The kind of console.table's own column: it counts layers where no column of the engine names the row."""
     if {"layer", "row"} & set(rest):
         return "-"
-    return "layer" if rest and all(len(kind) > 1 and kind[0] == "=" for kind in rest) else "index"
+    nodes = [kind for kind in rest if len(kind) > 1 and kind[0] == "="]
+    known = all(kind in nodes or kind[:1] == "#" or kind in STATISTICS for kind in rest)
+    return "layer" if nodes and known else "index"
 
 
 def _length_of_output(kind: str, cell: str) -> bool:
@@ -301,6 +311,8 @@ class _RowReader:
 
     def take(self, column: str, head: str, cell: str) -> None:
         lexemes = lex(cell)
+        if column == "value" and _QUOTED.fullmatch(cell.strip()):
+            column = "name"  # the value's name
         value = lexemes[0] if len(lexemes) == 1 and isinstance(lexemes[0], Number) else None
         whole = int(value.value) if value is not None and value.whole else None
         if "logit" in self.columns and column in ("row", "name", "index"):
@@ -361,7 +373,7 @@ class _RowReader:
         found = [s for s in several if s is not None] + [_of_row(statement, *cell) for cell in self.of_rows]
         lists = [item for item in statement.items if item.kind in ("list", "at")]
         if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
-            return [*found, replace(statement, items=lists)]
+            return [*found, replace(statement, items=lists, label=statement.label or ["x"])]
         told = len(self.columns) > 3 and statement.label and statement.layer is not None
         return found or ([statement] if statement.items or told else [])  # a row that says nothing more is no line
 
@@ -382,7 +394,7 @@ def _across(row: Statement, kind: str, title: str, head: str, cell: str, index: 
     if kind.startswith("#"):
         index, kind, head = int(kind[1:]), "", head.partition("[")[0]
     own = kind  # a statistic that the head names is no element, whatever counts the rows
-    head = " ".join(without_statistics(split_words([head]))) if kind else head
+    head = " ".join(without_statistics(split_words([head]))) or "x" if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")
     label = without_statistics(split_words(row.label)) if statistic(row.label[-1:]) else row.label
     statement = Statement([head, *label], layer=row.layer, row=row.row)
