@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,7 @@ from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
 from assay.verify.endpoint.claimed_model import ClaimedModel, coarse_companion
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.greedy_tokens import FACT, NOT_BEST, Again, asked_again, below_best, judged_greedy
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
 from assay.verify.endpoint.own_draws import Repeat, judged_draws, judged_repeats, repeats
@@ -54,7 +56,6 @@ MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, tha
 CHATS, CHAT_TOKENS = 3, 12
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
-FACT = 0.99  # confidence in what the server's own words prove: only a misread answer could explain it otherwise
 COUNTED = (
     0.5  # in a hidden change of the prompt that shows in the server's count of tokens alone: servers count otherwise
 )
@@ -206,13 +207,20 @@ class _Audit:
     # --- facts that no model explains
 
     def _temperature(self) -> None:
-        seen = self.interviewer.reading
-        if seen.not_greedy >= PROVEN_DRAWS:
-            words = (
-                f"temperature 0 was asked for and not honoured: {seen.not_greedy} of {seen.greedy} tokens are not the "
-                "largest of the server's own log-probabilities"
-            )
-            self.findings.append(AuditFinding("sampling", words, FACT, "samp-temp0"))
+        """Tokens that are not the best ones, and whether they come again."""
+        chosen = self.interviewer.reading.chosen
+        if sum(below_best(step) > NOT_BEST for step in chosen) < PROVEN_DRAWS:
+            return
+        chosen, again = tuple(chosen), Again()
+        texts = [text for text in self.asked if text.places and not text.chat]
+        self.say("asking for the same continuations again")
+        with suppress(AssayError):
+            if not self.client.unanswered:
+                again = asked_again(chosen, [text.ids for text in texts], lambda i: self._second(texts[i]))
+        self.findings.append(judged_greedy(chosen, again))
+
+    def _second(self, text: ServedText) -> tuple[int, ...]:
+        return self.interviewer.text(text.label, len(text.places)).ids
 
     def _mostly_foreign(self) -> bool:
         seen = self.interviewer.reading
