@@ -9,7 +9,7 @@ to be allowed for: both sides are the server's own words.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from assay.verify.endpoint.wagers import log_mean
 from assay.verify.endpoint.wire import Unanswered
 
 TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
+MOST_TEXTS, SUSPICIOUS = 16, 3.0  # more texts are continued while the capital is above this
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
 SLACK_FILTERED = 1.9  # the same where its own filter could not be switched off: it leaves a quarter of the mass
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
@@ -52,12 +53,17 @@ def against_stated(
 
 
 def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, notes: list[str]) -> list[AuditFinding]:
-    """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens."""
+    """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens.
+
+    The bets may go on for as long as one likes. So other texts follow while the capital has grown and decides nothing.
+    """
     draws: list[DrawnToken] = []
     made: list[tuple[int, ...]] = []
     alone: dict[str, Any] = dict(NO_FILTER)
-    for seed in range(TEXTS):
-        text = texts[seed % min(2, len(texts))]
+    for seed in range(MOST_TEXTS):
+        if seed >= TEXTS and not _is_open(draws, made, alpha, _settings(alone)):
+            break
+        text = texts[seed % min(2, len(texts)) if seed < TEXTS else seed % len(texts)]
         ask = partial(client.complete, text, n=TOKENS, top=top, temperature=1.0, top_p=1.0, seed=1000 + seed)
         try:
             try:
@@ -87,15 +93,28 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
                 break
             ids.append(step.id)
             made[-1] += (step.id,)
-    settings = SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
-    return _judged(draws, made, alpha, settings) if draws else []
+    return _judged(draws, made, alpha, _settings(alone)) if draws else []
+
+
+def _settings(alone: Mapping[str, Any]) -> tuple[DrawSetting, ...]:
+    """Those that may be held against a server: without the switches of `alone`, a filter of its own is no offence."""
+    return SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
+
+
+def _is_open(
+    draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
+) -> bool:
+    """Would more draws decide?"""
+    if not draws or _judged(draws, texts, alpha, settings):
+        return False
+    return against_stated(draws, settings)[0] >= math.log(SUSPICIOUS)
 
 
 def _judged(
     draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
 ) -> list[AuditFinding]:
     chance = sum(d.scores.get(d.token, 0.0) for d in draws) / 2
-    same = len(texts) == TEXTS and len(set(texts[0::2])) == 1 and len(set(texts[1::2])) == 1
+    same = len(texts) >= TEXTS and len(set(texts[0:TEXTS:2])) == 1 and len(set(texts[1:TEXTS:2])) == 1
     best = all(d.scores.get(d.token, -math.inf) > max(d.scores.values()) - AS_GOOD for d in draws)
     if same and chance < math.log(alpha) and not best:
         return [AuditFinding("sampling", SAME_TOKENS, 1 - math.exp(chance), "samp-rng", -chance)]
