@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.synthetic import make_kquant
 
 from assay.gguf import GGUFFile, open_file
@@ -46,6 +47,28 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "top-k 1": ("claim", "claim", {}, {"top_k": 1}, "top-k 1"),
     "one seed": ("claim", "claim", {}, {"seed": 5}, "seeds"),
 }
+# Neighbours of these cases, in the same form: `--only NAME` audits one of them.
+NEIGHBOURS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
+    "a context of 512": ("claim", "claim", {"n_ctx": 512, "n_batch": 32, "n_ubatch": 32}, {}, ""),
+    "RoPE base 5e4": ("claim", "claim", {"rope_freq_base": 5e4}, {}, "base of"),
+    "RoPE base 31415": ("claim", "claim", {"rope_freq_base": 31415.0}, {}, "base of"),
+    "RoPE scale 2": ("claim", "claim", {"rope_freq_scale": 2.0}, {}, "multiplied by 2"),
+    "RoPE scale 0.7": ("claim", "claim", {"rope_freq_scale": 0.7}, {}, "multiplied by 0.7"),
+    "repetition penalty 1.3": ("claim", "claim", {}, {"repeat_penalty": 1.3}, "penalty"),
+    "repetition penalty 1.1": ("claim", "claim", {}, {"repeat_penalty": 1.1}, "penalty"),
+    "frequency penalty 1": ("claim", "claim", {}, {"frequency_penalty": 1.0}, "penalty"),
+    "min-p 0.2": ("claim", "claim", {}, {"min_p": 0.2}, "min-p"),
+    "top-p 0.8": ("claim", "claim", {}, {"top_p": 0.8}, "top-p"),
+    "temperature 0.3": ("claim", "claim", {}, {"temperature": 0.3}, "temperature 0 was asked for"),
+    "keys in q4_0": ("claim", "claim", {"cache_type_k": "q4_0"}, {}, "q4_0"),
+    "weights in Q3_K_M": ("claim", "Q3_K_M", {}, {}, "Q3_K_M"),
+    "weights in IQ4_XS": ("claim", "IQ4_XS", {}, {}, "IQ4_XS"),
+    "a fine-tune": ("claim", "tuned", {}, {}, "fine-tune"),
+    "two BOS before every text": ("claim", "claim", {}, {"before": "BOS BOS"}, "BOS"),
+    "prompts cut to 32 tokens": ("claim", "claim", {}, {"cut": 32}, "cut"),
+    "a long system message": ("claim", "claim", {}, {"system": "Mind the rules of the house. " * 12}, "chat prompt"),
+    "another thinking switch": ("claim", "claim", {}, {"system": "/no_think"}, "chat prompt"),
+}
 
 
 def files(name: str, folder: Path, other: str = "") -> dict[str, Path]:
@@ -60,6 +83,8 @@ def file_of(kind: str, made: dict[str, Path], folder: Path) -> Path:
     if kind == "no BOS" and kind not in made:
         made[kind] = folder / "no-bos.gguf"
         with_metadata(open_file(made["claim"]), made[kind], {"tokenizer.ggml.add_bos_token": False})
+    if kind == "tuned" and kind not in made:
+        made[kind] = tuned(open_file(made["claim"]), folder / "tuned.gguf")
     if kind not in made:
         made[kind] = folder / f"{kind}.gguf"
         quantize(open_file(made["claim"]), made[kind], mix_by_name(kind), allow_requantize=True)
@@ -70,6 +95,19 @@ def with_metadata(file: GGUFFile, path: Path, changes: dict[str, Any]) -> Path:
     """The file with some metadata changed."""
     kept = {key: file.metadata.typed(key) for key in file.metadata if key not in changes}
     write(path, kept | changes, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
+    return path
+
+
+def tuned(file: GGUFFile, path: Path) -> Path:
+    """The file with the norms of its layers changed by a few percent, as a light fine-tune does."""
+    rng, tensors = np.random.default_rng(4), []
+    for t in file.tensors.values():
+        raw = file.raw(t.name)
+        if "norm" in t.name and t.type.name == "F32":
+            values = np.frombuffer(raw.tobytes(), np.float32)
+            raw = (values * (1 + 0.06 * rng.standard_normal(values.size))).astype(np.float32).view(np.uint8)
+        tensors.append(Tensor(t.name, t.shape, t.type, raw.reshape(file.raw(t.name).shape)))
+    write(path, {key: file.metadata.typed(key) for key in file.metadata}, tensors)
     return path
 
 

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.audit_cases import CASES, figures, file_of, files  # noqa: E402
+from bench.audit_cases import CASES, NEIGHBOURS, figures, file_of, files  # noqa: E402
 from tests.verify.endpoint.stock_server import stock  # noqa: E402
 
 from assay.gguf import open_file  # noqa: E402
@@ -39,6 +39,7 @@ from assay.verify.endpoint.audit_run import audit_endpoint  # noqa: E402
 from assay.verify.endpoint.client import Client  # noqa: E402
 
 KEPT = ROOT / "build" / "audits.json"
+ROWS = CASES | NEIGHBOURS
 Job = tuple[
     str, str, str, tuple[int, ...], bool
 ]  # model, file of another model, case, seeds, without log-probabilities
@@ -49,12 +50,12 @@ def audits(
     case: str, made: dict[str, Path], folder: Path, seeds: Sequence[int], alone: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The audits of one case, a seed of the texts each, of one server."""
-    claim, served, options, proxy, words = CASES[case]
+    claim, served, options, proxy, words = ROWS[case]
     model = load(open_file(file_of(claim, made, folder)))
     tokenizer = Tokenizer.from_gguf(model.file)
     if "before" in proxy:
         assert tokenizer.bos is not None
-        proxy = {"before": tokenizer.piece(tokenizer.bos).decode()}
+        proxy = {"before": proxy["before"].replace("BOS", tokenizer.piece(tokenizer.bos).decode()).replace(" ", "")}
     proxy = {**proxy, "drop": ["logprobs"]} if alone else proxy
     with stock(file_of(served, made, folder), options, proxy) as url:
         for seed in seeds:
@@ -90,7 +91,7 @@ def tables(kept: dict[str, Any]) -> str:
     for model in sorted({key.split("|")[0] for key in kept}):
         for mode in ("log-probabilities", "tokens alone"):
             rows = []
-            for case in CASES:
+            for case in ROWS:
                 runs = [v for k, v in kept.items() if k.startswith(f"{model}|{mode}|{case}|")]
                 if runs:
                     rows.append(_row(case, runs))
@@ -113,8 +114,8 @@ def _summary(kept: dict[str, Any], model: str, mode: str) -> str:
     for key, value in kept.items():
         if key.startswith(f"{model}|{mode}|"):
             runs[key.split("|")[2]].append(value)
-    honest = [run for case, found in runs.items() if not CASES[case][4] for run in found]
-    others = [run for case, found in runs.items() if CASES[case][4] for run in found]
+    honest = [run for case, found in runs.items() if not ROWS[case][4] for run in found]
+    others = [run for case, found in runs.items() if ROWS[case][4] for run in found]
     words = f"Honest: {len(honest)} audits, {sum(r['verdict'] == 'differs' for r in honest)} false alarms, "
     words += f"{sum(r['verdict'] == 'inconclusive' for r in honest)} inconclusive."
     if others:
@@ -129,7 +130,7 @@ def _row(case: str, runs: list[dict[str, Any]]) -> str:
     verdicts = ", ".join(
         f"{v} {sum(r['verdict'] == v for r in runs)}" for v in dict.fromkeys(r["verdict"] for r in runs)
     )
-    named = f"{sum(r['named'] for r in runs)}" if CASES[case][4] else "–"
+    named = f"{sum(r['named'] for r in runs)}" if ROWS[case][4] else "–"
     at = [r["detected_after"] for r in runs if r["detected_after"]]
     detected = f"{statistics.median(at):.0f}" if at else "–"
     requests, cpu = (statistics.median(r[k] for r in runs) for k in ("requests", "cpu"))

@@ -3,9 +3,10 @@
     python -m tests.verify.endpoint.stock_server MODEL '{"rope_freq_base": 10000}' '{"temperature": 0.8}'
 
 The first object has options of llama.cpp's server. The second has changes that a dishonest proxy makes to requests:
-`temperature`, `system` (a hidden system message), `drop` (keys removed from answers, such as logprobs), `before` (text
-put before prompts), `ids` (token ids are shown where `return_token_ids` asks for them, as vLLM does). With `others`,
-that many clients chat with the server all the time, so that it computes their tokens in one batch with the auditor's.
+`temperature` and other settings of the sampler, `system` (a hidden system message), `drop` (keys removed from answers,
+such as logprobs), `before` (text put before prompts), `cut` (the last tokens of a text that are kept), `ids` (token ids
+are shown where `return_token_ids` asks for them, as vLLM does). With `others`, that many clients chat with the server
+all the time, so that it computes their tokens in one batch with the auditor's.
 The address is printed; the process ends with its standard input.
 """
 
@@ -22,10 +23,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from assay.gguf import open_file
+from assay.text import Tokenizer
 
-def changed(body: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
-    """A request as a dishonest proxy passes it on."""
-    body = {**body, **{k: proxy[k] for k in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty") if k in proxy}}
+PENALTIES = ("repeat_penalty", "frequency_penalty", "presence_penalty")
+
+
+def changed(body: dict[str, Any], proxy: dict[str, Any], encode: Any = None) -> dict[str, Any]:
+    """A request as a dishonest proxy passes it on. `encode` makes the ids of a text."""
+    body = {**body, **{k: proxy[k] for k in ("temperature", "top_k", "top_p", "min_p", *PENALTIES) if k in proxy}}
     if "seed" in proxy and body.get("temperature"):
         body["seed"] = proxy["seed"]
     if "system" in proxy and "messages" in body:
@@ -34,6 +40,8 @@ def changed(body: dict[str, Any], proxy: dict[str, Any]) -> dict[str, Any]:
         body |= {"logprobs": True, "top_logprobs": 1} if "messages" in body else {"logprobs": 1}
     if "before" in proxy and isinstance(body.get("prompt"), str):
         body["prompt"] = proxy["before"] + body["prompt"]
+    if "cut" in proxy and isinstance(body.get("prompt"), str):
+        body["prompt"] = encode(body["prompt"])[-proxy["cut"] :]
     return body
 
 
@@ -71,12 +79,13 @@ def main() -> None:
         is_type = key.startswith("cache_type")
         setattr(settings, key, getattr(library.ggml_type, f"GGML_TYPE_{value.upper()}") if is_type else value)
     server = library.Server(settings)
+    encode = Tokenizer.from_gguf(open_file(Path(path))).encode if "cut" in proxy else None
     for seed in range(proxy.get("others", 0)):
         threading.Thread(target=chat_forever, args=(server, seed), daemon=True).start()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = changed(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), proxy)
+            body = changed(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), proxy, encode)
             answer = server.handle_chat_completions if "messages" in body else server.handle_completions
             try:
                 found, code = reduced(answer(body), proxy), 200

@@ -57,7 +57,10 @@ DISHONEST: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str]] = {
     "hidden system message": ("claim", {}, {"system": "Speak like a pirate."}, "prompt", "more tokens"),
     "known system message": ("claim", {}, {"system": "Be concise."}, "prompt", "'Be concise.'"),
     "temperature": ("claim", {}, {"temperature": 0.8}, "sampling", "temperature 0 was asked for"),
+    "repetition penalty": ("claim", {}, {"repeat_penalty": 1.3}, "sampling", "penalty on tokens that came before"),
+    "frequency penalty": ("claim", {}, {"frequency_penalty": 1.0}, "sampling", "penalty on tokens that came before"),
     "top-k 1": ("claim", {}, {"top_k": 1}, "sampling", "top-k 1"),
+    "min-p": ("claim", {}, {"min_p": 0.2}, "sampling", "min-p 0.2"),
     "one seed": ("claim", {}, {"seed": 5}, "sampling", "seeds"),
 }
 

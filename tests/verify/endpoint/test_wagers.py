@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from assay.verify.endpoint.own_draws import SETTINGS, DrawnToken, against_stated, payoff
+from assay.verify.endpoint.draw_settings import SETTINGS, DrawnToken, payoff
+from assay.verify.endpoint.own_draws import against_stated
 from assay.verify.endpoint.wagers import (
     FURTHER,
     blocks_needed,
@@ -78,4 +79,4 @@ def test_draws_at_another_temperature_are_noticed() -> None:
     honest, _ = against_stated([_drawn(rng, row, 20) for row in rows])
     assert honest < math.log(1000)
     capital, ranked = against_stated([_drawn(rng, row, 20, 0.5) for row in rows])
-    assert capital > math.log(1000) and ranked[0][0] == "temperature 0.5"
+    assert capital > math.log(1000) and ranked[0].best == "temperature 0.5"

@@ -12,12 +12,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
@@ -27,6 +29,7 @@ from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.builtin import TEMPLATES
 from assay.verify.diagnosis.by_feeds import FEEDS, Feed
 from assay.verify.endpoint.claimed_model import CLAIM, ClaimedModel, Setting, coarser_mixes, rewritten
+from assay.verify.endpoint.draw_settings import PENALTIES, lowered, penalty
 from assay.verify.endpoint.prompt_ids import other_tokenizations
 from assay.verify.endpoint.served_text import ServedText
 from assay.verify.faults import FAULTS, Context, Fault, FaultKind, Stage, Variant, planted
@@ -38,6 +41,11 @@ BASES = (1e4, 1e5, 5e5, 1e6)
 SCALES = (0.5, 0.25, 2.0)
 TEMPERATURES = (0.3, 0.5, 0.7, 0.8, 1.0)
 WINDOWS = (32, 64, 128, 256, 512)
+THINKING: dict[str, tuple[Any, ...]] = {  # switches that templates have, with their values
+    "enable_thinking": (False, True),
+    "thinking": (True, False),
+    "reasoning_effort": ("low", "medium", "high"),
+}
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are a helpful assistant",
@@ -66,6 +74,8 @@ class Alternative:
     feed: Feed | None = None  # the same tokens, fed in another way
     edit: tuple[Variant, float] | None = None  # a mistake that is planted for the steps of every text
     fault: str = ""
+    number: tuple[Variant, float] | None = None  # of a mistake of the catalogue
+    penalty: tuple[float, int | None, bool] | None = None  # nats, on which last ids, for each time they came
     temperature: float = 0.0  # of draws where 0 was asked for; it shows in tokens alone
     honest: bool = False  # honest servers do this: it is named and never an alarm
 
@@ -90,6 +100,13 @@ class Alternative:
             steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
             made = planted(Context(claimed.model, steps), *self.edit)
             return claimed.at(ids, rows, Setting(graph=made.graph, functions=made.functions), keep=False)
+        if self.penalty is not None:
+            nats, window, each = self.penalty
+            every, known = np.arange(claimed.model.hparams.n_vocab), claimed.at(ids, rows)
+            return np.stack([
+                lowered(row, every[: len(row)], ids[:n], nats, window, each=each)
+                for n, row in zip(rows, known, strict=True)
+            ])  # fmt: skip
         return claimed.at(ids, rows, self.setting, keep=keep)
 
     @property
@@ -107,7 +124,7 @@ def first_alternatives(model: Model, tokenizer: Tokenizer) -> list[Alternative]:
     """Those that every audit tests: fewer bits, other positions, another beginning."""
     mixes = coarser_mixes(model.file, FEW_BITS)
     found = [_weights(mix) for mix in mixes[:1]]
-    found += list(_rope(model, BASES[:1] if _base(model) != BASES[0] else BASES[1:2], SCALES[:1]))
+    found += list(rope_alternatives(model, BASES[:1] if rope_base(model) != BASES[0] else BASES[1:2], SCALES[:1]))
     found += list(beginnings(tokenizer))
     return found
 
@@ -119,7 +136,6 @@ def more_alternatives(
 
     Weights are tried from the finest mix on, or from the coarsest.
     """
-    yield from _rope(model, BASES, SCALES)
     windows = [w for w in WINDOWS if w < longest]
     for window in windows:
         graph = rewritten(model, partial(_with_window, window))
@@ -142,7 +158,7 @@ def _weights(mix: str) -> Alternative:
     return Alternative(f"weights {mix}", f"weights in {mix}, made from the claimed file", "weights", Setting(mix=mix))
 
 
-def _base(model: Model) -> float:
+def rope_base(model: Model) -> float:
     return next((float(n.attr("base")) for n in model.graph if n.op == "rope"), 0.0)
 
 
@@ -159,16 +175,24 @@ def _with_scale(scale: float, node: Node) -> Node | None:
     return node.with_attrs(freq_scale=node.attr("freq_scale") * scale) if node.op == "rope" else None
 
 
-def _rope(model: Model, bases: Sequence[float], scales: Sequence[float]) -> Iterator[Alternative]:
-    own = _base(model)
-    if not own:
-        return
-    for base in bases:
-        if base != own:
-            graph = rewritten(model, partial(_with_base, base))
-            words = f"RoPE with a base of {base:g} (the file says {own:g})"
-            yield Alternative(f"rope base {base:g}", words, "rope", Setting(graph=graph), fault="rope-base")
-    for scale in scales:
+def rope_alternatives(
+    model: Model, bases: Sequence[float] = BASES, scales: Sequence[float] = SCALES
+) -> Iterator[Alternative]:
+    """Other bases and scales of RoPE."""
+    yield from rope_bases(model, bases)
+    yield from rope_scales(model, scales)
+
+
+def rope_bases(model: Model, bases: Sequence[float]) -> Iterator[Alternative]:
+    own = rope_base(model)
+    for base in (base for base in bases if own and base != own):
+        graph = rewritten(model, partial(_with_base, base))
+        words = f"RoPE with a base of {base:g} (the file says {own:g})"
+        yield Alternative(f"rope base {base:g}", words, "rope", Setting(graph=graph), fault="rope-base")
+
+
+def rope_scales(model: Model, scales: Sequence[float]) -> Iterator[Alternative]:
+    for scale in scales if rope_base(model) else ():
         graph = rewritten(model, partial(_with_scale, scale))
         words = f"RoPE positions multiplied by {scale:g}"
         yield Alternative(f"rope scale {scale:g}", words, "rope", Setting(graph=graph), fault="rope-linear")
@@ -185,6 +209,41 @@ def beginnings(tokenizer: Tokenizer) -> Iterator[Alternative]:
     else:
         words = "a BOS that the file does not ask for"
         yield Alternative("BOS added", words, "prompt", front=(bos,), fault="bos-wrong-id")
+
+
+def longer_beginning(tokenizer: Tokenizer, more: int) -> Iterator[Alternative]:
+    """The beginning where a server counts so many tokens more for every text."""
+    if tokenizer.bos is not None and more > 1:
+        words = f"{more} more BOS in front of a text"
+        yield Alternative(words, words, "prompt", front=(tokenizer.bos,) * more, fault="bos-double")
+
+
+def cut_prompts(
+    tokenizer: Tokenizer, texts: Sequence[ServedText], counts: Sequence[tuple[int, int]]
+) -> Iterator[Alternative]:
+    """Prompts of which a server reads a part alone, as with a short context. `counts` are prompt tokens, as expected
+    and as the server counts them."""
+    ids = list(dict.fromkeys(text.ids[: text.n_prompt] for text in texts))
+    counted = {found for expected, found in counts if found < expected}
+    longest = max(map(len, ids), default=0)
+    for n in sorted(counted) if len(counted) == 1 else [w for w in WINDOWS if w < longest]:
+        bos = tokenizer.bos
+        kinds = {
+            f"to the last {n} tokens": lambda i, n=n: i[-n:],
+            f"to BOS and the last {n - 1} tokens": lambda i, n=n, bos=bos: (bos, *i[1 - n :]) if i[0] == bos else i,
+            f"to the first {n} tokens": lambda i, n=n: i[:n],
+        }
+        for words, cut in kinds.items():
+            prompts = {i: tuple(cut(i)) if len(i) > n > 1 else i for i in ids}
+            if any(i != other for i, other in prompts.items()):
+                yield Alternative(f"cut {words}", f"prompts are cut {words}", "prompt", prompts=prompts)
+
+
+def penalties() -> Iterator[Alternative]:
+    """Penalties on tokens of the context, though none was asked for; they show in tokens alone."""
+    for nats, window, each in PENALTIES:
+        words = f"{penalty(nats, window, each=each).name}, which was not asked for"
+        yield Alternative(words, words, "sampling", penalty=(nats, window, each))
 
 
 def temperatures() -> Iterator[Alternative]:
@@ -212,7 +271,8 @@ def tokenizer_faults(model: Model, tokenizer: Tokenizer, texts: Sequence[ServedT
 def chat_prompts(
     tokenizer: Tokenizer, template: ChatTemplate, conversations: Sequence[Sequence[dict[str, str]]]
 ) -> Iterator[Alternative]:
-    """Other prompts of the conversations: another template, no header, markers as text, a hidden system message."""
+    """Other prompts of the conversations: thinking switched on or off, another template, no header, markers as text, a
+    hidden system message."""
     right = [tuple(encode_chat(tokenizer, template, messages)) for messages in conversations]
 
     def other(name: str, words: str, fault: str, ids: Sequence[Sequence[int]]) -> Iterator[Alternative]:
@@ -220,6 +280,14 @@ def chat_prompts(
         if len(made) == len(set(right)):
             yield Alternative(name, words, "prompt", prompts=made, fault=fault)
 
+    for variable, values in THINKING.items():
+        for value in values if variable in template.source else ():
+            words = f"the template's {variable} set to {json.dumps(value)}"
+            try:
+                ids = [encode_chat(tokenizer, template, m, **{variable: value}) for m in conversations]
+            except AssayError:
+                continue
+            yield from other(words, words, "", ids)
     bare = [tokenizer.encode(m[-1]["content"]) for m in conversations]
     yield from other("template none", "the bare text without a template", "tmpl-missing", bare)
     headless = [encode_chat(tokenizer, template, m, add_generation_prompt=False) for m in conversations]
@@ -262,12 +330,19 @@ def engine_faults(model: Model, steps: tuple[int, ...]) -> Iterator[Alternative]
     for fault in in_formulas():
         for variant in fault.variants:
             for p in variant.search.common if variant.search else (0.0,):
-                made = planted(context, variant, p)
-                if made.touched:
-                    words = variant.text(p)
-                    setting = Setting(graph=made.graph) if not made.functions else CLAIM
-                    edit = (variant, p) if made.functions else None
-                    yield Alternative(f"{fault.id}: {words}", words, "engine", setting, edit=edit, fault=fault.id)
+                yield from engine_fault(context, fault, variant, p)
+
+
+def engine_fault(context: Context, fault: Fault, variant: Variant, p: float) -> Iterator[Alternative]:
+    """One mistake of the catalogue, if it applies."""
+    made = planted(context, variant, p)
+    if made.touched:
+        words = variant.text(p)
+        setting = Setting(graph=made.graph) if not made.functions else CLAIM
+        edit = (variant, p) if made.functions else None
+        yield Alternative(
+            f"{fault.id}: {words}", words, "engine", setting, edit=edit, fault=fault.id, number=(variant, p)
+        )
 
 
 def in_formulas() -> Iterator[Fault]:

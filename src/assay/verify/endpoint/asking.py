@@ -19,11 +19,11 @@ from assay.errors import AssayError
 from assay.text import ChatTemplate, encode_chat
 from assay.verify.endpoint.client import Client, ScoredToken, ServerReply
 from assay.verify.endpoint.dialects import COMPLETIONS, DIALECTS, FILTERS_STAY, NO_FILTER
+from assay.verify.endpoint.draw_settings import DrawnToken
 from assay.verify.endpoint.served_text import Place, ServedText, Spelling, spelled
 from assay.verify.endpoint.wire import Unanswered
 
 TOPS = (20, 5, 0)  # log-probabilities to ask for: as many as a server gives
-NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
 Message = dict[str, str]
 
 
@@ -39,8 +39,7 @@ class Reading:
     echo_shift: int = 0  # rows by which the server's echo is displaced
     spelled: bool = False  # the last answer showed its text alone, without the ids of its tokens
     digits: int | None = None  # of printed log-probabilities; None: as many as a float has
-    greedy: int = 0  # tokens that were compared with the server's own best
-    not_greedy: int = 0  # of these, tokens that are not the best
+    chosen: list[DrawnToken] = field(default_factory=list)  # at temperature 0
     tokens: int = 0  # generated tokens
     readable: int = 0  # of these, tokens whose text can be compared with the claimed vocabulary
     foreign: int = 0  # of these, tokens whose text is not that of their id, or that the vocabulary lacks
@@ -215,6 +214,8 @@ class Interviewer:
             places.append(Place(len(ids), dict(step.scores), step.id))
             if step.id is None:
                 break
+            if len(step.scores) > 1:
+                self.reading.chosen.append(DrawnToken(step.id, dict(step.scores), tuple(ids), len(step.scores)))
             ids.append(step.id)
             if step.id in self.tokenizer.eog:
                 break
@@ -247,8 +248,6 @@ class Interviewer:
             seen.foreign += own.strip() != said.strip()
         self._seen += step.scores.values()
         if len(step.scores) > 1:
-            seen.greedy += 1
-            seen.not_greedy += max(step.scores.values()) - step.scores.get(step.id, -np.inf) > NOT_BEST
             seen.digits = _digits(self._seen)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,10 +24,11 @@ from assay.verify.endpoint.alternatives import (
     Alternative,
     beginnings,
     chat_prompts,
-    engine_faults,
+    cut_prompts,
     first_alternatives,
-    more_alternatives,
+    longer_beginning,
     other_feeds,
+    penalties,
     temperatures,
     tokenizer_faults,
 )
@@ -34,10 +36,12 @@ from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
 from assay.verify.endpoint.claimed_model import ClaimedModel, coarse_companion
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.greedy_tokens import FACT, NOT_BEST, Again, asked_again, below_best, judged_greedy
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
+from assay.verify.endpoint.model_search import MORE_TEXTS, ModelSearch, explained, usual
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
 from assay.verify.endpoint.own_draws import Repeat, judged_draws, judged_repeats, repeats
-from assay.verify.endpoint.served_text import Place, ServedText, differences, in_blocks, place_losses
+from assay.verify.endpoint.served_text import Place, ServedText, differences, place_losses
 from assay.verify.endpoint.spelled_text import respelled, spelled_repeats
 from assay.verify.endpoint.standings import LIKELY, Scoreboard
 from assay.verify.endpoint.wagers import distance_path
@@ -54,22 +58,16 @@ MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, tha
 CHATS, CHAT_TOKENS = 3, 12
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
-FACT = 0.99  # confidence in what the server's own words prove: only a misread answer could explain it otherwise
 COUNTED = (
     0.5  # in a hidden change of the prompt that shows in the server's count of tokens alone: servers count otherwise
 )
 PROVEN_DRAWS = 2  # greedy tokens below the server's own best that prove a temperature
-SEARCH_TEXTS = 1  # texts on which a mistake of the catalogue is tried first
-SHORTLIST = 6  # mistakes that are then tried on more
-MORE_TEXTS = 4
-EVERY_BLOCK, FAR = 4, 3.0  # blocks that an alternative wins, and how much nearer it is, where bets cannot decide yet
 SEED_TEXTS = 8  # texts that two seeds continue at most
 SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
 SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers are too short to differ
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 LEAST_NAME = 0.05  # confidence below which a name that does not fit is none
-BETTER = 0.5  # share of the claim's loss on the first texts that puts a mistake on the shortlist
 
 
 def audit_endpoint(
@@ -99,6 +97,7 @@ class _Audit:
         self.template = ChatTemplate.from_gguf(self.model.file, self.tokenizer)
         self.interviewer = Interviewer(self.client, self.template)
         self.board = Scoreboard(self.claimed, self.options.alpha, coarse=coarse_companion(self.model))
+        self.search = ModelSearch(self.model, self.claimed, self.options, self.say, self.notes)
         self.started = time.monotonic()
 
     def run(self) -> AuditResult:
@@ -206,13 +205,20 @@ class _Audit:
     # --- facts that no model explains
 
     def _temperature(self) -> None:
-        seen = self.interviewer.reading
-        if seen.not_greedy >= PROVEN_DRAWS:
-            words = (
-                f"temperature 0 was asked for and not honoured: {seen.not_greedy} of {seen.greedy} tokens are not the "
-                "largest of the server's own log-probabilities"
-            )
-            self.findings.append(AuditFinding("sampling", words, FACT, "samp-temp0"))
+        """Tokens that are not the best ones, and whether they come again."""
+        chosen = self.interviewer.reading.chosen
+        if sum(below_best(step) > NOT_BEST for step in chosen) < PROVEN_DRAWS:
+            return
+        chosen, again = tuple(chosen), Again()
+        texts = [text for text in self.asked if text.places and not text.chat]
+        self.say("asking for the same continuations again")
+        with suppress(AssayError):
+            if not self.client.unanswered:
+                again = asked_again(chosen, [text.ids for text in texts], lambda i: self._second(texts[i]))
+        self.findings.append(judged_greedy(chosen, again))
+
+    def _second(self, text: ServedText) -> tuple[int, ...]:
+        return self.interviewer.text(text.label, len(text.places)).ids
 
     def _mostly_foreign(self) -> bool:
         seen = self.interviewer.reading
@@ -233,20 +239,13 @@ class _Audit:
         if self.board.alone and self._differs_each_time():
             for alternative in temperatures():
                 self.board.consider(alternative)
-        self._consider(self._other_prompts())
-        if not _explained(self.board) and self._left_over():
+        if self.board.alone:
+            self.search.consider(penalties(), self.board)
+        self.search.consider(self._other_prompts(), self.board)
+        if not explained(self.board) and self._left_over():
             return
-        self._consider(self._more(self.board))
-        if self.options.engine and not _explained(self.board):
-            self._search_catalogue(self.board)
+        self.search.try_models(self.board)
         self._name(self.board, "model")
-
-    def _more(self, board: Scoreboard) -> Iterator[Alternative]:
-        """Coarse weights first if the server is further from the claim than the weights of the first list."""
-        first = [s.apart for s in self.board.standings() if s.alternative.family == "weights"]
-        far = bool(first) and math.sqrt(_usual(board.claim)) > first[0]
-        longest = max(len(text.ids) for text in board.texts)
-        return more_alternatives(self.model, longest, self.options.others, coarse_first=far)
 
     def _differs_each_time(self) -> bool:
         """Is one text continued in a new way each time? Noise gives a second way; more of them point at draws.
@@ -262,22 +261,13 @@ class _Audit:
             self.notes.append(f"the same request again: {error}")
         return False
 
-    def _consider(self, alternatives: Iterable[Alternative], board: Scoreboard | None = None) -> None:
-        """Try alternatives until one explains the answers."""
-        board = board or self.board
-        for alternative in alternatives:
-            if _explained(board):
-                return
-            self.say(f"trying {alternative.words}")
-            slow = alternative.slow or not self.claimed.native
-            try:
-                board.consider(alternative, most=MORE_TEXTS if slow else None)
-            except AssayError as error:
-                self.notes.append(f"{alternative.words}: not tried ({error})")
-
     def _other_prompts(self) -> Iterator[Alternative]:
         yield from beginnings(self.tokenizer)
+        counts = self.interviewer.reading.counts
+        more = {found - expected for expected, found in counts}
+        yield from longer_beginning(self.tokenizer, min(more) if len(more) == 1 else 0)
         yield from tokenizer_faults(self.model, self.tokenizer, self.board.texts)
+        yield from cut_prompts(self.tokenizer, [t for t in self.board.texts if not t.chat], counts)
         if not self.interviewer.reading.completions and self.template is not None:
             talks = [[{"role": "user", "content": t.label}] for t in self.board.texts if t.chat]
             yield from chat_prompts(self.tokenizer, self.template, talks)
@@ -296,7 +286,7 @@ class _Audit:
         for text in served:
             board.add(text)
         board.consider(alternative)
-        if not _explained(board):
+        if not explained(board):
             return False
         self._name(board, "requests")
         return True
@@ -304,27 +294,6 @@ class _Audit:
     def _board(self) -> Scoreboard:
         """A board for other texts, with the same noise of printed numbers."""
         return Scoreboard(self.claimed, self.options.alpha, self.board.extra_noise, self.board.coarse)
-
-    def _search_catalogue(self, board: Scoreboard) -> None:
-        """Try every mistake on the first text, and the best on more."""
-        text = board.texts[0]
-        steps = (text.n_prompt, *(1,) * (len(text.ids) - text.n_prompt))
-        limit = BETTER * float(np.nanmean(in_blocks(place_losses(text, self.claimed.rows(text)))))
-        near: list[tuple[float, Alternative]] = []
-        for alternative in engine_faults(self.model, steps):
-            self.say(f"trying {alternative.fault}: {alternative.words}")
-            try:
-                rows = alternative.rows(self.claimed, text, keep=False)
-            except AssayError as error:
-                self.notes.append(f"{alternative.name}: not tried ({error})")
-                continue
-            finally:
-                self.claimed.close(alternative.setting)
-            loss = float(np.nanmean(place_losses(text, rows))) if rows is not None else math.inf
-            if loss < limit:
-                near.append((loss, alternative))
-        for _, alternative in sorted(near, key=lambda pair: pair[0])[:SHORTLIST]:
-            board.consider(alternative, most=MORE_TEXTS)
 
     def _name(self, board: Scoreboard, area: str) -> None:
         """Add the finding that the standings support."""
@@ -388,7 +357,17 @@ class _Audit:
             if place.token is not None
         ]
         usual = float(np.median(gaps)) if gaps else math.inf
-        if len({found - expected for expected, found in self.interviewer.reading.counts}) > 1:
+        more = {found - expected for expected, found in self.interviewer.reading.counts}
+        if len(more) == 1 and min(more) > 0:
+            return (
+                f"the server counts {_more(min(more))} tokens than every text has: something is put in front of it, "
+                "or another tokenizer cuts it"
+            )
+        if len(more) > 1 and max(more) <= 0:
+            return (
+                "the server counts fewer tokens than some texts have: prompts are cut, or its tokenizer is another one"
+            )
+        if len(more) > 1:
             return "not the claimed model; the server counts the tokens of texts otherwise, so another model is likely"
         if usual < 1.0:
             return (
@@ -489,7 +468,7 @@ class _Audit:
             as_long.append(alternative)
             board.consider(alternative)
             best = [] if board.alone else board.best()  # tokens alone may fit several prompts of one length
-            if best and board.fits(best[0].name) and best[0].distance < 0.5 * (_usual(board.claim) or 1.0):
+            if best and board.fits(best[0].name) and best[0].distance < 0.5 * (usual(board.claim) or 1.0):
                 break
         self._name_prompt(board, extra, far, as_long)
 
@@ -504,7 +483,7 @@ class _Audit:
             tied = tuple(s.alternative.words for s, other in likely[1:] if other >= LIKELY * confidence)
             words, fault = f"chat prompt: {lead.alternative.words}{more}", lead.alternative.fault
             self.findings.append(AuditFinding("prompt", words, confidence, fault, odds, tied))
-        elif far and extra == {0} and self._model_in(board):
+        elif far and extra <= {0} and (self._model_in(board) or self._model_as_text(board)):
             return
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
@@ -519,12 +498,54 @@ class _Audit:
         board = self._board()
         for text in (*chats.texts, *self.board.texts):
             board.add(text)
-        self._consider(self._more(board), board)
-        if self.options.engine and not _explained(board):
-            self._search_catalogue(board)
-        if _explained(board):
+        self.search.try_models(board)
+        if explained(board):
             self._name(board, "model")
-        return _explained(board)
+        return explained(board)
+
+    def _model_as_text(self, chats: Scoreboard) -> bool:
+        """Ask for the same prompts as plain texts, which no template changes: what differs then is the model's.
+
+        If the server cannot be asked so, the place stays open, and the finding says that.
+        """
+        board = self._board()
+        try:
+            for text in chats.texts:
+                served = self._as_text(text)
+                if served is None:
+                    break
+                board.add(served)
+        except AssayError as error:
+            self.notes.append(f"conversations as plain texts: {error}")
+        path = board.evidence_path() if board.texts else []
+        if path and max(path) < board.goal and len(board.texts) == len(chats.texts):
+            return False
+        if path and max(path) >= board.goal:
+            self._name(board, "model")
+            return True
+        words = (
+            "answers to conversations are not those of the claimed model with its template; their prompts are as long "
+            "as the template makes them, so a mistake of the engine with longer prompts is possible, too"
+        )
+        odds = max(chats.evidence_path(), default=0.0)
+        self.findings.append(AuditFinding("prompt", words, 0.0, evidence=odds, fits=False))
+        return True
+
+    def _as_text(self, chat: ServedText) -> ServedText | None:
+        """The answer to a conversation whose prompt is sent as a text; None if the server makes other tokens of it."""
+        assert self.template is not None
+        text = self.template.render([{"role": "user", "content": chat.label}])
+        bos = self.tokenizer.bos
+        if self.tokenizer.add_bos and bos is not None:
+            text = text.removeprefix(self.tokenizer.piece(bos).decode("utf-8", "replace"))
+        if tuple(self.tokenizer.encode(text)) != chat.ids[: chat.n_prompt]:
+            return None
+        counts = self.interviewer.reading.counts
+        known = len(counts)
+        served = respelled(self.interviewer.text(text, CHAT_TOKENS), self.claimed, self.tokenizer)
+        told = counts[known:]
+        del counts[known:]
+        return None if any(a != b for a, b in told) or not served.places else served
 
     def _stopping(self, texts: Iterable[ServedText]) -> None:
         """An answer that goes on after a token that ends it."""
@@ -560,7 +581,7 @@ class _Audit:
             places=board.places,
             blocks=len(board.claim),
             noise=float(np.median(noise)) if noise else math.nan,
-            distance=_usual(board.claim) ** 0.5 if board.claim else math.nan,
+            distance=usual(board.claim) ** 0.5 if board.claim else math.nan,
             requests=self.client.requests,
             seconds=time.monotonic() - self.started,
             more_tokens=board.more_tokens() if verdict == "inconclusive" and board.texts else None,
@@ -576,21 +597,6 @@ class _Audit:
 
 def _more(n: int) -> str:
     return f"{n} more" if n > 0 else f"{-n} fewer"
-
-
-def _explained(board: Scoreboard) -> bool:
-    """Does an alternative fit within honest noise that beats the claim, by the bets or by far in every block?"""
-    best = board.best()
-    if not best or not board.fits(best[0].name):
-        return False
-    lead = best[0]
-    far = math.sqrt(_usual(board.claim)) > FAR * lead.distance
-    return lead.state == "nearer" or (lead.wins >= EVERY_BLOCK and not lead.losses and far)
-
-
-def _usual(values: Sequence[float]) -> float:
-    known = [v for v in values if not math.isnan(v)]
-    return float(np.median(known)) if known else math.nan
 
 
 def _right_length(alternative: Alternative, counts: Sequence[tuple[int, int]]) -> bool:

@@ -1,0 +1,181 @@
+"""Ways to draw a token that were not asked for, each as a distribution made from the one that a server states.
+
+A family is one setting with its usual values: a temperature, top-k, top-p, min-p, a penalty on tokens of the context.
+A penalty divides or lowers raw logits, which no server shows. The best logits of a place are about alike, so it is
+taken to lower the log-probability of every token that came before by the same number of nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
+DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
+RECENT = 64  # tokens that llama.cpp's penalty looks back; others look at all
+NEARLY_BEST = 0.1  # temperature that stands for the best token after a penalty whose size is known roughly
+
+
+@dataclass(frozen=True)
+class DrawnToken:
+    """A token that a server chose, its log-probabilities at this place, and the ids before it."""
+
+    token: int
+    scores: Mapping[int, float]
+    before: tuple[int, ...]
+    top: int  # how many of the likeliest tokens the server lists; the drawn one may be listed beside them
+
+
+@dataclass(frozen=True)
+class DrawSetting:
+    """A way to draw that was not asked for."""
+
+    family: str
+    name: str
+    shape: Shape
+    spreads: bool = False  # gives unlikely tokens more than was asked: no filter of a server's own looks like it
+    handicap: float = 0.0  # nats: two settings at once explain more than one, so they have to explain it better
+
+
+def _tempered(logp: Array, t: float) -> Array:
+    return np.asarray(np.exp((logp - logp.max()) / t))
+
+
+def _top_p_of(weights: Array, logp: Array, p: float) -> Array:
+    mass = np.cumsum(np.exp(logp))
+    return np.where(mass - np.exp(logp) < p, weights, 0.0)
+
+
+def temperature(t: float) -> DrawSetting:
+    return DrawSetting("temperature", f"temperature {t:g}", lambda ids, logp, before: _tempered(logp, t), spreads=t > 1)
+
+
+def _top_k(k: int) -> DrawSetting:
+    family = "top-k" if k > 1 else "top-k 1"  # always the best token, as at a temperature of 0
+    return DrawSetting(
+        family, f"top-k {k}", lambda ids, logp, before: np.where(np.arange(len(ids)) < k, np.exp(logp), 0.0)
+    )
+
+
+def _top_p(p: float) -> DrawSetting:
+    return DrawSetting("top-p", f"top-p {p:g}", lambda ids, logp, before: _top_p_of(np.exp(logp), logp, p))
+
+
+def _min_p(p: float) -> DrawSetting:
+    return DrawSetting(
+        "min-p", f"min-p {p:g}",
+        lambda ids, logp, before: np.where(logp >= logp[0] + math.log(p), np.exp(logp), 0),
+    )  # fmt: skip
+
+
+def _cool_top_p(t: float, p: float) -> DrawSetting:
+    return DrawSetting(
+        "temperature", f"temperature {t:g} and top-p {p:g}",
+        lambda ids, logp, before: _top_p_of(_tempered(logp, t), logp, p), handicap=math.log(30.0),
+    )  # fmt: skip
+
+
+def lowered(logp: Array, ids: Array, before: Sequence[int], nats: float, window: int | None, *, each: bool) -> Array:
+    """Log-probabilities less a penalty for the tokens of the last `window` ids; `each`: for every time they came."""
+    seen = Counter(before if window is None else before[-window:])
+    counts = np.array([seen.get(int(i), 0) for i in ids], float)
+    return np.asarray(logp - nats * (counts if each else np.minimum(counts, 1)))
+
+
+def penalty(nats: float, window: int | None, *, each: bool = False, t: float = 1.0) -> DrawSetting:
+    family = "frequency penalty" if each else "repetition penalty"
+    times = " for every time it came before" if each else " on each token that came before"
+    among = "" if window is None else f" among the last {window}"
+    return DrawSetting(
+        family, f"a penalty of about {nats:g} nats{times}{among}",
+        lambda ids, logp, before: _tempered(lowered(logp, ids, before, nats, window, each=each), t),
+    )  # fmt: skip
+
+
+PENALTIES = tuple(
+    (nats, window, each)
+    for window in (None, RECENT)
+    for each, sizes in ((False, (0.5, 1.0, 2.0, 3.5, 6.0)), (True, (0.25, 0.5, 1.0, 2.0)))
+    for nats in sizes
+)
+SETTINGS: tuple[DrawSetting, ...] = (
+    *(temperature(t) for t in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.3, 1.5, 1.7)),
+    *(_top_k(k) for k in (1, 2, 3, 5, 10)),
+    *(_top_p(p) for p in (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)),
+    *(_min_p(p) for p in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    *(_cool_top_p(t, p) for t in (0.5, 0.6, 0.7, 0.8, 0.9) for p in (0.8, 0.9, 0.95)),
+    *(penalty(nats, window, each=each) for nats, window, each in PENALTIES),
+)
+# Where a temperature of 0 was asked for.
+AT_ZERO: tuple[DrawSetting, ...] = (
+    *(temperature(t) for t in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.3, 1.7)),
+    *(penalty(nats, window, each=each, t=NEARLY_BEST) for nats, window, each in PENALTIES),
+)
+
+
+def chances(setting: DrawSetting, drawn: DrawnToken) -> tuple[float, float]:
+    """The probability of a drawn token as the server states it, and as the setting gives it.
+
+    All tokens that the server did not list count as one, shaped as the least of those listed.
+    """
+    order = sorted(drawn.scores, key=lambda i: -drawn.scores[i])[: drawn.top]
+    ids, logp = np.array(order), np.array([drawn.scores[i] for i in order])
+    stated = np.exp(logp)
+    rest = max(0.0, 1 - float(stated.sum()))
+    weights = setting.shape(ids, logp, drawn.before)
+    unlisted = rest * float(weights[-1]) / max(float(stated[-1]), 1e-30)
+    total = float(weights.sum()) + unlisted
+    at = np.flatnonzero(ids == drawn.token)
+    p, q = (float(stated[at[0]]), float(weights[at[0]])) if len(at) else (rest, unlisted)
+    return p, q / max(total, 1e-30)
+
+
+def payoff(setting: DrawSetting, drawn: DrawnToken) -> float:
+    """q/p of a draw."""
+    p, q = chances(setting, drawn)
+    return DOUBT + (1 - DOUBT) * q / max(p, 1e-12)
+
+
+def capitals(draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS) -> dict[str, float]:
+    """ln of the capital of every setting after all draws."""
+    return {s.name: sum(math.log(max(payoff(s, d), 1e-12)) for d in draws) for s in settings}
+
+
+@dataclass(frozen=True)
+class LikelyFamily:
+    """A family of settings, its best setting, and its posterior probability."""
+
+    family: str
+    best: str
+    share: float
+
+
+def likely_families(
+    found: Mapping[str, float], settings: Sequence[DrawSetting], *, stated: bool = True
+) -> list[LikelyFamily]:
+    """Families by posterior probability, the likeliest first.
+
+    All families are equally likely at first, and so are the settings of one. `stated`: the tokens may also be drawn as
+    the server says.
+    """
+    by = dict[str, list[tuple[float, str]]]()
+    for s in settings:
+        by.setdefault(s.family, []).append((found[s.name] - s.handicap, s.name))
+    marginal = {family: _log_mean([value for value, _ in rows]) for family, rows in by.items()}
+    total = [*marginal.values(), *([0.0] if stated else [])]
+    top = max(total)
+    whole = sum(math.exp(v - top) for v in total)
+    rows = [LikelyFamily(f, max(by[f])[1], math.exp(v - top) / whole) for f, v in marginal.items()]
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def _log_mean(values: Sequence[float]) -> float:
+    top = max(values)
+    return top + math.log(sum(math.exp(v - top) for v in values) / len(values))

@@ -1,0 +1,66 @@
+"""Tokens that are not the best ones at temperature 0: draws, penalties and other rules are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from assay.verify.endpoint.draw_settings import DrawnToken
+from assay.verify.endpoint.greedy_tokens import Again, asked_again, judged_greedy
+
+VOCABULARY, PROMPT, STEPS, TEXTS = 60, 8, 24, 4
+Rule = Callable[[np.random.Generator, np.ndarray, list[int]], int]
+
+
+def drawn(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    return int(np.argmax(logp / 0.7 + rng.gumbel(size=len(logp))))
+
+
+def penalised(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    return int(np.argmax(logp - 2.0 * np.isin(np.arange(len(logp)), before)))
+
+
+def second_best(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    """A rule that is no penalty: the second token where it is near, as a loosely accepted draft may be."""
+    order = np.argsort(-logp)
+    return int(order[1] if logp[order[0]] - logp[order[1]] < 0.6 else order[0])
+
+
+def served(rule: Rule, text: int, seed: int) -> tuple[list[DrawnToken], list[int]]:
+    """An answer of a model whose next token depends on the last two, drawn by a rule."""
+    rng, ids, steps = np.random.default_rng([seed, text]), [text * 3 + i for i in range(PROMPT)], list[DrawnToken]()
+    for _ in range(STEPS):
+        z = np.random.default_rng(ids[-2:]).normal(0, 2.0, VOCABULARY)
+        z[ids[-3:]] += 2.0  # it likes to repeat itself
+        logp = z - np.logaddexp.reduce(z)
+        token = rule(rng, logp, ids)
+        listed = {int(i) for i in np.argsort(-logp)[:20]} | {token}
+        steps.append(DrawnToken(token, {i: float(logp[i]) for i in listed}, tuple(ids), 20))
+        ids.append(token)
+    return steps, ids
+
+
+def asked(rule: Rule) -> tuple[list[DrawnToken], Again]:
+    first = [served(rule, text, 1) for text in range(TEXTS)]
+    chosen = [step for steps, _ in first for step in steps]
+    return chosen, asked_again(chosen, [ids for _, ids in first], lambda i: served(rule, i, 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "sure"),
+    [(drawn, "not honoured: ", True), (penalised, "a penalty on tokens", True), (second_best, "come again", False)],
+)
+def test_the_rule_is_named(rule: Rule, words: str, sure: bool) -> None:
+    chosen, again = asked(rule)
+    found = judged_greedy(chosen, again)
+    assert words in found.words and (found.confidence >= 0.9) == sure, (again, found)
+    assert again.drawn == (rule is drawn)
+
+
+def test_without_a_second_answer_nothing_is_certain() -> None:
+    """A server that stopped answering: draws, a penalty and a rule look alike, so no name is a confident one."""
+    for rule in (drawn, penalised, second_best):
+        chosen, _ = asked(rule)
+        assert judged_greedy(chosen, Again()).confidence <= 0.5
