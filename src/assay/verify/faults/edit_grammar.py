@@ -7,10 +7,14 @@
     whose weights     a layer runs on another layer's tensors: `layer-weights`
     which axes        a value of several axes is read without a transpose: `axes-untransposed`
     which steps       two are exchanged, one is left out or done twice: `steps-exchanged`, `norm-position`, `step-count`
-    which keys        the mask hides some by another rule: `keys-hidden`
+    which keys        the mask hides some by another rule, or shows some: `keys-hidden`, `keys-visible`
+    which number      rounded on the way, of another sequence, another statistic: `rounded-number`, `rope-frequencies`,
+                      `norm-statistic`
+    which block       a quantised block has another one's scale or minimum: `block-field`
+    which function    another activation, or a limited one: `ffn-act-family`
     which terms       a sum leaves some out: `sum-short`
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
-                      `buffer-not-cleared`, `embd-overwritten`
+                      `buffer-not-cleared`, `embd-overwritten`, `conv-ring`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
 `in_layers` restricts any edit to some layers, `scope_grammar` to one role or to some calls.
@@ -35,15 +39,21 @@ from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
 from assay.verify.faults import (
+    activation_grammar,
     attention_grammar,
     axis_grammar,
+    block_grammar,
     buffer_grammar,
     cache_grammar,
     loader_grammar,
     mask_grammar,
+    number_grammar,
     scope_grammar,
+    statistic_grammar,
     step_grammar,
     sum_grammar,
+    visible_grammar,
+    window_grammar,
 )
 from assay.verify.faults.description import (
     INDEX,
@@ -93,11 +103,18 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         *axis_grammar.GENERATORS,
         *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
+        *visible_grammar.GENERATORS,
+        *number_grammar.GENERATORS,
+        *statistic_grammar.GENERATORS,
+        *activation_grammar.GENERATORS,
+        *window_grammar.GENERATORS,
         *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)
-    for generate in (*sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, _tokens, _rows):
+    for generate in (
+        *sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, *block_grammar.GENERATORS, _tokens, _rows,
+    ):  # fmt: skip
         yield from generate(c, firsts)
 
 
@@ -480,10 +497,10 @@ def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
 
 
-def _all_fed(step: int) -> Edit:
+def _all_fed(other: Callable[[Array], Array]) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         own, last = standard(node), c.model.hparams.n_vocab - 1
-        return Change(node, lambda ids, *rest: own(np.clip(ids + step, 0, last), *rest))
+        return Change(node, lambda ids, *rest: own(np.clip(other(ids), 0, last), *rest))
 
     return edit
 
