@@ -52,6 +52,7 @@ from assay.verify.faults import (
     statistic_grammar,
     step_grammar,
     sum_grammar,
+    token_grammar,
     visible_grammar,
     window_grammar,
 )
@@ -61,10 +62,8 @@ from assay.verify.faults.description import (
     OPERAND,
     REPEATED,
     SKIPPED,
-    TOKEN,
     Description,
     placed,
-    special_ids,
 )
 from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
 
@@ -80,8 +79,8 @@ OF_ONE_LAYER = frozenset({SKIPPED, REPEATED})
 
 
 def other_tokens(c: Context) -> list[Description]:
-    """The descriptions of another token at one position."""
-    return list(_tokens(c, [node for node in c.model.graph if node.op == "embed"]))
+    """The descriptions of another token at one position, and of other ids at all."""
+    return list(token_grammar.tokens(c, [node for node in c.model.graph if node.op == "embed"]))
 
 
 def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
@@ -113,8 +112,12 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)
     for generate in (
-        *sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, *block_grammar.GENERATORS, _tokens, _rows,
-    ):  # fmt: skip
+        *sum_grammar.GENERATORS,
+        *buffer_grammar.GENERATORS,
+        *block_grammar.GENERATORS,
+        *token_grammar.GENERATORS,
+        _rows,
+    ):
         yield from generate(c, firsts)
 
 
@@ -470,50 +473,6 @@ def _ordered(order: Callable[[int], NDArray[np.int64]]) -> Edit:
         def run(*operands: Array) -> Array:
             y = own(*operands)
             return np.asarray(y[..., order(y.shape[-1])])
-
-        return Change(node, run)
-
-    return edit
-
-
-# -- another token -------------------------------------------------------------------------------------------------
-
-
-def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another id at all positions, a neighbour of the right one; or at one: an id of the prompt, a neighbour, a special
-    one."""
-    total = min(sum(c.steps), MOST_POSITIONS)
-    for step in (1, -1) if any(layer(node) in (None, 0) for node in nodes) else ():
-        label = f"every token is looked up with its id {'+' if step > 0 else '-'} 1"
-        yield TOKEN, placed(label, _all_fed(step), ("embed",))
-    for at in range(total) if any(layer(node) in (None, 0) for node in nodes) else ():
-        others: dict[str, Callable[[Any], int]] = {
-            "with its id + 1": lambda ids, at=at: ids[at] + 1,  # type: ignore[misc]
-            "with its id - 1": lambda ids, at=at: ids[at] - 1,  # type: ignore[misc]
-        }
-        others |= {f"as id {i}": lambda ids, i=i: i for i in special_ids(c)}  # type: ignore[misc]
-        others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
-        for how, other in others.items():
-            yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
-
-
-def _all_fed(other: Callable[[Array], Array]) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own, last = standard(node), c.model.hparams.n_vocab - 1
-        return Change(node, lambda ids, *rest: own(np.clip(other(ids), 0, last), *rest))
-
-    return edit
-
-
-def _fed(at: int, other: Callable[[Any], int]) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own, last = standard(node), c.model.hparams.n_vocab - 1
-
-        def run(ids: Array, *rest: Array) -> Array:
-            ids = ids.copy()
-            if at < len(ids):
-                ids[at] = min(max(int(other(ids)), 0), last)
-            return own(ids, *rest)
 
         return Change(node, run)
 
