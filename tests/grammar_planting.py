@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.loop_mistakes import LOOPS, Loops, answers
 from tests.second_engine import Engine
 
 ROLES = {  # node that a matrix computes
@@ -40,14 +41,15 @@ class Drawn:
     only_first: str = ""  # of keys or values, every cached row is the first token's
     rows: tuple[str, int, bool] | None = None  # cache rows: which, from or at this position, lost or late
     shifted: int = 0  # rows of the logits
+    loop: tuple[str, int] = ("", 0)  # a mistake of `loop_mistakes`
 
 
-class Edited(Engine):
+class Edited(Loops):
     """The second engine with a drawn mistake."""
 
     def __init__(self, path, drawn, **options):
         super().__init__(path, **options)
-        self.drawn, self.written = drawn, {}
+        self.drawn, self.written, self.loop = drawn, {}, drawn.loop
 
     def norm(self, x, name):
         return super().norm(self.given(name, x), self.drawn.named.get(name, name))
@@ -272,7 +274,19 @@ def _operand(rng, engine, tokens):
     return Drawn(f"{name} reads {other}{where}", (("operand-other", f"{role} reads {other}"),), reads=node)
 
 
+def _loop(rng, engine, tokens):
+    kind = _pick(rng, LOOPS)
+    number = int(_pick(rng, LOOPS[kind][0]))
+    if kind == "unmasked":
+        number %= engine.n_head
+    whole = kind == "whole-root" and int(np.sqrt(engine.hd)) ** 2 == engine.hd
+    if whole or (kind == "groups" and engine.n_kv < 2) or (kind == "bits" and max(tokens) < 1 << number):
+        return None
+    found = tuple((fault, words) for fault, words in answers(kind, number).items())
+    return Drawn(LOOPS[kind][1].format(number), found, loop=(kind, number))
+
+
 KINDS = (
     _norm, _norms, _matrix, _rolled, _exchanged, _heads, _turned, _unturned, _only_first, _skipped, _repeated, _token,
-    _cache, _operand,
+    _cache, _operand, *[_loop] * 7,
 )  # fmt: skip

@@ -104,6 +104,7 @@ AROUND = 0.03  # Relative distance within which a parameter found on the first r
 A_LAYERS_WORTH = 24  # Places in a file that are tried at once: two in each tensor of a layer.
 PROMISING = 0.95  # Share left after a rough scan: above it, a refinement finds nothing.
 LARGE_LAYER = 40_000_000  # Weights of a segment: decoding them takes a second, so misread weights are tried last.
+SMALL_SEGMENT = 1_000_000  # Weights of a segment: above it, a trial in float32 comes first.
 LARGE_MODEL = 200_000_000  # Weights of a model that takes more than 5 s to judge whole; its first layers come first.
 FIRST_WEIGHTS = 60_000_000  # Weights of the layers that are judged first.
 JUDGED_A_SECOND = 20_000_000  # Weights. A model that takes longer than the search is compared with the native engine.

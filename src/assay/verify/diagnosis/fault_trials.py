@@ -209,6 +209,18 @@ class FaultTrials:
         """The same trials with the weights in another type, in float arithmetic without a rounding rule."""
         return self._with(weights=weights, rule=EXACT)
 
+    def in_float32(self, weights: Weights) -> FaultTrials:
+        """The same trials on the definition's own run, in float32 with these weights: products take a third."""
+        narrow = {name: v.astype(np.float32) if v.dtype == np.float64 else v for name, v in self.theirs.items()}
+        trials = self._with(weights=weights, theirs=narrow, rule=EXACT)
+        trials._ran = self._ran
+        return trials
+
+    @property
+    def ran(self) -> bool:
+        """Do the trials begin with the definition's own run, without a rounding rule?"""
+        return self._ran and self.rule == EXACT and not self._shake
+
     def shaken(self, draw: int) -> FaultTrials:
         """The same trials, in which every result is off by an error as large as float32's sums make, drawn anew.
 

@@ -34,6 +34,7 @@ from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
     A_LAYERS_WORTH,
+    ACCEPT,
     ALIKE_NATS,
     AROUND,
     FLOAT32_LEFT,
@@ -68,7 +69,17 @@ class SmallEvidence:
             self.places = [run_of(trials, diff)]
             self.first = [replace(self.places[0], brief=True)]
         self.diff, self.guessed, self.whole = diff, trials.terms.guessed, bool(units)
-        self.trials_by_rule = trials_under_rules(trials, diff, self.first)
+        self.trials_by_rule = trials_under_rules(trials, diff, [_before_the_fault(p, diff) for p in self.first])
+
+
+def _before_the_fault(place: EvidencePlace, diff: Diff) -> EvidencePlace:
+    """The place up to the first node that no arithmetic excuses: nodes after it do not show how the engine rounds."""
+    wrong = diff.first_wrong
+    if not place.brief or wrong is None or wrong.name not in place.targets or min(wrong.evidence.local) <= ACCEPT:
+        return place
+    targets = place.targets[: place.targets.index(wrong.name) + 1]
+    segment = place.unit.segment[: place.unit.segment.index(wrong.name) + 1]
+    return replace(place, unit=EvidenceUnit(wrong.name, segment), targets=targets)
 
 
 def small_fault(given: SmallEvidence, say: Progress, *, ruled: bool = False) -> Diagnosis | None:

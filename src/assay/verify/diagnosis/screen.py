@@ -23,7 +23,7 @@ from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.faults import FAULTS, Context, FaultKind
 from assay.verify.judge.compare_nodes import NodeVerdict
 from assay.verify.judge.noise import Level
-from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LARGE_LAYER, LONG_RUN, ROUGH, RULED_OUT
+from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LARGE_LAYER, LONG_RUN, ROUGH, RULED_OUT, SMALL_SEGMENT
 
 Array = NDArray[Any]
 
@@ -74,7 +74,7 @@ class Screen:
     # -- it would have shown earlier -------------------------------------------------------------------------------
 
     def _shown_earlier(self, h: Hypothesis) -> bool:
-        trials, unit = self.trials, self.unit
+        trials, unit = self.narrow or self.trials, self.unit
         if not self._observed_right:
             return False
         changed = trials.changed(h, unit, unit.target)
@@ -145,8 +145,12 @@ class Screen:
 
     @cached_property
     def narrow(self) -> FaultTrials | None:
-        """The same question in float32, which takes half the time."""
-        return None if self.head is None else self.trials.with_weights(self._weights)
+        """The same question in float32, which takes half the time, where a trial is more than a few small products."""
+        if self.head is not None:
+            return self.trials.with_weights(self._weights)
+        segment = self.unit.segment[: self.unit.segment.index(self.unit.target) + 1]
+        large = self.trials.ran and self.trials.size(segment) > SMALL_SEGMENT
+        return self.trials.in_float32(self._weights) if large else None
 
     @cached_property
     def _weights(self) -> Narrow:

@@ -7,10 +7,14 @@
     whose weights     a layer runs on another layer's tensors: `layer-weights`
     which axes        a value of several axes is read without a transpose: `axes-untransposed`
     which steps       two are exchanged, one is left out or done twice: `steps-exchanged`, `norm-position`, `step-count`
-    which keys        the mask hides some by another rule: `keys-hidden`
+    which keys        the mask hides some by another rule, or shows some: `keys-hidden`, `keys-visible`
+    which number      rounded on the way, of another sequence, another statistic: `rounded-number`, `rope-frequencies`,
+                      `norm-statistic`
+    which block       a quantised block has another one's scale or minimum: `block-field`
+    which function    another activation, or a limited one: `ffn-act-family`
     which terms       a sum leaves some out: `sum-short`
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
-                      `buffer-not-cleared`, `embd-overwritten`
+                      `buffer-not-cleared`, `embd-overwritten`, `conv-ring`
 
 The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
 `in_layers` restricts any edit to some layers, `scope_grammar` to one role or to some calls.
@@ -35,15 +39,22 @@ from assay.engines.reference import NoCache, interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import INPUTS, Node, Trait, join, split
 from assay.verify.faults import (
+    activation_grammar,
     attention_grammar,
     axis_grammar,
+    block_grammar,
     buffer_grammar,
     cache_grammar,
     loader_grammar,
     mask_grammar,
+    number_grammar,
     scope_grammar,
+    statistic_grammar,
     step_grammar,
     sum_grammar,
+    token_grammar,
+    visible_grammar,
+    window_grammar,
 )
 from assay.verify.faults.description import (
     INDEX,
@@ -51,10 +62,8 @@ from assay.verify.faults.description import (
     OPERAND,
     REPEATED,
     SKIPPED,
-    TOKEN,
     Description,
     placed,
-    special_ids,
 )
 from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
 
@@ -70,8 +79,8 @@ OF_ONE_LAYER = frozenset({SKIPPED, REPEATED})
 
 
 def other_tokens(c: Context) -> list[Description]:
-    """The descriptions of another token at one position."""
-    return list(_tokens(c, [node for node in c.model.graph if node.op == "embed"]))
+    """The descriptions of another token at one position, and of other ids at all."""
+    return list(token_grammar.tokens(c, [node for node in c.model.graph if node.op == "embed"]))
 
 
 def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
@@ -93,11 +102,22 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         *axis_grammar.GENERATORS,
         *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
+        *visible_grammar.GENERATORS,
+        *number_grammar.GENERATORS,
+        *statistic_grammar.GENERATORS,
+        *activation_grammar.GENERATORS,
+        *window_grammar.GENERATORS,
         *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
     yield from loader_grammar.other_layers(c, nodes)
-    for generate in (*sum_grammar.GENERATORS, *buffer_grammar.GENERATORS, _tokens, _rows):
+    for generate in (
+        *sum_grammar.GENERATORS,
+        *buffer_grammar.GENERATORS,
+        *block_grammar.GENERATORS,
+        *token_grammar.GENERATORS,
+        _rows,
+    ):
         yield from generate(c, firsts)
 
 
@@ -453,50 +473,6 @@ def _ordered(order: Callable[[int], NDArray[np.int64]]) -> Edit:
         def run(*operands: Array) -> Array:
             y = own(*operands)
             return np.asarray(y[..., order(y.shape[-1])])
-
-        return Change(node, run)
-
-    return edit
-
-
-# -- another token -------------------------------------------------------------------------------------------------
-
-
-def _tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another id at all positions, a neighbour of the right one; or at one: an id of the prompt, a neighbour, a special
-    one."""
-    total = min(sum(c.steps), MOST_POSITIONS)
-    for step in (1, -1) if any(layer(node) in (None, 0) for node in nodes) else ():
-        label = f"every token is looked up with its id {'+' if step > 0 else '-'} 1"
-        yield TOKEN, placed(label, _all_fed(step), ("embed",))
-    for at in range(total) if any(layer(node) in (None, 0) for node in nodes) else ():
-        others: dict[str, Callable[[Any], int]] = {
-            "with its id + 1": lambda ids, at=at: ids[at] + 1,  # type: ignore[misc]
-            "with its id - 1": lambda ids, at=at: ids[at] - 1,  # type: ignore[misc]
-        }
-        others |= {f"as id {i}": lambda ids, i=i: i for i in special_ids(c)}  # type: ignore[misc]
-        others |= {f"as that of position {i}": lambda ids, i=i: ids[i] for i in range(total) if i != at}  # type: ignore[misc]
-        for how, other in others.items():
-            yield TOKEN, placed(f"the token at position {at} is fed {how}", _fed(at, other), ("embed",))
-
-
-def _all_fed(step: int) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own, last = standard(node), c.model.hparams.n_vocab - 1
-        return Change(node, lambda ids, *rest: own(np.clip(ids + step, 0, last), *rest))
-
-    return edit
-
-
-def _fed(at: int, other: Callable[[Any], int]) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own, last = standard(node), c.model.hparams.n_vocab - 1
-
-        def run(ids: Array, *rest: Array) -> Array:
-            ids = ids.copy()
-            if at < len(ids):
-                ids[at] = min(max(int(other(ids)), 0), last)
-            return own(ids, *rest)
 
         return Change(node, run)
 

@@ -7,7 +7,7 @@ import numpy as np
 from assay.gguf import codecs
 from assay.graph import Node
 from assay.verify.faults.fault import Array, Change, Context, Search, plant
-from assay.verify.faults.tensors import decoded, quantised, read, sizes, tensor_type, with_tensor
+from assay.verify.faults.tensors import decoded, first_element, quantised, read, sizes, tensor_type, with_tensor
 
 _TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K")
 
@@ -63,7 +63,7 @@ def _zero_after(c: Context, name: str, rows: slice, per_row: bool) -> Array:
     if per_row:
         value[..., block:] = 0
     else:
-        value.reshape(-1)[block:] = 0
+        value.reshape(-1)[max(0, block - first_element(c, name, rows)) :] = 0
     return value
 
 

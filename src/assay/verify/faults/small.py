@@ -20,7 +20,7 @@ from assay.verify.faults.attention_edits import masked, softmax
 from assay.verify.faults.block_edits import STREAM, over_features, rms
 from assay.verify.faults.fault import Array, Change, Context, Search, by_heads, plant, standard
 from assay.verify.faults.rotary import rotated_key, turned
-from assay.verify.faults.tensors import decoded, tensor_type, with_tensor
+from assay.verify.faults.tensors import decoded, first_element, tensor_type, with_tensor
 
 HALF, BFLOAT = "half precision", "bfloat16"
 
@@ -270,7 +270,7 @@ def torn(c: Context, node: Node, p: float) -> Change | None:
         info = c.model.file.tensors[name]
         value = decoded(c, name, rows).copy()
         whole = max(0, int(p) - info.offset) // info.type.type_size * info.type.block_size
-        value.reshape(-1)[whole:] = 0
+        value.reshape(-1)[max(0, whole - first_element(c, name, rows)) :] = 0
         return value
 
     change = with_tensor(node, kept)

@@ -47,8 +47,8 @@ _PARTS: dict[str, Hole] = {
 def norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """The sum of squares of a norm: in all norms, or in those of one role."""
     found = [node for node in nodes if node.has(Trait.NORM)]
-    sizes = {role(node): _normed(c, node) for node in found}
-    every = {role(n): _normed(c, n) for n in c.model.graph if n.has(Trait.NORM)} if found else {}
+    sizes = {role(node): normed_values(c, node) for node in found}
+    every = {role(n): normed_values(c, n) for n in c.model.graph if n.has(Trait.NORM)} if found else {}
     for roles in (dict.fromkeys(every), *({name: None} for name in sizes)):
         whose = "every norm" if len(roles) > 1 else next(iter(roles), "")
         for words, hole in distinct({name: every[name] for name in roles}, _PARTS):
@@ -58,14 +58,14 @@ def norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
                 yield SHORT, placed(label, _squares(hole), (), *roles, when=lambda c, n: n.has(Trait.NORM))
 
 
-def _normed(c: Context, node: Node) -> int:
+def normed_values(c: Context, node: Node) -> int:
     """The number of values that are normed together; 0 where rows are not those of tokens."""
     return features(c, node.name) // (node.attr("n_head") or 1)
 
 
 def _squares(hole: Hole) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        n = _normed(c, node)
+        n = normed_values(c, node)
         if not n or not holed(hole, n):
             return None
         own, eps, (first, end) = standard(node), node.attr("eps"), hole(n)

@@ -21,15 +21,16 @@ def tensor_type(c: Context, name: str) -> str:
 
 
 def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stride: int = 0) -> Floats:
-    """The tensor's first rows, decoded with another type, place or block size."""
+    """Some rows of the tensor, decoded with another type, place or block size."""
     info = c.model.file.tensors[name]
-    shape = info.shape if rows.stop is None else (min(rows.stop, info.shape[0]), *info.shape[1:])
-    count = int(np.prod(shape))
+    start, stop, _ = rows.indices(info.shape[0])
+    shape = (stop - start, *info.shape[1:])
+    count, before = int(np.prod(shape)), first_element(c, name, rows)
     data = c.model.file.parts[info.part].data
-    begin = info.offset + shift
     size, width = sizes(codec)
-    n_blocks = -(-count // width)
-    step = stride or size
+    step, inside = stride or size, before % width
+    begin = info.offset + shift + before // width * step
+    n_blocks = -(-(inside + count) // width)
     length = (n_blocks - 1) * step + size
     raw = np.zeros(length, np.uint8)
     lo, hi = max(0, begin), min(len(data), begin + length)
@@ -37,7 +38,13 @@ def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stri
         raw[lo - begin : hi - begin] = data[lo:hi]
     blocks = raw[: n_blocks * size].reshape(n_blocks, size) if step == size else _strided(raw, n_blocks, step, size)
     with np.errstate(all="ignore"):
-        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[:count].reshape(shape)
+        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[inside : inside + count].reshape(shape)
+
+
+def first_element(c: Context, name: str, rows: slice) -> int:
+    """The number of elements of the tensor before these rows."""
+    shape = c.model.file.tensors[name].shape
+    return int(rows.indices(shape[0])[0] * np.prod(shape[1:]))
 
 
 def _strided(raw: Bytes, n_blocks: int, step: int, size: int) -> Bytes:
@@ -56,6 +63,8 @@ def with_tensor(node: Node, make: Make) -> Change | None:
     if not node.weights:
         return None
     name = node.weights[0]
+    if node.op == "embed":
+        return Change(replace(node, weights=()), lambda ids: _looked_up(make, name, ids))
     change = with_weight(node, lambda: make(name, slice(None)))
     if node.op != "linear":
         return change
@@ -65,6 +74,13 @@ def with_tensor(node: Node, make: Make) -> Change | None:
             return linear(x, make(name, slice(0, PREVIEW)).astype(x.dtype))
 
     return replace(change, preview=first)
+
+
+def _looked_up(make: Make, name: str, ids: Array) -> Array:
+    """Rows of a table, of which no others are decoded."""
+    own, each = np.unique(ids, return_inverse=True)
+    rows = np.concatenate([make(name, slice(int(i), int(i) + 1)) for i in own])
+    return np.asarray(rows[each.reshape(-1)], np.float64)
 
 
 def quantised(c: Context, node: Node) -> bool:

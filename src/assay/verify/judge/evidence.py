@@ -56,6 +56,7 @@ class Evidence:
     noise_carried: Level  # The noise that `carried` and `local` were measured against.
     noise_local: Level
     given: bool = True  # The inputs of the segment were dumped; False where it begins at the token ids.
+    each: tuple[Array, ...] = ()  # `local` of each observation alone.
     place: str = ""  # What the number with the largest deviation is, where it is no element of a tensor.
 
     @property
@@ -261,6 +262,7 @@ def measure_evidence(judged: JudgedNode) -> Evidence:
         noise_local=judged.local,
         given=judged.given,
         place=place,
+        each=tuple(one.local for one in compared),
     )
 
 

@@ -5,13 +5,19 @@ It is inferred once for the whole dump, so that one careless node does not get a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.graph import Trait
 from assay.models import Model
 from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic, quantise_for, reads_halves
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import DISTURBS, FEW_DISTURBED, RUN, TOO_GOOD
+
+Array = NDArray[Any]
 
 # The results of these tell little about the type that an engine stores results in. Products, attention and the cache
 # also round their operands; the others give exact numbers in every arithmetic.
@@ -42,7 +48,11 @@ def infer(model: Model, evidence: list[Evidence]) -> SimulatedArithmetic:
         # A node that this arithmetic computes as float32 does says nothing of it. A product says nothing of a cache in
         # eight bits, because engines combine that with finer operands than the arithmetics have.
         first = next((e for e in early if _disturbs(e, i) or (arithmetic.q8_cache and e.local[0] > 0)), None)
-        fine = i > 0 and ((first is not None and RUN * first.local[i] <= TOO_GOOD) or _too_fine(early, i))
+        fine = i > 0 and (
+            (first is not None and RUN * first.local[i] <= TOO_GOOD)
+            or _too_fine([e.local for e in early], i)
+            or _too_fine([one for e in early for one in e.each], i)  # a mistake may be in some rows of every node
+        )
         if explained > longest and not fine:
             best, longest = arithmetic, explained
     return best if longest else ARITHMETICS[0]
@@ -53,10 +63,10 @@ def _disturbs(e: Evidence, i: int) -> bool:
     return bool(rms[i].max() > 2 * rms[0].max())
 
 
-def _too_fine(evidence: list[Evidence], i: int) -> bool:
-    """Do most of the nodes that this arithmetic would change match to float32's noise?"""
-    disturbed = [e for e in evidence if e.local[0] > DISTURBS * e.local[i]]
-    return len(disturbed) > FEW_DISTURBED and 2 * sum(e.local[0] <= 1 for e in disturbed) > len(disturbed)
+def _too_fine(local: Sequence[Array], i: int) -> bool:
+    """Do most of the nodes or observations that this arithmetic would change match to float32's noise?"""
+    disturbed = [one for one in local if one[0] > DISTURBS * one[i]]
+    return len(disturbed) > FEW_DISTURBED and 2 * sum(one[0] <= 1 for one in disturbed) > len(disturbed)
 
 
 def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) -> SimulatedArithmetic:

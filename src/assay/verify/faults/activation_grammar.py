@@ -1,0 +1,69 @@
+"""Generators of the grammar for activations: another function, on another operand, or limited.
+
+An engine that serves several families has them all, and takes the wrong one; the catalogue's rows are those of SiLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from assay.engines.reference.functions import ACTIVATIONS, sigmoid
+from assay.graph import Node
+from assay.verify.faults.description import FUNCTION, Description, placed
+from assay.verify.faults.fault import Array, Change, Context, Edit, role
+
+_OPS = ("glu", "act", "glu_split")
+LIMITS = (6.0, 7.0, 10.0)
+Function = Callable[[Array], Array]
+
+_FUNCTIONS: dict[str, Function] = {
+    **{name.replace("_", " "): function for name, function in ACTIVATIONS.items()},
+    "x sigmoid(1.702 x)": lambda x: x * sigmoid(1.702 * x),
+    "hard swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
+    "leaky relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "sigmoid": sigmoid,
+    "tanh-GELU with 0.44715": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.44715 * x**3))),
+    "tanh-GELU without the root": lambda x: 0.5 * x * (1 + np.tanh(2 / np.pi * (x + 0.044715 * x**3))),
+    "x / (1 + exp(x))": lambda x: x * sigmoid(-x),
+    "nothing": lambda x: x,
+}
+
+
+def functions(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Another function, or the right one limited."""
+    for node in nodes:
+        right = ACTIVATIONS.get(str(node.attr("act"))) if node.op in _OPS else None
+        if right is None:
+            continue
+        for words, function in _FUNCTIONS.items():
+            if function is not right:
+                label = f"{role(node)} computes {words} in place of {str(node.attr('act')).replace('_', ' ')}"
+                yield FUNCTION, placed(label, _computing(function), (node.op,), role(node))
+        for limit in LIMITS:
+            label = f"{role(node)} limits its activation to {limit:g}"
+            yield FUNCTION, placed(label, _computing(_limited(right, limit)), (node.op,), role(node))
+
+
+def _limited(function: Function, limit: float) -> Function:
+    return lambda x: np.minimum(function(x), limit)
+
+
+def _computing(function: Function) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        half = node.op == "glu_split"
+
+        def run(x: Array, *up: Array) -> Array:
+            gate = x[..., : x.shape[-1] // 2] if half else x
+            other = x[..., x.shape[-1] // 2 :] if half else up[0].reshape(gate.shape) if up else 1.0
+            return np.asarray(function(gate) * other)
+
+        return Change(node, run)
+
+    return edit
+
+
+GENERATORS = (functions,)
