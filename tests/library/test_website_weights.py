@@ -48,7 +48,8 @@ const sources = files.map((path) => {
   });
 });
 const buffers = new Map(plan.weights.map(({ name, bytes }) => [name, new Uint8Array(bytes).fill(0xaa)]));
-const write = (name, offset, data) => buffers.get(name).set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), offset);
+const bytes = (data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+const write = (name, offset, data) => buffers.get(name).set(bytes(data), offset);
 const began = performance.now();
 await readTensors(plan, sources, write);
 console.log((performance.now() - began) / 1000);
@@ -124,9 +125,14 @@ def write_file(path: Path, tensors: list[Tensor]) -> Path:
 MODELS: dict[str, dict[str, Any]] = {
     "biases, F16": {"type": "F16", "bias": True},
     "rope factors, BF16": {"type": "BF16", "rope_freqs": True},
-    "Q4_K and Q6_K, not tied": {"type": lambda name: "Q6_K" if "ffn_down" in name or "_v" in name else "Q4_K", "n_embd": 256, "n_ff": 512, "tied": False},
+    "Q4_K and Q6_K, not tied": {
+        "type": lambda name: "Q6_K" if "ffn_down" in name or "_v" in name else "Q4_K",
+        "n_embd": 256, "n_ff": 512, "tied": False,
+    },
     "experts": {"type": tiny.with_experts("Q8_0"), "n_expert": 4},
-    "a type that the page does not pack": {"type": lambda name: "IQ3_S" if "ffn" in name else "Q3_K", "n_embd": 256, "n_ff": 256},
+    "a type that the page does not pack": {
+        "type": lambda name: "IQ3_S" if "ffn" in name else "Q3_K", "n_embd": 256, "n_ff": 256,
+    },
 }  # fmt: skip
 
 

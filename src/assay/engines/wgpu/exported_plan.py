@@ -38,9 +38,10 @@ KV_TYPE = "f16"
 
 
 # Types that the page packs itself (`library/website/repack.js`). Tensors of other types are packed here.
-PAGE_PACKS = frozenset(
-    "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
-)  # fmt: skip
+PAGE_PACKS = frozenset({
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+})  # fmt: skip
 _PAGE_FLOATS = frozenset({"F32", "F16", "BF16"})  # types that the page reads as floats
 _ALIGNED = 32  # bytes, of tensors in the file of packed ones
 

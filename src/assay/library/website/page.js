@@ -13,13 +13,26 @@ function busy(on) {
 }
 
 worker.onmessage = ({ data }) => {
-  if (data.total) find("progress").value = data.loaded / data.total;
+  if (data.plan) {
+    const size = data.plan.files.reduce((sum, file) => sum + file.bytes, 0);
+    find("wanted").textContent = `${data.plan.files.map((file) => file.own).join(", ")} (${Math.round(size / 1e6)} MB)`;
+    find("source").hidden = false;
+  }
+  if (data.total) {
+    find("progress").value = data.loaded / data.total;
+    find("facts").textContent = `${Math.round(data.loaded / 1e6)} of ${Math.round(data.total / 1e6)} MB`;
+  }
+  if (data.missing) {
+    find("model").textContent = "Open the model";
+    find("facts").textContent = `${data.missing}; choose it on this machine.`;
+  }
   if (data.doing) find("facts").textContent = data.doing;
   if (data.ready) {
     const { model, adapter, tier, bytes, seconds } = data.ready;
     const spent = Object.entries(seconds).map(([part, s]) => `${part} ${s.toFixed(1)} s`).join(", ");
     find("model").textContent = model;
     find("progress").hidden = true;
+    find("source").hidden = true;
     find("facts").textContent = `${adapter || "WebGPU"}, tier ${tier} of arithmetic, ${Math.round(bytes / 1e6)} MB on the GPU; opened: ${spent}. Nothing leaves this machine.`;
     busy(false);
   }
@@ -59,6 +72,10 @@ function ask(server) {
   worker.postMessage({ prompt: find("prompt").value, maxTokens: Number(find("most").value), rows: Boolean(server) });
 }
 
+find("file").onchange = () => {
+  find("model").textContent = "Loading…";
+  worker.postMessage({ files: [...find("file").files] });
+};
 find("origin").textContent = location.origin;
 find("form").onsubmit = (event) => {
   event.preventDefault();

@@ -1,4 +1,4 @@
-// Runs an exported plan on WebGPU: the dispatches that the Python package compiled, on the weights that it packed.
+// Runs an exported plan on WebGPU: the dispatches that the Python package compiled, on the weights of the model's file.
 // One sequence over one cache. The arithmetic is the cpu engine's, to the bit, in the tier that `chooseTier` finds.
 import { loadWeights } from "./weights.js";
 
@@ -24,8 +24,13 @@ export class Runner {
     const runner = new Runner(plan, device);
     runner.software = adapter.info?.architecture === "swiftshader" || adapter.info?.isFallbackAdapter === true;
     runner.adapter = [adapter.info?.vendor, adapter.info?.architecture, adapter.info?.description].filter(Boolean).join(" ");
-    await runner.timed("weights", () => runner.load(sources, report));
-    await runner.chooseTier(report);
+    try {
+      await runner.timed("weights", () => runner.load(sources, report));
+      await runner.chooseTier(report);
+    } catch (error) {
+      device.destroy();
+      throw error;
+    }
     return runner;
   }
 

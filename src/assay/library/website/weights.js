@@ -18,7 +18,7 @@ export function remoteFile(name, size, signal) {
       if (signal?.aborted) throw error;
       throw new Broken(`${name} cannot be read (${error.message})`);
     }
-    if (reply.status === 404) throw new Missing(`this page's host has no ${name}`);
+    if (reply.status === 404 && name.endsWith(".gguf")) throw new Missing(`this page's host has no ${name}`);
     if (!reply.ok) throw new Error(`${name}: the host answers ${reply.status}`);
     const ranged = reply.status === 206;
     const total = ranged ? reply.headers.get("content-range")?.split("/")[1] : reply.headers.get("content-length");
