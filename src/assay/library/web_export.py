@@ -70,8 +70,13 @@ def export_web(opened: Opened, folder: Path, raw: bool = False, with_model: bool
     return site
 
 
-def write_plan(opened: Opened, folder: Path, raw: bool = False, most_packed: int | None = None) -> ExportedSite:
-    """Write plan.json and packed.bin into the folder; an error if the latter would have more than `most_packed` bytes."""
+def write_plan(
+    opened: Opened, folder: Path, raw: bool = False, most_packed: int | None = None, served: str | None = None
+) -> ExportedSite:
+    """Write plan.json and packed.bin into the folder; an error if the latter would have more than `most_packed` bytes.
+
+    `served` is the model's name on the server that serves the page; None for a folder.
+    """
     model, context = opened.model, opened.n_ctx
     tokenizer = exported_tokenizer(opened.tokenizer)
     frame = chat_frame(opened.template) if opened.template and not raw else None
@@ -91,6 +96,7 @@ def write_plan(opened: Opened, folder: Path, raw: bool = False, most_packed: int
         "tokenizer": tokenizer,
         "frame": frame,
         "check": _recorded_logits(model),
+        "served": served,
     }
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / PACKED, "wb") as file:

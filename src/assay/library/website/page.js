@@ -4,6 +4,7 @@ import { askServer, verdict } from "./compare.js";
 const find = (id) => document.getElementById(id);
 const worker = new Worker("worker.js", { type: "module" });
 let begun = 0;
+let served; // the model's name on the server of this page, if assay serves it
 let comparing = "";  // address of the server that answers the same prompt
 
 function busy(on) {
@@ -33,6 +34,11 @@ worker.onmessage = ({ data }) => {
     find("model").textContent = model;
     find("progress").hidden = true;
     find("source").hidden = true;
+    if (data.ready.served) {
+      served = data.ready.served;
+      find("server").value = location.origin;
+      find("server").closest("details").open = true;
+    }
     find("facts").textContent = `${adapter || "WebGPU"}, tier ${tier} of arithmetic, ${Math.round(bytes / 1e6)} MB on the GPU; opened: ${spent}. Nothing leaves this machine.`;
     busy(false);
   }
@@ -53,7 +59,7 @@ worker.onmessage = ({ data }) => {
 async function compare({ prompt, tokens, rows }) {
   let found;
   try {
-    const said = await askServer(comparing, prompt, rows.length);
+    const said = await askServer(comparing, prompt, rows.length, served);
     found = verdict({ text: find("answer").textContent, tokens, rows }, said);
   } catch (error) {
     found = { equal: false, words: error.message };

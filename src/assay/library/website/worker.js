@@ -27,7 +27,7 @@ async function open(chosen, signal) {
     signal.throwIfAborted();
     say(message);
   });
-  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, seconds: runner.seconds } });
+  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, served: plan.served, seconds: runner.seconds } });
   return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer) };
 }
 
