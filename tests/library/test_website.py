@@ -180,13 +180,16 @@ def test_an_exported_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "a context of 64 tokens" in capsys.readouterr().out
     plan = json.loads((tmp_path / "site" / "plan.json").read_text())
     weights = {part["name"]: part["bytes"] for part in plan["weights"]}
-    assert (tmp_path / "site" / "weights.bin").stat().st_size == sum(weights.values())
+    assert [(f["name"], f["bytes"]) for f in plan["files"]] == [
+        (name, (tmp_path / "site" / name).stat().st_size) for name in ("packed.bin", "model.gguf")
+    ]
+    assert (tmp_path / "site" / "model.gguf").samefile(path)
     for program in plan["programs"]:
         there = {*weights, *plan["buffers"], *program["sizes"]}
         used = {name for d in program["dispatches"] for name in d["buffers"]}
         assert used <= there and program["logits"]["buffer"] in program["sizes"]
     assert {p.name for p in (tmp_path / "site").iterdir()} == {p.name for p in ASSETS.iterdir()} | {
-        "plan.json", "weights.bin",
+        "plan.json", "packed.bin", "model.gguf",
     }  # fmt: skip
 
 

@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"context size in tokens; 0: the training context; default: {_CONTEXT}",
     )  # fmt: skip
     parser.add_argument("--raw", action="store_true", help="prompts as they are, without the file's chat template")
+    parser.add_argument(
+        "--without-model", action="store_true",
+        help="leave the model's file out: the page asks its user to open it from the own machine",
+    )  # fmt: skip
     add_json_argument(parser)
 
 
@@ -31,10 +35,12 @@ def run(args: argparse.Namespace) -> int:
     from assay.library.web_export import export_web
 
     found = opened(args)
-    site = export_web(found, Path(args.output), args.raw)
+    site = export_web(found, Path(args.output), args.raw, not args.without_model)
+    where = "left out" if args.without_model else "linked or copied"
     text = (
-        f"wrote {site.folder}: {site.weights / 1e6:.0f} MB of weights, {site.dispatches} dispatches a token, a context "
-        f"of {site.context} tokens; serve it with `python -m http.server -d {site.folder}`"
+        f"wrote {site.folder}: the model's {site.model / 1e6:.0f} MB {where}, {site.packed / 1e6:.1f} MB of tables and "
+        f"constants, {site.dispatches} dispatches a token, a context of {site.context} tokens; serve it with "
+        f"`python -m http.server -d {site.folder}`"
     )
     emit(args, {**asdict(site), "folder": str(site.folder)}, text)
     return 0

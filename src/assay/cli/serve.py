@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--receipts", metavar="KEY",
         help="sign a receipt for every answer with the key in this file, which is made if it is missing",
     )  # fmt: skip
+    group.add_argument("--browser", action="store_true",
+                       help="offer pages that run the models in a client's browser (WebGPU), at /browser/; this gives "
+                       "the models' files to every client")  # fmt: skip
     group.add_argument("--tls-cert", metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
     group.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM, without a passphrase)")
     group.add_argument(
@@ -169,6 +172,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.receipts is not None and args.lora:
         raise AssayError("--receipts: not with --lora: a receipt does not name adapters")
+    if args.browser and args.lora:
+        raise AssayError("--browser: not with --lora: a page computes no adapters")
     if args.context_shift and args.receipts is not None:
         raise AssayError("--receipts: not with --context-shift: a receipt holds one context")
     if args.context_shift and args.cluster is not None:
@@ -199,6 +204,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         key=key,
         cors=tuple(_origin(text) for text in args.cors),
+        browser=args.browser,
         receipts=Path(args.receipts) if args.receipts is not None else None,
         memory=args.models_memory,
         strict_model=args.strict_model,

@@ -9,12 +9,13 @@ or the format (`reader`, `writer`).
 
 from __future__ import annotations
 
-from assay.gguf.reader import GGUFFile, TensorInfo, open_file
+from assay.gguf.reader import FilePart, GGUFFile, TensorInfo, open_file
 from assay.gguf.types import TYPES, GGMLType, Typed, ValueType, by_name
 from assay.gguf.writer import Tensor, Writer, write
 
 __all__ = [
     "TYPES",
+    "FilePart",
     "GGMLType",
     "GGUFFile",
     "Tensor",

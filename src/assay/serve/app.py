@@ -10,6 +10,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from assay.serve.api.browser_site import first_page, site_file
 from assay.serve.api.routes import ALIASES, ROUTES
 from assay.serve.api.server_state import HttpCall, State
 from assay.serve.http.exchange import ExchangeContext, Handler, HttpReply, dumps, endpoint
@@ -38,6 +39,9 @@ def create(state: State) -> ASGIApp:
     rows = [*ROUTES, *further]
     routes = [route(r.path, r.method, r.handler, r.request, uploads=r.uploads) for r in rows]
     routes += [route(path, "GET", _constant(reply)) for path, reply in _page().items()]
+    if state.plans is not None:
+        routes += [route(path, "GET", first_page) for path in ("/browser", "/browser/")]
+        routes += [route(f"/browser/{{model:path}}/{file}", "GET", site_file) for file in ("", "{file}")]
     inner = Router(routes, redirect_slashes=False)
     paths = {r.path for r in rows}
     host = None if state.any_host else state.host

@@ -37,6 +37,9 @@ class ServerLimits:
     examine_s: float = 180.0  # time to diagnose one dump.
     examine_memory: int = 4 << 30  # bytes that the process that diagnoses may allocate.
     examine_tokens: int = 1024  # tokens of a dump that is diagnosed.
+    browser_s: float = 600.0  # time to make the plan of a page of --browser.
+    browser_context: int = 2048  # positions of such a page, which has a cache of its own.
+    browser_packed: int = 256 << 20  # bytes of such a plan on disk.
     upload: int = 256 << 20  # bytes of an uploaded dump.
     upload_s: float = 120.0  # time for an upload to arrive.
     request_s: float = 600.0  # deadline: from arrival to the last token.

@@ -26,6 +26,7 @@ from assay.runtime.opening import OpenOptions
 from assay.runtime.presets import Preset
 from assay.runtime.receipts import Signer
 from assay.serve import app
+from assay.serve.api.browser_plans import BrowserPlans
 from assay.serve.api.server_state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
@@ -49,6 +50,7 @@ class Config:
     memory: int | None = None  # bytes for loaded models; None: three quarters of the machine's memory
     options: OpenOptions = field(default_factory=OpenOptions)
     limits: ServerLimits = field(default_factory=ServerLimits)
+    browser: bool = False  # whether clients may run the models in their browser, which gives them the weights
     receipts: Path | None = None  # the file of the key that signs a receipt for every answer
     strict_model: bool = False  # whether a single model answers under its own name only
     reasoning_budget: int | None = None  # tokens of reasoning of a request that sets no limit
@@ -95,6 +97,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
     state.reasoning_budget = config.reasoning_budget
     state.media_urls = config.media_urls
+    state.plans = BrowserPlans(limits) if config.browser else None
     secured = _secured(config.tls) if config.tls else {}
     state.manage = config.manage or config.key is not None
     state.presets = {preset.name: preset for preset in config.presets}
@@ -137,6 +140,8 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
         for task in ending:
             task.cancel()
         await models.close()
+        if state.plans:
+            state.plans.close()
         state.threads.close()
         sock.close()
     if loading.done() and not loading.cancelled() and (error := loading.exception()):

@@ -8,7 +8,9 @@ another way; `weight_tiles.py` has the layout inside a tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,7 +38,7 @@ class StackedWeights:
     def __init__(self, memory: WeightMemory, file: GGUFFile, graph: Graph, exact: bool) -> None:
         self.memory, self.file, self.exact = memory, file, exact
         self.buffers: dict[str, Any] = {}
-        self._parts: dict[str, WeightPart] = {}
+        self.parts: dict[str, WeightPart] = {}
         self._stack_of: dict[str, tuple[str, ...]] = {}
         self.add(graph)
 
@@ -71,9 +73,9 @@ class StackedWeights:
         return "f32" if self._form(name).floats else "q8"
 
     def part(self, name: str) -> WeightPart:
-        if name not in self._parts:
+        if name not in self.parts:
             self._load(self._stack_of.get(name, (name,)))
-        return self._parts[name]
+        return self.parts[name]
 
     def _load(self, names: tuple[str, ...]) -> None:
         form, stack = self._form(names[0]), " ".join(names)
@@ -82,7 +84,7 @@ class StackedWeights:
         count = math.prod(self.file.tensors[names[0]].shape[:-2])
         tile_bytes = units_of(columns) * form.chunks * CHUNK * ROWS
         at_once = max(1, self.memory.max_binding // (tile_bytes * count))
-        packed = np.concatenate([pack(self.file, name, form) for name in names], axis=1)
+        packed = self.packed(names, form, (count, tiles, tile_bytes))
         slices = []
         for first in range(0, tiles, at_once):
             buffer = f"weights {stack} {first}"
@@ -90,19 +92,23 @@ class StackedWeights:
             slices.append(WeightSlice(buffer, first, min(at_once, tiles - first)))
         at = 0
         for name, (rows, _) in zip(names, shapes, strict=True):
-            self._parts[name] = WeightPart(stack, form, at, tiles_of(rows), rows, columns, tuple(slices))
+            self.parts[name] = WeightPart(stack, form, at, tiles_of(rows), rows, columns, tuple(slices))
             at += tiles_of(rows)
+
+    def packed(self, names: tuple[str, ...], form: TileFormat, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+        """A stack in tiles: [matrices, tiles, bytes of a tile]."""
+        return np.concatenate([pack(self.file, name, form) for name in names], axis=1)
 
     def array(self, name: str) -> NDArray[np.float32]:
         return np.ascontiguousarray(self.file.decode(name), np.float32)
 
     def vector(self, name: str) -> str:
         """A norm's weights or a bias, as floats."""
-        return self._once(f"vector {name}", lambda: self.array(name))
+        return self.floats(f"vector {name}", ((name, 0),), lambda: self.array(name))
 
     def constant(self, values: NDArray[np.float32]) -> str:
         """Numbers that are no whole tensor."""
-        return self._once(f"constant {sha256(values.tobytes()).hexdigest()} {values.size}", lambda: values)
+        return self.floats(f"constant {sha256(values.tobytes()).hexdigest()} {values.size}", (), lambda: values)
 
     def bias_row(self, parts: tuple[tuple[WeightPart, str], ...]) -> str:
         """Biases of tensors of a stack, one after the other, each padded to whole tiles as the products are."""
@@ -110,9 +116,13 @@ class StackedWeights:
         def row() -> NDArray[np.float32]:
             return np.concatenate([np.pad(self.array(name), (0, ROWS * p.tiles - p.rows)) for p, name in parts])
 
-        return self._once("biases " + " ".join(name for _, name in parts), row)
+        starts = accumulate((ROWS * p.tiles for p, _ in parts), initial=0)
+        tensors = tuple((name, first) for (_, name), first in zip(parts, starts, strict=False))
+        return self.floats("biases " + " ".join(name for _, name in parts), tensors, row)
 
-    def _once(self, buffer: str, make: Any) -> str:
+    def floats(self, buffer: str, tensors: tuple[tuple[str, int], ...], make: Callable[[], NDArray[np.float32]]) -> str:
+        """A buffer of floats, made once. `tensors` are those that it holds, each with its first element in the buffer;
+        elements between them are zeros. A buffer of other numbers names none."""
         if buffer not in self.buffers:
             self.buffers[buffer] = self.memory.loaded(make(), buffer)
         return buffer

@@ -57,10 +57,10 @@ export async function rowHashes(floats) {
 }
 
 /** The server's answer to the ids of a prompt, with the sampler's settings. Throws an error that says what to do. */
-export async function askServer(server, prompt, maxTokens, { temp, seed, ...settings } = {}) {
+export async function askServer(server, prompt, maxTokens, { temp, seed, ...settings }, model) {
   let reply;
   try {
-    const body = JSON.stringify({ ...settings, prompt, max_tokens: maxTokens, temperature: temp ?? 0, seed: Number(seed ?? 0) });
+    const body = JSON.stringify({ ...settings, model, prompt, max_tokens: maxTokens, temperature: temp, seed: Number(seed), receipt: true });
     reply = await fetch(new URL("/v1/completions", server), { method: "POST", headers: { "content-type": "application/json" }, body });
   } catch {
     throw new Error(`${server} cannot be reached from this page; start it with: assay serve FILE --receipts KEY --cors ${location.origin}`);
@@ -75,7 +75,7 @@ export function verdict(mine, said) {
   const receipt = said.receipts?.[0];
   const text = said.choices[0].text === mine.text;
   if (!receipt) {
-    return { equal: false, words: `The text is ${text ? "the same" : "different"}. The server sends no hashes of logits; start it with --receipts KEY.` };
+    return { equal: false, words: `The text is ${text ? "the same" : "different"}. The server sends no hashes of logits; start it with --receipts KEY or --browser.` };
   }
   const version = receipt.header.version;
   if (!HASHES[version]) {

@@ -4,6 +4,7 @@ import { askServer, verdict } from "./compare.js";
 const find = (id) => document.getElementById(id);
 const worker = new Worker("worker.js", { type: "module" });
 let begun = 0;
+let served; // the model's name on the server of this page, if assay serves it
 let comparing = "";  // address of the server that answers the same prompt
 let converses = false;  // whether the model's template has been read well enough for several turns
 let turns = [];  // texts of the user and the model in turn
@@ -16,7 +17,19 @@ function busy(on) {
 }
 
 worker.onmessage = ({ data }) => {
-  if (data.total) find("progress").value = data.loaded / data.total;
+  if (data.plan) {
+    const size = data.plan.files.reduce((sum, file) => sum + file.bytes, 0);
+    find("wanted").textContent = `${data.plan.files.map((file) => file.own).join(", ")} (${Math.round(size / 1e6)} MB)`;
+    find("source").hidden = false;
+  }
+  if (data.total) {
+    find("progress").value = data.loaded / data.total;
+    find("facts").textContent = `${Math.round(data.loaded / 1e6)} of ${Math.round(data.total / 1e6)} MB`;
+  }
+  if (data.missing) {
+    find("model").textContent = "Open the model";
+    find("facts").textContent = `${data.missing}; choose it on this machine.`;
+  }
   if (data.doing) find("facts").textContent = data.doing;
   if (data.ready) {
     const { model, adapter, tier, bytes, seconds } = data.ready;
@@ -24,6 +37,12 @@ worker.onmessage = ({ data }) => {
     const spent = Object.entries(seconds).map(([part, s]) => `${part} ${s.toFixed(1)} s`).join(", ");
     find("model").textContent = model;
     find("progress").hidden = true;
+    find("source").hidden = true;
+    if (data.ready.served) {
+      served = data.ready.served;
+      find("server").value = location.origin;
+      find("server").closest("details").open = true;
+    }
     find("facts").textContent = `${adapter || "WebGPU"}, tier ${tier} of arithmetic, ${Math.round(bytes / 1e6)} MB on the GPU; opened: ${spent}. Nothing leaves this machine.`;
     busy(false);
   }
@@ -48,7 +67,7 @@ worker.onmessage = ({ data }) => {
 async function compare({ prompt, tokens, rows }) {
   let found;
   try {
-    const said = await askServer(comparing, prompt, rows.length, settings());
+    const said = await askServer(comparing, prompt, rows.length, settings(), served);
     found = verdict({ text: find("answer").textContent, tokens, rows }, said);
   } catch (error) {
     found = { equal: false, words: error.message };
@@ -90,6 +109,10 @@ function ask(server) {
   worker.postMessage({ messages, maxTokens: Number(find("most").value), params: settings(), rows: Boolean(server) });
 }
 
+find("file").onchange = () => {
+  find("model").textContent = "Loading…";
+  worker.postMessage({ files: [...find("file").files] });
+};
 find("origin").textContent = location.origin;
 find("form").onsubmit = (event) => {
   event.preventDefault();

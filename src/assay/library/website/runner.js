@@ -1,5 +1,6 @@
-// Runs an exported plan on WebGPU: the dispatches that the Python package compiled, on the weights that it packed.
+// Runs an exported plan on WebGPU: the dispatches that the Python package compiled, on the weights of the model's file.
 // One sequence over one cache. The arithmetic is the cpu engine's, to the bit, in the tier that `chooseTier` finds.
+import { loadWeights } from "./weights.js";
 
 const ALIGNMENT = 256;
 const PAGE = 32;
@@ -8,8 +9,9 @@ const RECORD = 8;
 const KEY_BLOCK = 256;
 
 export class Runner {
-  /** Open the device, load the weights and choose a tier. `report(text)` is told what is being done. */
-  static async open(plan, stream, report = () => {}) {
+  /** Open the device, load the weights from `sources` and choose a tier. `report(text)` is told what is being done. */
+  static async open(plan, sources, report = () => {}) {
+    if (!isSecureContext) throw new Error(`browsers offer WebGPU to pages from https:// and from localhost alone; this one is from ${location.origin}`);
     if (!navigator.gpu) throw new Error("this browser has no WebGPU; use a recent Chrome, Edge, Safari or Firefox");
     const adapter = await navigator.gpu.requestAdapter();
     if (!adapter) throw new Error("WebGPU found no adapter; in headless Chromium add --enable-unsafe-webgpu");
@@ -22,8 +24,13 @@ export class Runner {
     const runner = new Runner(plan, device);
     runner.software = adapter.info?.architecture === "swiftshader" || adapter.info?.isFallbackAdapter === true;
     runner.adapter = [adapter.info?.vendor, adapter.info?.architecture, adapter.info?.description].filter(Boolean).join(" ");
-    await runner.timed("weights", () => runner.load(stream, report));
-    await runner.chooseTier(report);
+    try {
+      await runner.timed("weights", () => runner.load(sources, report));
+      await runner.chooseTier(report);
+    } catch (error) {
+      device.destroy();
+      throw error;
+    }
     return runner;
   }
 
@@ -57,43 +64,11 @@ export class Runner {
     return this.device.createBuffer({ size, usage });
   }
 
-  /** Copy the stream of weights.bin into buffers, in order, as it arrives. */
-  async load(stream, report) {
-    const total = this.plan.weights.reduce((sum, w) => sum + w.bytes, 0);
-    const reader = stream.getReader();
-    let pending = new Uint8Array();
-    let done = 0;
-    for (const part of this.plan.weights) {
-      const target = part.host ? new Uint8Array(part.bytes) : this.buffer(part.bytes);
-      let at = 0;
-      while (at < part.bytes) {
-        if (!pending.length) {
-          const { value, done: ended } = await reader.read();
-          if (ended) throw new Error(`weights.bin ends after ${done} bytes (expected ${total}); export the model again`);
-          pending = value;
-        }
-        let size = Math.min(pending.length, part.bytes - at);
-        if (!part.host && size % 4) {
-          // whole words: join with what follows
-          const { value, done: ended } = await reader.read();
-          if (ended) throw new Error("weights.bin is incomplete; export the model again");
-          const joined = new Uint8Array(pending.length + value.length);
-          joined.set(pending);
-          joined.set(value, pending.length);
-          pending = joined;
-          size = Math.min(pending.length, part.bytes - at);
-          size -= size % 4;
-        }
-        if (part.host) target.set(pending.subarray(0, size), at);
-        else this.device.queue.writeBuffer(target, at, pending, 0, size);
-        pending = pending.subarray(size);
-        at += size;
-        done += size;
-        report({ loaded: done, total });
-      }
-      this.buffers.set(part.name, target);
-    }
-    this.ropes = this.plan.ropes.map((rope) => new Float32Array(this.buffers.get(rope.name).buffer));
+  /** Read the weights from the plan's files (`weights.js`) into buffers. */
+  async load(sources, report) {
+    const found = await loadWeights(this.plan, sources, this.device, (bytes) => this.buffer(bytes), report);
+    for (const [name, buffer] of found) this.buffers.set(name, buffer);
+    this.ropes = this.plan.ropes.map((rope) => this.buffers.get(rope.name));
   }
 
   /** The first tier whose operations and logits have the recorded bits. */

@@ -1,21 +1,45 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
-// In:  {messages, raw, maxTokens, params, rows} · {cancel: true}
-// Out: {loaded, total} · {doing} · {ready} · {text} · {done, prompt, reused, ids, hash, tokens, rows, rate, first} · {error}
+// In:  {files} · {messages, raw, maxTokens, params, rows} · {cancel: true}
+// Out: {plan} · {loaded, total} · {doing} · {missing} · {ready} · {text} · {error}
+//      {done, prompt, reused, ids, hash, tokens, rows, rate, first}
 import { rowHashes } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
 import { penalises, sample } from "./sampler.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
+import { Ascending, Missing, localFile, remoteFile } from "./weights.js";
 
 const AHEAD = 4;  // steps submitted before the results of their predecessors are read; none in software, which gains nothing
 const say = (message) => postMessage(message);
 let cancelled = false;
 
-async function open() {
-  const plan = await (await fetch("plan.json")).json();
-  const { body } = await fetch("weights.bin");
-  const runner = await Runner.open(plan, body, say);
-  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, turns: Boolean(plan.frame && plan.frame.next !== null), seconds: runner.seconds } });
+/** The plan, from this page's own folder. */
+async function fetchPlan() {
+  say({ doing: "reading the plan; a server makes it when it is first asked for, which takes a while" });
+  const reply = await fetch("plan.json");
+  if (!reply.ok) throw new Error(`plan.json: ${(await reply.json().catch(() => null))?.error?.message ?? `the host answers ${reply.status}`}`);
+  return reply.json();
+}
+
+/** Load the model: from the files that the user chose, or from this page's host. */
+async function open(chosen, signal) {
+  const plan = await planned;
+  say({ plan: { model: plan.model, files: plan.files.filter((file) => file.header) } });
+  const sources = plan.files.map((file) => new Ascending(file.name, chosen && file.header ? localFile(pick(chosen, plan, file)) : remoteFile(file.name, file.bytes, signal)));
+  const runner = await Runner.open(plan, sources, (message) => {
+    signal.throwIfAborted();
+    say(message);
+  });
+  say({ ready: { model: plan.model, adapter: runner.adapter, tier: runner.tier, failures: runner.failures, bytes: runner.bytes, context: plan.context, served: plan.served, turns: Boolean(plan.frame && plan.frame.next !== null), seconds: runner.seconds } });
   return { plan, runner, tokenizer: new Tokenizer(plan.tokenizer), cached: [] };
+}
+
+/** Of the chosen files the one that the plan means. Its header is checked when it is read. */
+function pick(chosen, plan, { own, bytes }) {
+  const parts = plan.files.filter((file) => file.header).length;
+  const found = parts === 1 ? chosen[0] : chosen.find(({ name }) => name === own);
+  if (!found) throw new Error(`${own} is missing; choose all ${parts} parts of the model together`);
+  if (found.size !== bytes) throw new Error(`${found.name} has ${found.size} bytes; this page needs ${own}, which has ${bytes}`);
+  return found;
 }
 
 /**
@@ -91,10 +115,25 @@ async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows:
   say({ done: true, prompt, reused, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
 }
 
-const opened = open();
-opened.catch((error) => say({ error: error.message }));
-let turn = opened;
+const planned = fetchPlan();
+let opening = null; // stops the reading of weights
+let opened = null;
+
+function start(files) {
+  opening?.abort();
+  opening = new AbortController();
+  const { signal } = opening;
+  opened = open(files, signal);
+  opened.catch((error) => signal.aborted || say(error instanceof Missing ? { missing: error.message } : { error: error.message }));
+}
+
+start(null);
+let turn = Promise.resolve();
 onmessage = ({ data }) => {
+  if (data.files) {
+    start(data.files);
+    return;
+  }
   if (data.cancel) {
     cancelled = true;
     return;

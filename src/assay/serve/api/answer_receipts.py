@@ -11,12 +11,12 @@ from assay.serve.pool.update_queue import Reader
 
 
 async def signed(state: State, entry: ServedModel, reader: Reader) -> dict[str, Any]:
-    """`{"receipts": […]}`, or nothing if the server makes none. The file is hashed once, off the event loop.
+    """`{"receipts": […]}`, or nothing if none was asked for. A server without a key does not sign them. The file is hashed once, off the event loop.
 
     An answer whose tokens do not all have a hash gets no receipt: a replica of an older version sends none.
     """
     worker, signer = reader.worker, state.signer
-    if signer is None:
+    if not all(sequence.job.receipt for sequence in reader.sequences):
         return {}
 
     def made() -> list[dict[str, Any]]:

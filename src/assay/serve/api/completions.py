@@ -106,7 +106,7 @@ async def _jobs(
                     constraint=constraint,
                     ignore_eos=bool(request.ignore_eos),
                     deadline=until,
-                    receipt=state.signer is not None,
+                    receipt=state.hashes_rows(request.receipt and shift is None),
                 )
             )
     return jobs

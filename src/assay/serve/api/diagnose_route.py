@@ -15,18 +15,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from assay.serve.api.job_process import job_process
 from assay.serve.api.schemas import Name, Schema, Text
 from assay.serve.api.server_state import HttpCall
 from assay.serve.api_errors import ApiError
@@ -38,7 +35,6 @@ from assay.serve.pool.models import ServedModel
 _SUFFIX = re.compile(r"\.(jsonl|npz|safetensors|log|txt)")
 RESULT = 32 << 20  # bytes of a line of the process
 _SHORT = 4096  # bytes of a line of progress
-_NICE = 5
 
 
 class DiagnoseRequest(Schema):
@@ -118,7 +114,7 @@ async def _events(call: HttpCall, entry: ServedModel, dump: Path, prompt: str | 
         "memory": limits.examine_memory, "tokens": limits.examine_tokens,
     }  # fmt: skip
     line = b""
-    async with state.examining, _process(job, limits) as process:
+    async with state.examining, job_process("assay.library.diagnose_process", job, RESULT) as process:
         try:
             async with asyncio.timeout(limits.examine_s):
                 while next_line := await _line(process):
@@ -132,29 +128,6 @@ async def _events(call: HttpCall, entry: ServedModel, dump: Path, prompt: str | 
             raise ApiError("deadline_exceeded", message) from None
     await state.threads.run("parse", lambda: _check(line, process.returncode or 0, entry, limits))
     yield line.strip()
-
-
-@asynccontextmanager
-async def _process(job: dict[str, Any], limits: ServerLimits) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The process that diagnoses. It gets its job through a pipe: other users can read a command line."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "assay.library.diagnose_process", stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=RESULT,
-    )  # fmt: skip
-    try:
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(json.dumps(job).encode())
-            await process.stdin.drain()
-            process.stdin.close()
-        yield process
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:

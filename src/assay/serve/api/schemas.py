@@ -294,6 +294,10 @@ class CompletionRequest(Sampling):
     suffix: Text | None = Field(
         None, description="text after the gap, for models that fill in; needs one text as prompt"
     )
+    receipt: bool | None = Field(
+        None, description="hashes of the logits of every token, from servers with --browser; --receipts sends and signs "
+        "them always",
+    )  # fmt: skip
 
 
 class EmbeddingRequest(Schema):
@@ -392,6 +396,7 @@ class ModelCard(Schema):
     n_params: int | None = None
     size: int
     template: bool | None = None
+    browser: bool | None = Field(None, description="whether /browser/MODEL/ runs it in a client's browser")
 
 
 class ModelList(Schema):

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from assay.runtime.presets import Preset
 from assay.runtime.receipts import Signer
+from assay.serve.api.browser_plans import BrowserPlans
 from assay.serve.http import exchange
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
@@ -39,8 +40,14 @@ class State:
     pulling: Gate = field(default_factory=lambda: Gate("pull", 1, 4))
     manage: bool = False  # whether clients may pull, make and delete models
     media_urls: bool = False  # whether pictures are fetched from URLs that clients name
+    plans: BrowserPlans | None = None  # of the pages that run the models in a browser, if the server has them
+    downloads: Gate = field(default_factory=lambda: Gate("download", 16, 64))  # files of such pages
     signer: Signer | None = None  # signs a receipt for every answer
     examining: Gate = field(default_factory=lambda: Gate("diagnosis", 1, 4))  # one dump is diagnosed at a time
+
+    def hashes_rows(self, asked: bool | None) -> bool:
+        """Whether an answer gets a receipt: each one if there is a key, else those that a browser compares with."""
+        return self.signer is not None or (self.plans is not None and bool(asked))
 
 
 HttpCall = exchange.HttpCall[State]

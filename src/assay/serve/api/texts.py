@@ -24,7 +24,7 @@ from assay.serve.api.schemas import (
     TemplateRequest,
     TokenizeRequest,
 )  # fmt: skip
-from assay.serve.api.server_state import HttpCall
+from assay.serve.api.server_state import HttpCall, State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import HttpReply, json_reply, large_reply
 from assay.serve.pool.models import ServedModel
@@ -33,14 +33,14 @@ from assay.serve.pool.update_queue import Reader
 
 async def models(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
-    cards = [_card(entry) for entry in pool.entries.values()]
+    cards = [_card(entry, call.state) for entry in pool.entries.values()]
     cards += [_named(offer.name, offer.created) | {"loaded": False, "size": offer.size} for offer in pool.unopened]
     ends = {"first_id": cards[0]["id"] if cards else None, "last_id": cards[-1]["id"] if cards else None}
     return json_reply({"object": "list", "data": cards, "has_more": False, **ends})
 
 
 async def model(call: HttpCall, _: None) -> HttpReply:
-    return json_reply(_card(call.state.models.find(call.path["model"], exact=True)))
+    return json_reply(_card(call.state.models.find(call.path["model"], exact=True), call.state))
 
 
 def _named(name: str, created: int) -> dict[str, Any]:
@@ -52,13 +52,14 @@ def _named(name: str, created: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _card(entry: ServedModel) -> dict[str, Any]:
+def _card(entry: ServedModel, state: State) -> dict[str, Any]:
     return _named(entry.id, entry.created) | {
         "loaded": entry.base.worker is not None,
         "context_length": entry.n_ctx,
         "n_params": entry.n_params,
         "size": entry.file.size,
         "template": entry.template is not None,
+        "browser": state.plans is not None,
     }
 
 

@@ -128,8 +128,19 @@ class HttpCall(Generic[State]):
     upload: Path | None = None  # the uploaded file, in a folder that is removed after the reply
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """A response whose bytes come in pieces, such as a large file. An error in the midst drops the connection."""
+
+    pieces: AsyncIterator[bytes]
+    length: int
+    type: str
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 Request = tuple[BaseModel, tuple[str, ...]]  # the validated body, and the names of its unknown fields
-Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events]]
+Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events | Pieces]]
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
@@ -292,20 +303,33 @@ async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, 
             reply = error_reply(as_api_error(error), path)
         if isinstance(reply, Events):
             await _stream(reply, send, path, call.pause, ping_s)
+        elif isinstance(reply, Pieces):
+            await _begin(reply, reply.length, send)
+            async for piece in reply.pieces:
+                await _send_body(piece, send)
+            await send({"type": "http.response.body", "body": b""})
         else:
             await write(reply, send)
 
 
 async def write(reply: HttpReply, send: Send, *, close: bool = False) -> None:
-    headers = [(b"content-type", reply.type.encode()), (b"content-length", str(len(reply.body)).encode())]
+    await _begin(reply, len(reply.body), send, close=close)
+    await _send_body(reply.body, send)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _begin(reply: HttpReply | Pieces, length: int, send: Send, *, close: bool = False) -> None:
+    headers = [(b"content-type", reply.type.encode()), (b"content-length", str(length).encode())]
     headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    # Write in parts: each waits until the client has read the previous one, or the connection is dropped.
-    for start in range(0, len(reply.body), PIECE):
-        await send({"type": "http.response.body", "body": reply.body[start : start + PIECE], "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_body(data: bytes, send: Send) -> None:
+    """Write in parts: each waits until the client has read the previous one, or the connection is dropped."""
+    for start in range(0, len(data), PIECE):
+        await send({"type": "http.response.body", "body": data[start : start + PIECE], "more_body": True})
 
 
 async def _stream(reply: Events, send: Send, path: str, pause: Pause, ping_s: float) -> None:

@@ -2,7 +2,7 @@
 
 import { answerOf } from "./answers.js";
 import { $, percent, probabilities, visible } from "./dom.js";
-import { cardOf } from "./models.js";
+import { cardOf, chosen } from "./models.js";
 
 async function ask(side) {
   const model = $(`model-${side}`).value || undefined;
@@ -68,7 +68,15 @@ async function compare() {
   button.disabled = false;
 }
 
+// With --browser: the page that runs the chosen model in this browser.
+export function show() {
+  const link = $("in-browser");
+  link.hidden = !chosen()?.browser;
+  link.href = `/browser/${encodeURIComponent(chosen()?.id)}/`;
+}
+
 export function start() {
+  $("model").addEventListener("change", show);
   $("compare-form").addEventListener("submit", (event) => { event.preventDefault(); compare(); });
   for (const side of ["a", "b"]) $(`model-${side}`).replaceChildren(...[...$("model").options].map((option) => option.cloneNode(true)));
   if ($("model").options.length > 1) $("model-b").selectedIndex = 1;
