@@ -93,7 +93,7 @@ def test_search_lists_names_with_sizes_and_what_is_here(here: Assay, stores: Pat
     shutil.copy(stores, file)
     lines = here("search", "qwen3", "0.6b").stdout.splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "PARAMETERS", "HERE", "ABOUT"]
-    assert lines[1].split()[:5] == ["qwen3:0.6b", "640.0", "MB", "0.6B", "here"]
+    assert lines[1].split()[:5] == ["qwen3:0.6b", "640", "MB", "0.6B", "here"]
     assert json.loads(here("search", "qwen3", "0.6b", "--json").stdout)["models"][0]["here"] is True
     assert here("run", "qwen3:0.6b", "hi", "--raw", "-n", "1", "--temp", "0").returncode == 0
     assert "qwen3:0.6b" in here("list").stdout

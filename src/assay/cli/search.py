@@ -68,7 +68,7 @@ def _text(found: list[NamedModel], here: set[str]) -> str:
     rows = [
         (
             model.name,
-            size(model.size),
+            f"{model.size / 1e6:.0f} MB" if model.size < 1e9 else size(model.size),  # the table is rounded
             model.parameters,
             "here" if model.name in here else "-" if model.is_supported else "no",
             model.about if model.is_supported else f"{model.about} (architecture {model.architecture}: not supported)",

@@ -98,7 +98,8 @@ def _told(nodes: Sequence[NodeVerdict], broken: NonFiniteOrigin | None) -> str:
     if broken is None:
         return told(nodes)
     wrong = any(n.verdict == "wrong" for n in nodes)
-    before = told(nodes) if wrong else f"the {counted(len(nodes), 'node')} before it agree with the definition"
+    agreeing = f"the {counted(len(nodes), 'node')} before it agree{'s' if len(nodes) == 1 else ''} with the definition"
+    before = told(nodes) if wrong else agreeing if nodes else "no node before it was dumped"
     return f"{broken.found.node} is the first that is not finite; {before}"
 
 

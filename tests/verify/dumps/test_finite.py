@@ -50,6 +50,29 @@ def test_judged_up_to_the_first(model: Model, truth: Dump, tmp_path: Path, capsy
     assert "ffn_norm-1 holds NaN" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["ffn_out-0: rms=nan"], "ffn_out-0 holds NaN (the rms of "),
+        (["layer 0 ffn_out first 4 values: 0.5, nan, inf, 1.0"], "holds NaN (2 of 4 values, the first: value 1 of the"),
+    ],
+)
+def test_a_printed_number_that_is_not_finite(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], said: str
+) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("\n".join([*lines, "l_out-1: rms=nan"]))
+    for verb in ("diff", "diagnose"):
+        page = tmp_path / f"{verb}.html"
+        assert main([verb, str(model.file.path), str(log), "--tokens", "1,2,3", "--html", str(page)]) == 1
+        out, err = capsys.readouterr()
+        assert said in out and "at [" not in out, out
+        assert "no node before it was dumped; the one dumped after it only passes it on" in out
+        assert "0 nodes" not in out + err and "0 judged" not in out and "before it is right" not in out
+        assert not any(line.isspace() for line in out.splitlines())
+        assert "no node before it was dumped" in page.read_text()
+
+
 def test_how_it_came_about(model: Model, truth: Dump) -> None:
     def why(values: dict[str, Any]) -> str:
         found: Any = assay.diff(str(model.file.path), values)

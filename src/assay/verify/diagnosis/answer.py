@@ -36,7 +36,8 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
     if d.broken is not None:
         yield from non_finite_lines(d.broken, len(d.diff.nodes) if d.diff is not None else 0)
         if not d.wrong_nodes and not d.causes:
-            yield "  everything before it is right, or the noise of an arithmetic"
+            if d.diff is not None and d.diff.nodes:
+                yield "  everything before it is right, or the noise of an arithmetic"
             yield from _notes(d)
             return
         yield "  something before it is wrong already, and may be why:"

@@ -23,6 +23,7 @@ from assay.engines.reference.weights import Weights
 from assay.graph import Trait
 from assay.models import Model
 from assay.system import heap
+from assay.system.counting import counted
 from assay.system.stages import note
 from assay.verify.diagnosis.by_calls import other_calls, right_in_the_prompt
 from assay.verify.diagnosis.by_feeds import other_feed
@@ -162,7 +163,8 @@ def _by_nodes_alone(
     """The search over the nodes of a dump, whose states were looked at before."""
     model, small = inputs.model, _SmallFaults(inputs, dump, diff, weights, budget)
     if diff.first_wrong is None:
-        say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
+        if diff.nodes:
+            say(f"{counted(len(diff.nodes), 'node')}: {diff.summary}; does a small fault hide in it?")
         hidden = small.search(say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
     trials = FaultTrials(model, dump, diff, weights, inputs=inputs, budget=budget)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Graph, Trait
-from assay.verify.dumps.observation import NotFinite, Observation, token_axis
+from assay.verify.dumps.observation import NotFinite, Observation, number_in_words, token_axis
 
 
 def is_finite(values: NDArray[Any], maskable: bool = False) -> NDArray[np.bool_]:
@@ -62,6 +62,7 @@ def up_to_first(
             row=_row(obs, graph, values.shape, first, int(ends[-1]) if len(ends) else 0),
             left=len({o.name for o in observations if when(o) >= when(obs)}),
             masked=masked,
+            place="" if obs.kind == "values" else number_in_words(obs, first[-1]),
         )
     return list(observations), None
 

@@ -129,6 +129,7 @@ class NotFinite:
     row: int | None  # Its token row, if the layout gives one.
     left: int  # Observed nodes from there on; they are not judged.
     masked: int | None = None  # A row of earlier scores in which every key is masked.
+    place: str = ""  # What the first one is, where it is no element of a tensor: `the rms of row 3`.
 
 
 @dataclass(frozen=True)

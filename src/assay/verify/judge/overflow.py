@@ -48,6 +48,8 @@ class NonFiniteOrigin:
         where = f" in token row {f.row}" if f.row is not None else ""
         made = "" if self.node == f.node else f", made by {self.node}"
         place = f"{f.count} of {f.size} values, the first at {list(f.at)}{where}"
+        if f.place:  # numbers that were printed
+            place = f.place if f.size == 1 else f"{f.count} of {f.size} values, the first: {f.place}"
         return f"{f.node} holds {f.what} ({place}){made}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     if diff.broken is not None:
         lines += non_finite_lines(diff.broken, len(diff.nodes))
     if first is None and diff.broken is not None:
-        lines.append(f"  before it, {len(diff.nodes)} judged: {_before(diff)}")
+        lines += [f"  before it, {len(diff.nodes)} judged: {_before(diff)}"] if diff.nodes else []
     elif first is None:
         excuse = f" (explained by {diff.arithmetic.name})" if diff.verdict == "noise" else ""
         lines.append(f"{diff.verdict}{excuse}: {counted(len(diff.nodes), 'node')} of {diff.b} against {diff.a}")
@@ -33,7 +33,7 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
         if others:
             lines.append(f"  {_also(diff)}: {_some(others)}")
         lines.append(f"  {told(diff.nodes)}")
-    lines.append("  " + ", ".join(f"{n} {v}" for v, n in counts.items() if n))
+    lines += ["  " + ", ".join(f"{n} {v}" for v, n in counts.items() if n)] if diff.nodes else []
     lines += [f"  contradiction: {c}" for c in diff.contradictions]
     lines += [f"  note: {n}" for n in diff.notes]
     if diff.unmatched:
@@ -67,8 +67,10 @@ def non_finite_lines(broken: NonFiniteOrigin, judged: int) -> list[str]:
     fault = f" (docs/reference/faults.md#{broken.fault})" if broken.fault else ""
     lines.append(f"  {'fix' if broken.sure else 'best guess'}: {broken.fix}{fault}")
     rest = broken.found.left - 1
-    if rest:
-        lines.append(f"  {judged} nodes before it are judged; the {rest} dumped after it only pass it on")
+    before = f"{counted(judged, 'node')} before it {'is' if judged == 1 else 'are'} judged"
+    after = "one dumped after it only passes it on" if rest == 1 else f"{rest} dumped after it only pass it on"
+    if rest or not judged:
+        lines.append(f"  {before if judged else 'no node before it was dumped'}{f'; the {after}' if rest else ''}")
     return lines
 
 
