@@ -1,8 +1,7 @@
 """The architectures of llama.cpp that assay does not run, and what each would take, for docs/reference/models.md.
 
-Read off the graphs of llama.cpp (a copy of 2026-08-22; names marked * are in llama-cpp-python 0.3.36 alone and only
-their class is known). *Builder* means that every operation exists: a function in `models/`, a row of the catalogue and
-golden data.
+Read off the graphs of llama.cpp (the copy in llama-cpp-python 0.3.36). *Builder* means that every operation exists: a
+function in `models/`, a row of the catalogue and golden data are left.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ MISSING: dict[str, str] = {
     "dots3note": "chosen keys in two MLA widths (window and full), gated attention",
     "dream": "text by filling in masks: a loop of its own over a bidirectional Qwen2",
     "glm-dsa": "an index that chooses keys, as in deepseek32, on GLM's layers",
-    "glm5-next": "* attention over chosen keys",
-    "gptj": "builder: one LayerNorm for attention and feed-forward part side by side, partial rotation of pairs",
+    "glm5-next": "hyper-connections between layers, attention over keys chosen from pools; KDA and MLA exist",
+    "gptj": "a name alone: llama.cpp has no graph for it",
     "graniteswitch": "low-rank adapters that tokens switch on and off: a state of which adapter is active",
     "grok": "builder: norms before and after each part, caps on scores, router and logits, scales",
     "grovemoe": "a second, smaller expert for each group of experts, routed by the first choice",
-    "hrm_text": "* builder",
+    "hrm_text": "two stacks of layers that run several times, each time with a cache of its own; gated attention",
     "hunyuan_vl": "builder for text: hunyuan-dense with sections of positions; images are another graph",
-    "hy_v4": "* attention over chosen keys",
+    "hy_v4": "hyper-connections between layers, attention over chosen keys, gates on MLA, clamped SwiGLU",
     "jina-bert-v2": "builder: bert with ALiBi, GeGLU and optional q/k LayerNorms, an encoder",
     "kimi-k3": "a decay with a lower bound, the SiTU activation, residuals over blocks of layers, latent experts",
     "laguna": "builder: softplus-gated attention by heads, windows with their own rotation, sigmoid experts",
     "llada": "text by filling in masks: a loop of its own over a bidirectional llama",
     "llada-moe": "text by filling in masks: a loop of its own over a bidirectional OLMoE",
-    "maple": "* builder",
+    "maple": "clamped SwiGLU in experts; the rest is qwen3moe whose windows alone are rotated",
     "mimo2": "builder: windows with sinks, other widths of values, sigmoid experts; draft layers",
     "minimax-01": "lightning attention: a matrix state with a fixed decay a head; the rest exists",
     "minimax-m3": "blocks of keys chosen by an index; experts with shared ones",
     "muse-glimmer": "builder: gated attention, windows, layers without rotation, caps and scales",
     "nanbeige": "the same layers run several times, each time with a cache of its own",
     "neo-bert": "builder: pre-norm encoder, fused qkv, one matrix for gate and up",
-    "olmo": "builder: LayerNorm without weights, clamped qkv",
+    "olmo": "LayerNorm without weights in each engine; clamped qkv",
     "openelm": "builder: heads and widths by layer, fused qkv, q/k norms",
     "paddleocr": "builder for text: ernie4_5 with sections of positions; images are another graph",
     "plamo": "builder: attention and feed-forward part side by side, heads of keys repeated in tiles",
@@ -52,11 +51,11 @@ MISSING: dict[str, str] = {
     "pockettts": "sound: latents made by a flow, no text model",
     "qwen": "builder: fused qkv with bias; logits and long texts scale with the logarithm of the position",
     "qwen3tts": "sound: codes for several books a step, no text model",
-    "qwen4exp": "* a new recurrence or a new mix of states",
+    "qwen4exp": "hyper-connections, embeddings hashed from n-grams, a convolution, chosen keys; its graph is provisional",
     "rnd1": "text by filling in masks: a loop of its own over a bidirectional Qwen3 with experts",
     "rwkv6qwen2": "builder: RWKV-6's recurrence with groups of heads, Qwen2's feed-forward part; one token shift",
     "smallthinker": "builder: the router reads the layer's input, ReLU experts, windows, layers without rotation",
-    "spark2_5": "* builder",
+    "spark2_5": "builder: windows with their own base, a sigmoid gate for each head of the attention, GeGLU",
     "step35": "builder: head-wise gated attention, windows, clamped SwiGLU, experts; draft layers",
     "t5": "an encoder and a decoder with cross attention; relative position tables",
     "t5encoder": "relative position tables in attention, an encoder",
@@ -68,9 +67,5 @@ MISSING: dict[str, str] = {
 def lines() -> list[str]:
     """The table, one architecture a line."""
 
-    def row(name: str, told: str) -> str:
-        star = " \\*" if told.startswith("*") else ""
-        return f"| `{name}` | {told.removeprefix('* ')}{star} |"
-
-    rows = [row(name, told) for name, told in MISSING.items()]
+    rows = [f"| `{name}` | {told} |" for name, told in MISSING.items()]
     return ["| architecture | what it takes |", "|---|---|", *rows]

@@ -132,8 +132,7 @@ Its sparse gate divides the spread of a row by n - 1, as llama.cpp does; transfo
 llama.cpp of llama-cpp-python 0.3.36 knows KNOWN architectures: the HAVE of the table above, HEADS that are draft heads,
 and the MISSING below. A file of one of these is refused with one line that names the known architectures and the
 nearest one. The table says what each needs, read off the operations of its graph in llama.cpp. *Builder*: every
-operation exists, so a function in `models/`, a row of the catalogue and golden data are left to write. A star: only the
-class of the work is known.
+operation exists, so a function in `models/`, a row of the catalogue and golden data are left to write.
 
 MISSING_TABLE
 """

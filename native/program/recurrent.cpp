@@ -235,9 +235,9 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
         };
     } else if (op == "add_gain") {
         ok &= same(2) && size > 0 && n % size == 0;
-        body = [=](const RowOps&, const float* const* x, float* y) {
-            for (int64_t h = 0, each = n / size; h < size; ++h)
-                for (int64_t j = h * each; j < (h + 1) * each; ++j) y[j] = __builtin_fmaf((*w)[h], x[1][j], x[0][j]);
+        body = [=](const RowOps& ops, const float* const* x, float* y) {
+            std::copy_n(x[0], n, y);
+            for (int64_t h = 0, each = n / size; h < size; ++h) ops.axpy((*w)[h], x[1] + h * each, y + h * each, each);
         };
     } else if (op == "lerp") {
         ok &= same(3);
@@ -284,7 +284,8 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
                 const int64_t at = h * each;
                 for (int64_t j = 0; j < each; ++j) both[j] = x[1][at + j] * x[2][at + j];
                 const float s = ops.dot(both.data(), w->data() + at, each);
-                for (int64_t j = at; j < at + each; ++j) y[j] = __builtin_fmaf(s, x[3][j], x[0][j]);
+                std::copy_n(x[0] + at, each, y + at);
+                ops.axpy(s, x[3] + at, y + at, each);
             }
         };
     } else {

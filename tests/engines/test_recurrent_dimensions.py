@@ -111,6 +111,17 @@ def test_the_reference_and_every_way_of_running(name: str, models: Get) -> None:
         assert np.array_equal(engine.forward(batch)[1].logits, whole)
 
 
+@pytest.mark.parametrize("name", TABLE)
+def test_llamacpps_logits(name: str, models: Get) -> None:
+    """llama.cpp itself, at every position: prompts of one token, of 40, and of 1,000 in its own chunks of 64."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    model = models(name)
+    engine = CpuEngine(model, n_pages=40, threads=1, precision="exact", kv_type="f32")
+    for count in (1, 40, 1000):
+        theirs = others.witness(model.file.path, IDS[:count], np.arange(count), 1024)
+        assert nmse(run(engine, IDS[:count]), theirs.astype(np.float64)) < 1e-10, count
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_a_prompt_of_1000_tokens(name: str, models: Get) -> None:
     """The engine cuts it by itself; by the reference, and the same bits in uneven pieces."""

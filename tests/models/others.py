@@ -340,7 +340,7 @@ def witness(path: Path, ids: np.ndarray, at: np.ndarray, n_ctx: int, *, pooled: 
         model = L.llama_model_load_from_file(str(path).encode(), mp)
         assert model, f"{path}: llama.cpp refuses it"
         cp = L.llama_context_default_params()
-        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = n_ctx, 64, 64, 1
+        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = n_ctx, max(64, len(ids)), 64, 1
         cp.type_k = cp.type_v = 0
         cp.flash_attn_type = 0
         cp.embeddings = pooled

@@ -89,7 +89,7 @@ def in_pieces(engine: ReferenceEngine, ids: np.ndarray, positions: np.ndarray, c
     return np.concatenate(found)
 
 
-ENCODERS = [name for name in others.ARCHITECTURES if "bert" in name or name == "gemma-embedding"]
+ENCODERS = [name for name, row in others.ARCHITECTURES.items() if others.example(row)[1].whole]
 CAUSAL = [name for name in others.ARCHITECTURES if name not in ENCODERS]
 
 
