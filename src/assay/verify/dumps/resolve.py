@@ -30,6 +30,7 @@ from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
 from assay.verify.dumps.matching.confirmed_later import Definition, leave_refuted
+from assay.verify.dumps.matching.cut_arrays import cut_columns
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
@@ -140,6 +141,8 @@ def resolve(
         unread = [*unread, *(replace(o, name="", others=()) for o in unknown if o.kind != "values")]
     named, unknown, note = lone_wide_array(named, unknown, model)
     notes += note
+    named, unknown, cut, note = cut_columns(named, unknown, model, len(dump.tokens))
+    unread, notes = [*unread, *cut], [*notes, *note]
     named, note = place_heads(named, model, len(dump.tokens), dump.steps, truth)
     notes += note
     named, note = after_rotation(named, model, len(dump.tokens), truth)

@@ -17,6 +17,7 @@ _END = r"(?:/|\.(?!\d)|:{1,2}\s{0,3}|_|-|\s{1,3})(?:[a-z]{1,2}->)?(?=([A-Za-z][\
 _PREFIX = re.compile(r"(?<![\w.+\-=\[(/])([A-Za-z]{1,12})[_#=-]?(\d{1,3})" + _END)
 _BRACKET = re.compile(r"^(\s{0,8})\[(\d{1,3})\]" + _END)
 _SHARED = 2  # words that must follow several numbers
+_FEW = 3  # numbers from 0 on that may as well number values of a layer
 _LONGEST = 400  # characters of a line, at whose beginning a prefix stands
 _OTHERS = LAYERS | ROW | MAYBE_ROW | {
     "p", "x", "v", "y", "w", "e", "ex", "exp", "expert", "head", "h", "hd", "hq", "kv", "q", "k", "o", "call", "pass",
@@ -41,8 +42,11 @@ class _Prefix:
         first = min(self.numbers)
         if self.twice or first > 1 or self.numbers[0] != first or len(self.followers) < 2:
             return False
-        if not all(b in (a, a + 1, first) for a, b in zip(self.numbers, self.numbers[1:], strict=False)):
+        pairs = list(zip(self.numbers, self.numbers[1:], strict=False))
+        if not all(b in (a, a + 1, first) for a, b in pairs):
             return False
+        if any(b < a for a, b in pairs) and max(self.numbers) < _FEW and not any(a == b for a, b in pairs):
+            return False  # r1 and r2 by turns
         often: dict[str, int] = {}
         for words in self.followers.values():
             for word in words:
