@@ -99,7 +99,6 @@ def _moved_from(at: int, step: int, *, replaces: bool) -> Edit:
 
 # The exponent of the base for pair i of n: right is i / n.
 _EXPONENTS: dict[str, Callable[[Array, int], Array]] = {
-    "4i / d, not 2i / d": lambda i, n: 2 * i / n,
     "2 (i + 1) / d, not 2i / d": lambda i, n: (i + 1) / n,
     "2i / (d - 2): the sequence includes its end": lambda i, n: i / max(n - 1, 1),
     "2i // d in integers, which is 0": lambda i, n: 0 * i,
