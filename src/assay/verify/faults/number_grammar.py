@@ -167,9 +167,9 @@ def _grouped(group: Callable[[NDArray[np.int64], int, int], NDArray[np.int64]]) 
         n, m = int(c.hp.n_head), int(c.hp.n_head_kv)
         if not 1 < m < n or n % m or not reads_heads(c, node):
             return None
-        order, own = group(np.arange(n), n, m), standard(node)
-        if np.array_equal(order, np.arange(n) // (n // m)):
-            return None
+        order, own, right = group(np.arange(n), n, m), standard(node), np.arange(n) // (n // m)
+        if any(np.array_equal(order, (right + step) % m) for step in (-1, 0, 1)):
+            return None  # the right group, or a neighbour, which has a description
         return Change(node, lambda a, kv: own(a, kv[:, order]))
 
     return edit
