@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.verify.diagnosis.relations import describe
+from assay.verify.diagnosis.relations import describe, extent, extent_of_rows
 
 
 def test_relations() -> None:
@@ -25,3 +25,21 @@ def test_relations() -> None:
     assert "position 0" in kinds(np.where(np.arange(4)[:, None] == 0, x, -x))
     assert "rows moved" in kinds(x[[0, 0, 1, 2]])
     assert not kinds(rng.standard_normal((4, 64)))
+
+
+def test_where_nothing_simple_holds_the_affected_part_is_said() -> None:
+    rng = np.random.default_rng(3)
+    right = rng.standard_normal((6, 4, 8))
+    found = right.copy()
+    found[3:, [0, 2], 4:] += rng.standard_normal((3, 2, 4))
+    said = extent(found, right)
+    assert said is not None
+    assert said.text.startswith("differs in rows 3 to 5 of 6, heads 0, 2 of 4, values of each 4 to 7 of 8; ")
+    assert extent(right, right) is None
+
+
+def test_observed_rows_that_differ_are_said() -> None:
+    said = extent_of_rows({7: False, 8: False, 9: True}, np.array([1.0, -2.0, 3.0]), np.array([2.0, -4.0, 6.0]))
+    assert said is not None
+    assert said.text.startswith("differs in rows 9 of the observed 7 to 9; the correlation with the right values is 1 ")
+    assert said.text.endswith("the size 0.5 times theirs")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from assay.graph import Trait, split
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
-from assay.verify.diagnosis.relations import Relation, describe, relative
+from assay.verify.diagnosis.relations import Relation, describe, extent, extent_of_rows, relative
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS
@@ -41,7 +41,8 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
     hidden = trials.hidden_at(unit.target)
     if hidden is not None:
         found, own = np.where(hidden, 0, found), np.where(hidden, 0, own)
-    return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
+    simple = describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
+    return simple or [r for r in (extent(found, own, axis),) if r is not None]
 
 
 def relations_of_prints(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
@@ -52,11 +53,15 @@ def relations_of_prints(trials: FaultTrials, unit: EvidenceUnit) -> list[Relatio
         trials.hidden_at(unit.target),
     )
     errors, rights, digits = [], [], []
+    rows: dict[int, bool] = {}
     for obs in trials.dump.by_name[unit.target]:
         error, right = deviation(obs, own, axis, trials.model.hparams.n_embd_head, hide)
         errors.append(error.ravel())
         rights.append(right.ravel())
         digits.append(np.broadcast_to(np.asarray(obs.printed or 0.0), error.size))
+        if obs.row is not None:
+            size = CLOSE * float(np.sqrt(np.mean(np.square(right)))) if right.size else 0.0
+            rows[obs.row] = rows.get(obs.row, False) or bool((np.abs(errors[-1]) > size + digits[-1]).any())
     error, right, digit = (np.concatenate(parts) for parts in (errors, rights, digits))
     power = float(right @ right)
     if len(right) < FEWEST_PRINTED or not power or not np.isfinite(error).all():
@@ -64,7 +69,8 @@ def relations_of_prints(trials: FaultTrials, unit: EvidenceUnit) -> list[Relatio
     k = float((error + right) @ right) / power
     left = np.abs(error + right - k * right)
     if abs(k - 1) <= CLOSE or (left > CLOSE * np.abs(k * right) + 2 * digit).any():
-        return []
+        where = extent_of_rows(rows, error + right, right) if any(rows.values()) else None
+        return [where] if where is not None else []
     return [Relation("ratio", f"every printed number is {k:.6g} times what it should be", relative(left, right))]
 
 

@@ -6,7 +6,7 @@ they are all that can be said: "everything times 1.37", "rows permuted", "right 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,3 +182,54 @@ def _transposed(y: Array, x: Array) -> Iterator[Relation]:
         return
     other = x.reshape(len(x), x.shape[2], x.shape[1]).swapaxes(1, 2)
     yield Relation("transposed", "heads and dimensions exchanged", relative(y - other, y))
+
+
+# -- where nothing simple holds: what is affected --------------------------------------------------------------------
+
+_AXES = {1: ("values",), 2: ("rows", "values"), 3: ("rows", "heads", "values of each")}
+
+
+def extent(found: Array, expected: Array, axis: int = 0) -> Relation | None:
+    """Which rows, heads and values differ, how the found values correlate with the right ones, and their size."""
+    y = np.moveaxis(np.asarray(found, np.float64), axis, 0)
+    x = np.moveaxis(np.asarray(expected, np.float64), axis, 0)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if y.shape != x.shape or y.ndim not in _AXES or not finite.any():
+        return None
+    y, x = np.where(finite, y, 0), np.where(finite, x, 0)
+    off = np.abs(y - x) > CLOSE * np.sqrt(np.mean(x * x))
+    if not off.any():
+        return None
+    parts = []
+    for i, what in enumerate(_AXES[y.ndim]):
+        touched = np.flatnonzero(off.any(axis=tuple(j for j in range(y.ndim) if j != i)))
+        if len(touched) < y.shape[i]:
+            parts.append(f"{what} {ranges(touched.tolist())} of {y.shape[i]}")
+    return Relation("extent", _alike(f"differs in {', '.join(parts) or 'all values'}", y[off], x[off]), 1.0)
+
+
+def extent_of_rows(rows: Mapping[int, bool], found: Array, expected: Array) -> Relation | None:
+    """The same for some observed numbers: by row, whether they differ."""
+    wrong = sorted(row for row, off in rows.items() if off)
+    where = f"rows {ranges(wrong)} of the observed {ranges(sorted(rows))}" if len(wrong) < len(rows) else "all of it"
+    return Relation("extent", _alike(f"differs in {where}", found, expected), 1.0)
+
+
+def _alike(text: str, y: Array, x: Array) -> str:
+    size, right = float(np.sqrt(np.mean(y * y))), float(np.sqrt(np.mean(x * x)))
+    if not size or not right or y.size < 3:
+        return text
+    both, times = float(np.mean(x * y)) / (size * right), size / right
+    return f"{text}; the correlation with the right values is {both:.3g} there, the size {times:.3g} times theirs"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0, 3 to 7, 9`."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], n]
+        else:
+            parts.append([n])
+    said = [str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts]
+    return ", ".join(said[:8]) + (f" and {len(said) - 8} more" if len(said) > 8 else "")

@@ -9,6 +9,7 @@ A product shows the mistake in every row, so a few rows of the tensor rule it ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -22,6 +23,7 @@ from assay.verify.faults.description import BLOCKS, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, layer, role
 from assay.verify.faults.tensors import tensor_type, with_tensor
 
+MOST_WEIGHTS = 1 << 24  # of a matrix that is tried: each trial decodes it
 AT_ONCE = (2, 4, 8, 16)  # blocks that a loop takes at once; the rest is left to another loop
 _NAMES = {
     "d": "scale", "m": "minimum", "dmin": "scale of its minima", "scales": "scales of its parts",
@@ -48,7 +50,7 @@ def mixed_blocks(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """A field of another block: in the products of one role."""
     for node in nodes:
         kind = tensor_type(c, node.weights[0]) if node.op == "linear" and node.weights else ""
-        if kind not in codecs.CODECS:
+        if kind not in codecs.CODECS or math.prod(c.model.graph.weights[node.weights[0]]) > MOST_WEIGHTS:
             continue
         n = int(c.model.graph.weights[node.weights[0]][-1]) // codecs.CODECS[kind].type.block_size
         names = [name for name in _fields(kind) if name in _NAMES]

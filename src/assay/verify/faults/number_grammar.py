@@ -99,7 +99,6 @@ def _moved_from(at: int, step: int, *, replaces: bool) -> Edit:
 
 # The exponent of the base for pair i of n: right is i / n.
 _EXPONENTS: dict[str, Callable[[Array, int], Array]] = {
-    "4i / d, not 2i / d": lambda i, n: 2 * i / n,
     "2 (i + 1) / d, not 2i / d": lambda i, n: (i + 1) / n,
     "2i / (d - 2): the sequence includes its end": lambda i, n: i / max(n - 1, 1),
     "2i // d in integers, which is 0": lambda i, n: 0 * i,
@@ -168,9 +167,9 @@ def _grouped(group: Callable[[NDArray[np.int64], int, int], NDArray[np.int64]]) 
         n, m = int(c.hp.n_head), int(c.hp.n_head_kv)
         if not 1 < m < n or n % m or not reads_heads(c, node):
             return None
-        order, own = group(np.arange(n), n, m), standard(node)
-        if np.array_equal(order, np.arange(n) // (n // m)):
-            return None
+        order, own, right = group(np.arange(n), n, m), standard(node), np.arange(n) // (n // m)
+        if any(np.array_equal(order, (right + step) % m) for step in (-1, 0, 1)):
+            return None  # the right group, or a neighbour, which has a description
         return Change(node, lambda a, kv: own(a, kv[:, order]))
 
     return edit

@@ -1,0 +1,114 @@
+"""What the generators of the grammar describe: computed apart, in loops, and compared with the planted edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.engines.reference.functions import softmax
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.verify.faults import FAULTS, Context
+from assay.verify.faults.block_grammar import mixed_blocks
+from assay.verify.faults.statistic_grammar import statistics
+from assay.verify.faults.visible_grammar import hidden_scores, seen_keys
+from assay.verify.faults.window_grammar import windows
+from tests.models import others
+
+
+def model_of(shared_dir: Path, name: str) -> Model:
+    path = shared_dir / "data" / f"{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"no such model in the reference data: {path}")
+    return load(open_file(path))
+
+
+def edit(found: object, words: str) -> object:
+    """The one description with these words."""
+    variants = [v for _, v in found if words in v.label]
+    assert len(variants) == 1, [v.label for v in variants]
+    return variants[0]
+
+
+def test_a_scale_of_the_block_before(shared_dir: Path) -> None:
+    """Q8_0: 34 bytes a block, a half and 32 signed bytes."""
+    model = model_of(shared_dir, "models/stories15M-q8_0")
+    c, node = Context(model, (3,)), model.graph["ffn_up-0"]
+    info = model.file.tensors[node.weights[0]]
+    raw = np.frombuffer(bytes(np.ascontiguousarray(model.file.raw(info.name))), np.uint8).reshape(-1, 34)
+    d = raw[:, :2].copy().view("<f2").astype(np.float32).reshape(info.shape[0], -1, 1)
+    q = raw[:, 2:].view(np.int8).reshape(info.shape[0], -1, 32).astype(np.float32)
+    d[:, 1:] = d[:, :-1].copy()
+    x = np.random.default_rng(0).standard_normal((3, info.shape[1]))
+    change = edit(mixed_blocks(c, [node]), "the blocks of ffn_up take the scale of the block before").at(c, node)
+    assert np.allclose(change.function(x), x @ (q * d).reshape(info.shape).T)
+    first = change.preview(x)
+    assert np.allclose(first, change.function(x)[:, : first.shape[1]])
+
+
+def test_a_mask_before_the_cap(shared_dir: Path) -> None:
+    model = model_of(shared_dir, "arch/gemma2")
+    c, node = Context(model, (7,)), model.graph["kq_soft_max-0"]
+    scores = np.random.default_rng(1).uniform(-3, 3, (4, 7, 7))
+    at = np.arange(7)
+    found = edit(hidden_scores(c, [node]), "keys before the window get the score -3").at(c, node)
+    hidden = np.where(at[:, None] - at[None, :] >= node.attr("window"), -3.0, scores)
+    assert np.allclose(found.function(scores, at, at), softmax(np.where(at[None, :] > at[:, None], -np.inf, hidden)))
+
+
+def test_rules_that_agree_on_these_tokens_are_one(stories260k: Path) -> None:
+    """Five tokens: a tile of 8 hides nothing, which the catalogue has; of 4 the last token is alone."""
+    model = load(open_file(stories260k))
+    words = [v.label for _, v in seen_keys(Context(model, (5,)), [model.graph["kq_soft_max-0"]])]
+    assert any("own tile of 4" in w for w in words) and not any("own tile of 8" in w for w in words)
+
+
+def test_a_ring_in_the_order_of_its_slots(shared_dir: Path) -> None:
+    model = model_of(shared_dir, "recurrent/qwen35")
+    c = Context(model, (4, 1, 1))
+    node = next(n for n in model.graph if n.op == "causal_conv")
+    channels, past = node.attr("state")
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((6, channels)), rng.standard_normal((channels, past + 1))
+    found = edit(windows(c, [node]), "window is a ring that is read in the order of its slots, not").at(c, node)
+    made, _ = found.function(x, w, np.zeros((channels, past)))
+    ring = np.zeros((past, channels))
+    for t in range(6):
+        before = ring if t >= 4 else np.stack([x[s] if s >= 0 else 0 * x[0] for s in range(t - past, t)])
+        assert np.allclose(made[t], (np.concatenate([before, x[t : t + 1]]) * w.T).sum(0)), t
+        ring[t % past] = x[t]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3moe", "gpt-oss", "glm4"])
+def test_a_statistic_over_n_less_one(tmp_path: Path, name: str) -> None:
+    others.make(name, tmp_path / "model.gguf")
+    model = load(open_file(tmp_path / "model.gguf"))
+    c, node = Context(model, (3,)), next(n for n in model.graph if n.op == "rms_norm")
+    n = int(model.graph.shapes[node.name][-1])
+    x, w = np.random.default_rng(3).standard_normal((3, n)), np.ones(n)
+    found = edit(statistics(c, [node]), f"{node.name.split('-')[0]} is divided by n - 1").at(c, node)
+    root = np.sqrt((x * x).sum(-1, keepdims=True) / (n - 1) + node.attr("eps"))
+    assert np.allclose(found.function(x, w), x / root)
+
+
+def test_rows_of_a_table_are_misread_as_the_whole_table_is(shared_dir: Path) -> None:
+    """An embedding is looked up row by row: each misreading of the file gives the rows that it gives for the table."""
+    model = model_of(shared_dir, "models/stories15M-q8_0")
+    c, node = Context(model, (4,)), model.graph["embd"]
+    head = next(n for n in model.graph if n.op == "linear" and n.weights == node.weights)
+    ids = np.array([5, 0, 47, 5])
+    checked = 0
+    for fault in FAULTS.values():
+        for variant in fault.variants:
+            if variant.search is None and fault.stage in ("gguf parsing", "dequantisation"):
+                rows, table = variant.at(c, node), variant.at(c, head)
+                if rows is None or table is None or rows.function is None or table.preview is None:
+                    continue
+                whole = table.preview(np.eye(int(model.graph.weights[node.weights[0]][1])))
+                finite = np.isfinite(whole.T[ids]).all(1)  # the product makes a row NaN where one value is
+                with np.errstate(all="ignore"):
+                    assert np.allclose(rows.function(ids)[finite], whole.T[ids][finite]), variant.label
+                checked += bool(finite.any())
+    assert checked > 10
