@@ -8,6 +8,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
+# The packages that assay needs, or those of an extra, a line each.
+PACKAGES = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    print(*(p["optional-dependencies"][sys.argv[1]] if sys.argv[1:] else p["dependencies"]), sep="\n")'
+# `make run` needs the kernels of this machine's fastest instruction set alone; tests try all that it has, and compile the
+# others.
+ISAS := $(if $(filter-out run docs cases %/.installed,$(MAKECMDGOALS)),all,fastest)
 EDITABLE := -q --no-build-isolation -C cmake.define.ASSAY_ISAS=all -e
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
@@ -122,14 +128,16 @@ cases: $(VENV)/.installed  ## docs/explanation/cases.md, on TinyLlama
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile $(BUILD_TOOLS)
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needed.txt
+	$(PACKAGES) > $(VENV)/needed.txt
 	$(BIN)/pip install -q --no-compile -r $(VENV)/needed.txt "setuptools>=70.1" & \
-	$(BIN)/pip install -q --no-build-isolation --no-deps -e .; built=$$?; wait $$! && exit $$built
+	$(BIN)/pip install -q --no-build-isolation --no-deps -C cmake.define.ASSAY_ISAS=$(ISAS) -e .; built=$$?; wait $$! && exit $$built
 	touch $@
 
-# Tests try every instruction set that this machine has, and compile the others; `make run` needs the fastest alone.
+# Nothing is built a second time, unless `make run` compiled one instruction set before.
 $(VENV)/.test-installed $(VENV)/.lint-installed: $(VENV)/.%-installed: $(VENV)/.installed
-	$(BIN)/pip install $(EDITABLE) ".[$*]"
+	$(PACKAGES) $* > $(VENV)/$*.txt
+	$(BIN)/pip install -q -r $(VENV)/$*.txt
+	$(if $(filter test,$*),grep -qs ASSAY_ISAS:STRING=all build/cp*/CMakeCache.txt || $(BIN)/pip install $(EDITABLE) .)
 	$(if $(filter test,$*),$(BIN)/python -m tests.prebuild)
 	touch $@
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
+
+from assay.system.toml_tables import read_table
 
 SUGGESTED = 3
 _QUANT = re.compile(r"(?:i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|f16|fp16|f32)", re.IGNORECASE)
@@ -58,14 +58,13 @@ class NamedModel:
 @cache
 def named_models() -> tuple[NamedModel, ...]:
     """Every model of the table, in its order."""
-    text = resources.files("assay.runtime").joinpath("model_names.toml").read_text("utf-8")
     return tuple(
         NamedModel(
             family, row["tag"], table["about"], row.get("architecture", table["architecture"]), table["licence"],
             row["parameters"], round(row["gigabytes"] * 1e9), row["tag"] == table["default"],
             row.get("repository", ""), row.get("file", ""), row.get("package", ""),
         )
-        for family, table in tomllib.loads(text).items()
+        for family, table in read_table("assay.runtime", "model_names.toml").items()
         for row in table["models"]
     )  # fmt: skip
 
@@ -73,8 +72,8 @@ def named_models() -> tuple[NamedModel, ...]:
 @cache
 def _spellings() -> dict[str, NamedModel]:
     """Every spelling of every model: the name with and without its tag, the further names, and their letters alone."""
-    text = resources.files("assay.runtime").joinpath("model_names.toml").read_text("utf-8")
-    also = {family: (family, *table.get("also", ())) for family, table in tomllib.loads(text).items()}
+    tables = read_table("assay.runtime", "model_names.toml")
+    also = {family: (family, *table.get("also", ())) for family, table in tables.items()}
     exact: dict[str, NamedModel] = {}
     loose: dict[str, NamedModel] = {}
     for model in named_models():

@@ -15,13 +15,12 @@ Touch this package to add a mistake that people make. How a mistake is recognise
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 
 from assay.errors import AssayError
 from assay.system import plugins
+from assay.system.toml_tables import read_table
 from assay.verify.faults import (
     adapter_edits,
     attention_edits,
@@ -98,7 +97,6 @@ _PLANTING = (
 
 def _read(stage: Stage) -> dict[str, Fault]:
     name = stage.lower().replace(" ", "_") + ".toml"
-    text = resources.files("assay.verify.faults").joinpath("catalogue", name).read_text("utf-8")
     return {
         id: Fault(
             id=id,
@@ -113,18 +111,16 @@ def _read(stage: Stage) -> dict[str, Fault]:
             },
             variants=tuple(PLANTS.get(id, ())),
         )
-        for id, row in tomllib.loads(text).items()
+        for id, row in read_table(__name__, "catalogue", name).items()
     }
 
 
-def _read_code(name: str) -> dict[str, dict[str, str]]:
-    return tomllib.loads(resources.files("assay.verify.faults").joinpath(name).read_text("utf-8"))
-
-
 # By stage and by fault: the line of code to look for in each language, and sentences with blanks for a file's values.
-CODE: dict[str, dict[str, str]] = (
-    _read_code("code.toml") | _read_code("code_recurrent.toml") | _read_code("code_vision.toml")
-)
+CODE: dict[str, dict[str, str]] = {
+    id: row
+    for name in ("code.toml", "code_recurrent.toml", "code_vision.toml")
+    for id, row in read_table(__name__, name).items()
+}
 FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}
 
 
