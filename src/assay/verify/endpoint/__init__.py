@@ -13,6 +13,10 @@ An audit asks whether an endpoint serves the claimed model (`audit_run`):
     left_over          does a request read what the one before it left?
     wagers, standings  bets with a stated error rate, and where every alternative stands
     token_bets         bets on the tokens that were chosen, where no log-probabilities are shown
+    model_search       which alternative explains the answers, once the claim has failed
+    fitted_numbers     the base and scale of RoPE, and the numbers of mistakes, searched
+    draw_settings      ways to draw a token that were not asked for
+    greedy_tokens      tokens that are not the best ones at temperature 0: draws, penalties, other rules
     own_draws          sampling, judged by the server's own log-probabilities
     audit_report       words, data, page
 

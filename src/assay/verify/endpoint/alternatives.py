@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
@@ -29,7 +28,7 @@ from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.builtin import TEMPLATES
 from assay.verify.diagnosis.by_feeds import FEEDS, Feed
 from assay.verify.endpoint.claimed_model import CLAIM, ClaimedModel, Setting, coarser_mixes, rewritten
-from assay.verify.endpoint.draw_settings import PENALTIES, lowered, penalty
+from assay.verify.endpoint.draw_settings import FEW_PENALTIES, penalty, seen_counts
 from assay.verify.endpoint.prompt_ids import other_tokenizations
 from assay.verify.endpoint.served_text import ServedText
 from assay.verify.faults import FAULTS, Context, Fault, FaultKind, Stage, Variant, planted
@@ -101,13 +100,17 @@ class Alternative:
             made = planted(Context(claimed.model, steps), *self.edit)
             return claimed.at(ids, rows, Setting(graph=made.graph, functions=made.functions), keep=False)
         if self.penalty is not None:
-            nats, window, each = self.penalty
-            every, known = np.arange(claimed.model.hparams.n_vocab), claimed.at(ids, rows)
-            return np.stack([
-                lowered(row, every[: len(row)], ids[:n], nats, window, each=each)
-                for n, row in zip(rows, known, strict=True)
-            ])  # fmt: skip
+            return self._penalised(claimed.at(ids, rows), [ids[:n] for n in rows])
         return claimed.at(ids, rows, self.setting, keep=keep)
+
+    def _penalised(self, rows: Array, before: Sequence[Sequence[int]]) -> Array:
+        """Log-probabilities less the penalty on the tokens before each."""
+        assert self.penalty is not None
+        (nats, window, each), found = self.penalty, rows.copy()
+        for row, ids in zip(found, before, strict=True):
+            for token, count in seen_counts(ids, window).items():
+                row[token] -= nats * (count if each else 1)
+        return found
 
     @property
     def companion(self) -> Alternative | None:
@@ -227,21 +230,22 @@ def cut_prompts(
     counted = {found for expected, found in counts if found < expected}
     longest = max(map(len, ids), default=0)
     for n in sorted(counted) if len(counted) == 1 else [w for w in WINDOWS if w < longest]:
-        bos = tokenizer.bos
+        long = [i for i in ids if len(i) > n > 1]
+        begun = all(i[0] == tokenizer.bos for i in long)
         kinds = {
-            f"to the last {n} tokens": lambda i, n=n: i[-n:],
-            f"to BOS and the last {n - 1} tokens": lambda i, n=n, bos=bos: (bos, *i[1 - n :]) if i[0] == bos else i,
-            f"to the first {n} tokens": lambda i, n=n: i[:n],
+            f"to the last {n} tokens": [i[-n:] for i in long],
+            f"to BOS and the last {n - 1} tokens": [(*i[:1], *i[1 - n :]) for i in long] if begun else [],
+            f"to the first {n} tokens": [i[:n] for i in long],
         }
-        for words, cut in kinds.items():
-            prompts = {i: tuple(cut(i)) if len(i) > n > 1 else i for i in ids}
-            if any(i != other for i, other in prompts.items()):
+        for words, parts in kinds.items():
+            if parts:
+                prompts = {i: i for i in ids} | dict(zip(long, parts, strict=True))
                 yield Alternative(f"cut {words}", f"prompts are cut {words}", "prompt", prompts=prompts)
 
 
 def penalties() -> Iterator[Alternative]:
     """Penalties on tokens of the context, though none was asked for; they show in tokens alone."""
-    for nats, window, each in PENALTIES:
+    for nats, window, each in FEW_PENALTIES:
         words = f"{penalty(nats, window, each=each).name}, which was not asked for"
         yield Alternative(words, words, "sampling", penalty=(nats, window, each))
 

@@ -154,7 +154,12 @@ class _Audit:
         if reading.top and reading.completions and len(self._drawn) > 1:
             self._add_echo(self.interviewer.try_echo(self._drawn[1]))
         budget = self.options.tokens or (TOKENS if reading.top else TOKENS_ALONE)
-        return (EACH if reading.top else EACH_ALONE), budget
+        each = EACH if reading.top else EACH_ALONE
+        most = -(-budget // each)
+        self.say(
+            f"the answers show {reading.mode}: at most {budget} tokens in {most} requests, and a few for chat and draws"
+        )
+        return each, budget
 
     def _fitted(self, text: str) -> str:
         """The last words of a text that fit into a quarter of the context; vocabularies of bytes make many tokens."""
@@ -209,7 +214,7 @@ class _Audit:
         chosen = self.interviewer.reading.chosen
         if sum(below_best(step) > NOT_BEST for step in chosen) < PROVEN_DRAWS:
             return
-        chosen, again = tuple(chosen), Again()
+        chosen, again = chosen[:], Again()
         texts = [text for text in self.asked if text.places and not text.chat]
         self.say("asking for the same continuations again")
         with suppress(AssayError):
@@ -483,7 +488,7 @@ class _Audit:
             tied = tuple(s.alternative.words for s, other in likely[1:] if other >= LIKELY * confidence)
             words, fault = f"chat prompt: {lead.alternative.words}{more}", lead.alternative.fault
             self.findings.append(AuditFinding("prompt", words, confidence, fault, odds, tied))
-        elif far and extra <= {0} and (self._model_in(board) or self._model_as_text(board)):
+        elif far and extra <= {0} and self._not_the_prompt(board):
             return
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
@@ -503,7 +508,7 @@ class _Audit:
             self._name(board, "model")
         return explained(board)
 
-    def _model_as_text(self, chats: Scoreboard) -> bool:
+    def _not_the_prompt(self, chats: Scoreboard) -> bool:
         """Ask for the same prompts as plain texts, which no template changes: what differs then is the model's.
 
         If the server cannot be asked so, the place stays open, and the finding says that.
@@ -512,20 +517,22 @@ class _Audit:
         try:
             for text in chats.texts:
                 served = self._as_text(text)
-                if served is None:
-                    break
-                board.add(served)
+                if served is not None:
+                    board.add(served)
         except AssayError as error:
             self.notes.append(f"conversations as plain texts: {error}")
-        path = board.evidence_path() if board.texts else []
-        if path and max(path) < board.goal and len(board.texts) == len(chats.texts):
+        reached = max(board.evidence_path(), default=0.0) if board.texts else 0.0
+        if len(board.texts) == len(chats.texts) and reached < board.goal / 2:
             return False
-        if path and max(path) >= board.goal:
+        differs = reached >= board.goal
+        if self._model_in(board if differs else chats):
+            return True
+        if differs:
             self._name(board, "model")
             return True
         words = (
-            "answers to conversations are not those of the claimed model with its template; their prompts are as long "
-            "as the template makes them, so a mistake of the engine with longer prompts is possible, too"
+            "answers to conversations are not those of the claimed model with its template; the template or the "
+            "engine may be at fault: the same prompts as plain texts could not be asked for, or do not decide"
         )
         odds = max(chats.evidence_path(), default=0.0)
         self.findings.append(AuditFinding("prompt", words, 0.0, evidence=odds, fits=False))

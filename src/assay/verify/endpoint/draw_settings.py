@@ -84,9 +84,14 @@ def _cool_top_p(t: float, p: float) -> DrawSetting:
 
 def lowered(logp: Array, ids: Array, before: Sequence[int], nats: float, window: int | None, *, each: bool) -> Array:
     """Log-probabilities less a penalty for the tokens of the last `window` ids; `each`: for every time they came."""
-    seen = Counter(before if window is None else before[-window:])
-    counts = np.array([seen.get(int(i), 0) for i in ids], float)
-    return np.asarray(logp - nats * (counts if each else np.minimum(counts, 1)))
+    counts = seen_counts(before, window)
+    cost = np.array([counts.get(int(i), 0) for i in ids], float)
+    return np.asarray(logp - nats * (cost if each else np.minimum(cost, 1)))
+
+
+def seen_counts(before: Sequence[int], window: int | None) -> Counter[int]:
+    """How often each token came among the last `window` ids, or among all."""
+    return Counter(before if window is None else before[-window:])
 
 
 def penalty(nats: float, window: int | None, *, each: bool = False, t: float = 1.0) -> DrawSetting:
@@ -104,6 +109,9 @@ PENALTIES = tuple(
     for window in (None, RECENT)
     for each, sizes in ((False, (0.5, 1.0, 2.0, 3.5, 6.0)), (True, (0.25, 0.5, 1.0, 2.0)))
     for nats in sizes
+)
+FEW_PENALTIES = tuple(
+    (nats, w, each) for w in (None, RECENT) for nats, each in ((1.0, False), (3.5, False), (0.5, True))
 )
 SETTINGS: tuple[DrawSetting, ...] = (
     *(temperature(t) for t in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.3, 1.5, 1.7)),

@@ -23,7 +23,7 @@ DIGITS = 3  # of the number that is named
 class Numbered:
     """A family of alternatives with one positive number. `right` is the claim's own number, where it has one."""
 
-    make: Callable[[float], Alternative]
+    make: Callable[[float], Alternative | None]  # None: this number changes nothing
     usual: tuple[float, ...]
     low: float
     high: float
@@ -36,8 +36,8 @@ def rope_numbers(model: Model) -> list[Numbered]:
     if not own:
         return []
     return [
-        Numbered(lambda p: next(iter(rope_bases(model, [p]))), BASES, 100.0, 1e8, own),
-        Numbered(lambda p: next(iter(rope_scales(model, [p]))), SCALES, 1 / 64, 64.0, 1.0),
+        Numbered(lambda p: next(rope_bases(model, [p]), None), BASES, 100.0, 1e8, own),
+        Numbered(lambda p: next(rope_scales(model, [p]), None), SCALES, 1 / 64, 64.0, 1.0),
     ]
 
 
@@ -59,7 +59,8 @@ def fitted(family: Numbered, losses: Mapping[float, float], loss: Callable[[Alte
         nonlocal best, best_loss
         p = float(f"{math.exp(x):.{DIGITS}g}")
         if p not in known:
-            known[p] = math.inf if p == family.right else loss(family.make(p))
+            made = None if p == family.right else family.make(p)
+            known[p] = math.inf if made is None else loss(made)
         if known[p] < best_loss:
             best, best_loss = p, known[p]
         return known[p]

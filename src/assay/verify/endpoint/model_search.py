@@ -58,7 +58,8 @@ class ModelSearch:
     def _fit_number(self, board: Scoreboard, family: Numbered) -> None:
         """Search the number of an alternative on the text that is furthest from the claim."""
         text, furthest = self._furthest(board)
-        losses = {p: self._loss(family.make(p), text) for p in family.usual if p != family.right}
+        usual_ones = {p: family.make(p) for p in family.usual if p != family.right}
+        losses = {p: self._loss(made, text) for p, made in usual_ones.items() if made is not None}
         if family.right is not None:
             losses[family.right] = furthest
         best = fitted(family, losses, lambda alternative: self._loss(alternative, text))
@@ -135,9 +136,9 @@ class ModelSearch:
         return better
 
 
-def _planted(context: Context, fault: Fault, variant: Variant, p: float) -> Alternative:
-    """A mistake of the catalogue with this number."""
-    return next(engine_fault(context, fault, variant, p))
+def _planted(context: Context, fault: Fault, variant: Variant, p: float) -> Alternative | None:
+    """A mistake of the catalogue with this number, if it applies."""
+    return next(engine_fault(context, fault, variant, p), None)
 
 
 def explained(board: Scoreboard) -> bool:

@@ -1,0 +1,139 @@
+"""What is served, where no list has it: numbers, cut prompts, switches of templates, and the place of a difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.gguf import open_file
+from assay.gguf.writer import Tensor, write
+from assay.models import Model, load
+from assay.text import ChatTemplate, Tokenizer
+from assay.verify.endpoint.alternatives import Alternative, chat_prompts, cut_prompts, penalties
+from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult
+from assay.verify.endpoint.audit_report import text
+from assay.verify.endpoint.audit_run import audit_endpoint
+from assay.verify.endpoint.claimed_model import ClaimedModel
+from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.dialects import CHAT
+from assay.verify.endpoint.fitted_numbers import Numbered, fitted
+from assay.verify.endpoint.served_text import Place, ServedText
+from tests.synthetic import make_kquant
+from tests.verify.endpoint.own_server import Habits, OwnServer
+
+TALK = [[{"role": "user", "content": "What is rain?"}]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(open_file(make_kquant(tmp_path_factory.mktemp("model") / "claim.gguf")))
+
+
+@pytest.fixture(scope="module")
+def odd(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The same model with a base of RoPE that nobody uses."""
+    path, file = tmp_path_factory.mktemp("odd") / "odd.gguf", model.file
+    kept = {key: file.metadata.typed(key) for key in file.metadata} | {"llama.rope.freq_base": 31415.0}
+    write(path, kept, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
+    return load(open_file(path))
+
+
+def numbered(right: float | None) -> Numbered:
+    return Numbered(lambda p: Alternative(f"{p:g}", f"{p:g}", "rope"), (1e4, 1e5, 1e6), 100.0, 1e8, right)
+
+
+@pytest.mark.parametrize("true", [3.1e3, 31415.0, 6.8e4, 2.2e5, 7e6])
+def test_a_number_is_found_between_the_usual_ones(true: float) -> None:
+    def loss(p: float) -> float:
+        return abs(math.log(p / true)) ** 1.5
+
+    known = {p: loss(p) for p in (*numbered(None).usual, 5e4)}
+    found = fitted(numbered(5e4), known, lambda alternative: loss(float(alternative.name)))
+    assert found is not None and float(found.name) == pytest.approx(true, rel=0.06)
+
+
+def test_no_number_is_named_where_none_is_better() -> None:
+    """The claim's own is the best; and a search that gains nothing ends early."""
+    tried: list[str] = []
+
+    def flat(alternative: Alternative) -> float:
+        tried.append(alternative.name)
+        return 1.0
+
+    assert fitted(numbered(5e4), {1e4: 1.0, 5e4: 1.0, 1e5: 1.0}, flat) is None
+    assert len(tried) <= 4
+    assert fitted(numbered(5e4), {1e4: 1.0, 5e4: 0.0, 1e5: 1.0}, lambda a: abs(math.log(float(a.name) / 5e4))) is None
+
+
+def test_cut_prompts(model: Model) -> None:
+    """By the number that the server counts; a prompt that is short enough stays as it is."""
+    tokenizer = Tokenizer.from_gguf(model.file)
+    long, short = (tuple(tokenizer.encode(t)) for t in ("a long text about " * 9, "a text"))
+    texts = [ServedText((*ids, 5), len(ids), (Place(len(ids), {}, 5),)) for ids in (long, short)]
+    found = {a.name: a for a in cut_prompts(tokenizer, texts, [(len(long), 20), (len(short), len(short))])}
+    assert found["cut to the last 20 tokens"].prompts == {long: long[-20:], short: short}
+    assert found["cut to BOS and the last 19 tokens"].prompts[long] == (long[0], *long[-19:])
+    assert found["cut to the first 20 tokens"].prompts[long] == long[:20]
+    assert {a.name for a in cut_prompts(tokenizer, texts, [])} >= {"cut to the last 32 tokens"}
+
+
+def test_a_switch_of_thinking(model: Model) -> None:
+    tokenizer = Tokenizer.from_gguf(model.file)
+    source = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<off>{% endif %}"
+    found = chat_prompts(tokenizer, ChatTemplate(source, name="x"), TALK)
+    (other,) = (a for a in found if "enable_thinking" in a.words)
+    assert other.words.endswith("set to false") and len(next(iter(other.prompts.values()))) > 0
+
+
+def test_a_penalty_in_tokens_alone(model: Model) -> None:
+    """It lowers the tokens that came before, and no others."""
+    served = ServedText((1, 7, 7, 9), 2, (Place(3, {}, 9),))
+    with ClaimedModel(model, threads=1) as claimed:
+        plain = claimed.rows(served)[0]
+        for alternative in penalties():
+            rows = alternative.rows(claimed, served)
+            assert rows is not None
+            gap = plain - rows[0]
+            nats, _, each = alternative.penalty or (0, 0, False)
+            assert gap[7] == pytest.approx(nats * (2 if each else 1), abs=1e-5)
+            assert set(np.flatnonzero(gap).tolist()) == {1, 7}
+
+
+def audited(model: Model, ask: Any) -> AuditResult:
+    client = Client("own", Tokenizer.from_gguf(model.file), ask=ask)
+    return audit_endpoint(model, client, AuditOptions(threads=1, draws=False), progress=lambda _: None)
+
+
+def test_an_odd_base_is_named(model: Model, odd: Model) -> None:
+    with OwnServer(odd, Habits()) as server:
+        found = audited(model, server.ask)
+    words = found.findings[0].words
+    assert words.startswith("RoPE with a base of 3"), text(found)
+    assert float(words.split("base of ")[1].split(" ")[0]) == pytest.approx(31415, rel=0.06)
+
+
+def test_what_differs_in_conversations_is_the_model_or_the_prompt(model: Model, odd: Model) -> None:
+    """A model that fails on conversations fails on their prompts as plain texts, too; a changed prompt does not."""
+    with OwnServer(model, Habits()) as right, OwnServer(odd, Habits()) as wrong:
+        assert right.template is not None
+        mark = right.template.render(TALK[0])[:6]
+
+        def on_conversations(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+            talk = path == CHAT or mark in str(body["prompt"])[:12]
+            return (wrong if talk else right).ask(path, body)
+
+        def other_words(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+            """As many tokens, other words."""
+            if path == CHAT:
+                said = body["messages"][-1]["content"]
+                body = {**body, "messages": [{"role": "user", "content": said[1:] + said[:1]}]}
+            return right.ask(path, body)
+
+        by_model, by_prompt = audited(model, on_conversations), audited(model, other_words)
+    assert by_model.verdict == "differs" and by_model.findings[0].area == "model", text(by_model)
+    assert not any("chat prompt" in f.words for f in by_model.findings), text(by_model)
+    assert by_prompt.verdict == "differs" and "chat prompt" in by_prompt.findings[0].words, text(by_prompt)
