@@ -116,36 +116,74 @@ def test_openai_responses_with_tools_and_schemas(openai_client: Any) -> None:
     }
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_openai_in_javascript(server: Server, tmp_path: Path) -> None:
-    script = tmp_path / "ask.cjs"
-    script.write_text(
-        """
+# Programs of four JavaScript clients. Each prints an object of texts; `ask` is the same question for all.
+JAVASCRIPT = {
+    "openai": """
         const OpenAI = require("openai");
-        const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0 });
-        (async () => {
-          const content = "hello the world";
-          const ask = { model: "tiny", messages: [{ role: "user", content }], temperature: 0, max_tokens: 4 };
-          const whole = (await client.chat.completions.create(ask)).choices[0].message.content;
-          let parts = "";
-          for await (const part of await client.chat.completions.create({ ...ask, stream: true })) {
-            parts += part.choices[0]?.delta?.content ?? "";
-          }
-          const items = { model: "tiny", input: content, temperature: 0, max_output_tokens: 4 };
-          const response = await client.responses.create(items);
-          const models = []; for await (const model of client.models.list()) models.push(model.id);
-          console.log(JSON.stringify({ whole, parts, response: response.output_text, models }));
-        })();
-        """
+        const client = new OpenAI({ baseURL: url + "/v1", apiKey: "none", maxRetries: 0 });
+        const ask = { model: "tiny", messages: [{ role: "user", content }], temperature: 0, max_tokens: 4 };
+        const whole = (await client.chat.completions.create(ask)).choices[0].message.content;
+        let parts = "";
+        for await (const part of await client.chat.completions.create({ ...ask, stream: true })) {
+          parts += part.choices[0]?.delta?.content ?? "";
+        }
+        const items = { model: "tiny", input: content, temperature: 0, max_output_tokens: 4 };
+        const response = (await client.responses.create(items)).output_text;
+        const models = []; for await (const model of client.models.list()) models.push(model.id);
+        return { whole, parts, response, models: models.join() };
+    """,
+    "@anthropic-ai/sdk": """
+        const Anthropic = require("@anthropic-ai/sdk");
+        const client = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
+        const ask = { model: "tiny", messages: [{ role: "user", content }], max_tokens: 4, temperature: 0 };
+        const whole = (await client.messages.create(ask)).content[0].text;
+        const parts = (await client.messages.stream(ask).finalMessage()).content[0].text;
+        const counted = (await client.messages.countTokens({ model: "tiny", messages: ask.messages })).input_tokens;
+        const models = []; for await (const model of client.models.list()) models.push(model.id);
+        return { whole, parts, counted: counted > 5 ? "some" : "none", models: models.join() };
+    """,
+    "ollama": """
+        const { Ollama } = require("ollama");
+        const client = new Ollama({ host: url });
+        const ask = { model: "tiny", messages: [{ role: "user", content }] };
+        ask.options = { temperature: 0, num_predict: 4 };
+        const whole = (await client.chat(ask)).message.content;
+        let parts = "";
+        for await (const part of await client.chat({ ...ask, stream: true })) parts += part.message.content;
+        const models = (await client.list()).models.map((model) => model.model).join();
+        return { whole, parts, models };
+    """,
+    "ai": """
+        const { generateText, streamText } = require("ai");
+        const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
+        const model = createOpenAICompatible({ name: "assay", baseURL: url + "/v1" })("tiny");
+        const ask = { model, prompt: content, temperature: 0, maxOutputTokens: 4, maxRetries: 0 };
+        const whole = (await generateText(ask)).text;
+        let parts = "";
+        for await (const part of streamText(ask).textStream) parts += part;
+        return { whole, parts };
+    """,
+}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize("package", JAVASCRIPT)
+def test_in_javascript(server: Server, tmp_path: Path, package: str) -> None:
+    script = tmp_path / "ask.cjs"
+    body = f"async (url, content) => {{{JAVASCRIPT[package]}}}"
+    script.write_text(
+        f'({body})(process.argv[2], "hello the world").then((found) => console.log(JSON.stringify(found)));'
     )
-    known = subprocess.run(["node", "-e", "require('openai')"], capture_output=True, cwd=tmp_path)
+    known = subprocess.run(["node", "-e", f"require('{package}')"], capture_output=True, cwd=tmp_path)
     if known.returncode:
-        pytest.skip("the npm package openai is not installed where NODE_PATH points")
-    done = subprocess.run(["node", script, server.url], capture_output=True, text=True, timeout=60)
+        pytest.skip(f"the npm package {package} is not installed where NODE_PATH points")
+    done = subprocess.run(["node", script, server.url], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    text = expected(server)
-    assert found == {"whole": text, "parts": text, "response": text, "models": ["tiny"]}
+    if counted := found.pop("counted", None):
+        assert counted == "some"
+    assert found.pop("models", "tiny") == "tiny"
+    assert set(found.values()) == {expected(server)}
 
 
 # --- ollama
@@ -430,3 +468,28 @@ def test_llama_index(server: Server) -> None:
     made = model.chat(ask, tools=TOOLS, tool_choice="required")
     (call,) = model.get_tool_calls_from_response(made)
     assert call.tool_kwargs["town"] in ("oslo", "rome")
+
+
+@pytest.mark.slow
+def test_langchain_as_anthropic(server: Server) -> None:
+    package = pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
+    model = package.ChatAnthropic(
+        base_url=server.url, api_key="none", model="tiny", temperature=0, max_tokens=4, max_retries=0
+    )
+    assert model.invoke("hello the world").content == expected(server)
+    assert "".join(part.text for part in model.stream("hello the world")) == expected(server)
+    (call,) = model.bind_tools(TOOLS, tool_choice="any").invoke("hello", max_tokens=100).tool_calls
+    assert call["args"]["town"] in ("oslo", "rome")
+
+
+@pytest.mark.slow
+def test_llama_index_as_ollama(server: Server) -> None:
+    package = pytest.importorskip("llama_index.llms.ollama", reason="llama-index-llms-ollama is not installed")
+    chat = pytest.importorskip("llama_index.core.llms").ChatMessage
+    model = package.Ollama(
+        model="tiny", base_url=server.url, temperature=0, context_window=512, request_timeout=60,
+        additional_kwargs={"num_predict": 4},
+    )  # fmt: skip
+    ask = [chat(role="user", content="hello the world")]
+    assert model.chat(ask).message.content == expected(server)
+    assert "".join(part.delta or "" for part in model.stream_chat(ask)) == expected(server)

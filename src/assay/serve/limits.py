@@ -12,7 +12,7 @@ class ServerLimits:
     # One request.
     body: int = 2 << 20
     messages: int = 1024
-    tools: int = 64
+    tools: int = 128  # agents with a few MCP servers offer more than 64.
     prompts: int = 64  # prompts in one completion or embedding request.
     documents: int = 256  # of one rerank request.
     choices: int = 16  # largest n.

@@ -1,8 +1,8 @@
 """Rewrite a conversation for templates that fail on OpenAI's form.
 
 `given` are the variables of a template. Each rewrite changes one convention, and returns None if nothing changes.
-Rewrites are tried only after a template failed, first alone and then combined. So a template that accepts OpenAI's
-form always gets it.
+Rewrites are tried only after a template failed or left out a system message, first alone and then combined. So a
+template that accepts OpenAI's form always gets it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from itertools import combinations, takewhile
 from typing import Any
 
 Given = dict[str, Any]
+Rewrite = Callable[[Given], Given | None]
+DROPPED = "a system message is missing"  # a complaint about a prompt
 _SYSTEM = ("system", "developer")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms
 
@@ -85,11 +87,11 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answered(given: Given) -> Given | None:
-    """An empty answer between the result of a call and the user's next text, where a turn was interrupted."""
+    """A blank answer between the result of a call and the user's next text, where a turn was interrupted."""
     found: list[dict[str, Any]] = []
     for message in given["messages"]:
         if found and (found[-1].get("role"), message.get("role")) == ("tool", "user"):
-            found.append({"role": "assistant", "content": ""})
+            found.append({"role": "assistant", "content": " "})
         found.append(message)
     return None if found == given["messages"] else {**given, "messages": found}
 
@@ -151,7 +153,7 @@ def fold_system(given: Given) -> Given | None:
     return {**given, "messages": [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]}
 
 
-_REWRITES: tuple[Callable[[Given], Given | None], ...] = (
+_REWRITES: tuple[Rewrite, ...] = (
     _arguments_as_text,
     _no_null,
     _empty_tools,
@@ -164,14 +166,39 @@ _REWRITES: tuple[Callable[[Given], Given | None], ...] = (
 )
 
 
-_OF_SYSTEM = (_one_system, _in_turns, fold_system)  # that find a place for a system message
+_OF_SYSTEM: tuple[Rewrite, ...] = (_one_system, _in_turns, fold_system)  # that find a place for a system message
 
 
-def rewritten(given: Given, *, dropped: bool) -> Iterator[Given]:
-    """The conversation with one rewrite, then with two, and so on. `dropped`: only a system message is missing."""
-    rewrites = _OF_SYSTEM if dropped else _REWRITES
-    for size in range(1, len(rewrites) + 1):
-        for chosen in combinations(rewrites, size):
+def rewritten(given: Given, complaint: str, attempt: Callable[[Given], str]) -> Given | None:
+    """The conversation with the rewrites after which the template has no complaint; None if none help.
+
+    `attempt` renders a conversation and returns what is wrong, empty if nothing is. A rewrite after which something
+    else is wrong is kept, and the others are tried on top of it. If the template refuses them all, all combinations are
+    tried, the small ones first.
+    """
+    rest, current, refused = _REWRITES, given, complaint != DROPPED
+    while rest:
+        rest = _OF_SYSTEM if complaint == DROPPED else rest
+        further: tuple[Rewrite, Given, str] | None = None
+        for rewrite in rest:
+            if (other := rewrite(current)) is None:
+                continue
+            if not (wrong := attempt(other)):
+                return other
+            if further is None and wrong != complaint:
+                further = rewrite, other, wrong
+                if wrong == DROPPED:  # the template takes it: only a place for the system message is wanted
+                    break
+        if further is None:
+            break
+        tried, current, complaint = further
+        rest = tuple(rewrite for rewrite in rest if rewrite is not tried)
+    return next((other for other in _combined(given) if not attempt(other)), None) if refused else None
+
+
+def _combined(given: Given) -> Iterator[Given]:
+    for size in range(2, len(_REWRITES) + 1):
+        for chosen in combinations(_REWRITES, size):
             other: Given | None = given
             for rewrite in chosen:
                 other = rewrite(other) if other is not None else None

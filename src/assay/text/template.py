@@ -18,7 +18,7 @@ from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
 from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
-from assay.text.rewrites import dropped_system, rewritten, with_reasoning
+from assay.text.rewrites import DROPPED, dropped_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
@@ -140,15 +140,24 @@ class ChatTemplate:
         if tools and "xml_tools" in self.tool_source:  # SmolLM3's name for them
             given.setdefault("xml_tools", given["tools"])
         until = time.monotonic() + timeout
-        answer = self._ask(given, timeout)
-        dropped = dropped_system(given["messages"], answer.get("text"))
-        if dropped or answer.get("fault") in _RESCUED:
-            for other in rewritten(given, dropped=dropped):
-                left = until - time.monotonic()
-                second = self._ask(other, left) if other and left > 0 else {}
-                if "text" in second and not dropped_system(given["messages"], second["text"]):
-                    answer = second
-                    break
+        answer = first = self._ask(given, timeout)
+
+        def attempt(other: dict[str, Any]) -> str:
+            """What is wrong with the prompt for a rewritten conversation."""
+            nonlocal answer
+            left = until - time.monotonic()
+            answer = self._ask(other, left) if left > 0 else {"fault": "time"}
+            return wrong(answer)
+
+        def wrong(answer: dict[str, str]) -> str:
+            if "text" in answer:
+                return DROPPED if dropped_system(given["messages"], answer["text"]) else ""
+            return answer.get("message") or answer["fault"]
+
+        if "text" in first or first["fault"] in _RESCUED:
+            complaint = wrong(first)
+            if complaint and rewritten(given, complaint, attempt) is None:
+                answer = first
         if "text" in answer:
             return answer["text"]
         raise AssayError(f"{self.name}: {self._complaint(answer, timeout)}; {_OTHERWISE}")
