@@ -315,3 +315,43 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert said == json.loads(done.stdout)["text"]
     assert verdicts == ["Equal: the text, and the logits of all 4 tokens, to the bit."] * 2
     assert turns[:3] == ["hello", said, "and then?"] and len(turns) == 5
+
+
+@pytest.mark.slow
+def test_a_file_of_the_user(tmp_path: Path) -> None:
+    """A folder without the model asks for it, refuses another file, and answers from the right one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    if not CHROMIUM:
+        pytest.skip("there is no chromium")
+    path, site = tiny.make(tmp_path / "mine.gguf", type="Q4_0"), tmp_path / "site"
+    short, other = tmp_path / "short.gguf", tmp_path / "other.gguf"
+    short.write_bytes(path.read_bytes()[:-32])
+    other.write_bytes(path.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.9.attn_q.weight"))
+    export_web(Opened(open_file(path), OpenOptions(ctx_size=64)), site, with_model=False)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"])
+        page = browser.new_page()
+
+        def says(words: str, seconds: int = 60) -> None:
+            shown = "words => document.getElementById('facts').textContent.includes(words)"
+            page.wait_for_function(shown, arg=words, timeout=1000 * seconds)
+
+        page.goto(f"http://127.0.0.1:{server.server_port}")
+        says("this page's host has no model.gguf; choose the file on this machine.")
+        assert page.text_content("#wanted") == "mine.gguf (0 MB)"
+        if picture := os.environ.get("ASSAY_SCREENSHOT"):
+            page.screenshot(path=picture)
+        page.set_input_files("#file", short)
+        says(f"short.gguf has {short.stat().st_size} bytes; this page needs mine.gguf")
+        page.set_input_files("#file", other)
+        says("other.gguf is another model than this page's; choose mine.gguf")
+        page.set_input_files("#file", path)
+        page.wait_for_function("!document.getElementById('send').disabled", timeout=280_000)
+        page.fill("#most", "2")
+        page.click("#send")
+        says("hash of all logits")
+        browser.close()
+    server.shutdown()

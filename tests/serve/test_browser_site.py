@@ -26,7 +26,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
 
 
 def test_the_files_of_a_page(served: tuple[Server, Path]) -> None:
-    server, path = served
+    server, _ = served
     with httpx.Client(base_url=server.url, timeout=120, follow_redirects=True) as client:
         page = client.get("/browser/")
         assert str(page.url) == f"{server.url}/browser/tiny/" and 'src="page.js"' in page.text
@@ -68,8 +68,12 @@ def test_hashes_without_a_key(served: tuple[Server, Path], tmp_path: Path) -> No
     """A request may ask for the hashes of its logits. Nobody signs them, and they are the model's."""
     body = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
     plain = httpx.post(f"{served[0].url}/v1/completions", json=body, timeout=60).json()
-    (receipt,) = httpx.post(f"{served[0].url}/v1/completions", json=body | {"receipt": True}, timeout=60).json()["receipts"]
-    assert "receipts" not in plain and receipt["signature"] == "" and len(receipt["rows"]) == len(receipt["tokens"]) == 3
+    (receipt,) = httpx.post(f"{served[0].url}/v1/completions", json=body | {"receipt": True}, timeout=60).json()[
+        "receipts"
+    ]
+    assert (
+        "receipts" not in plain and receipt["signature"] == "" and len(receipt["rows"]) == len(receipt["tokens"]) == 3
+    )
     (tmp_path / "receipt.json").write_text(json.dumps(receipt))
     assert main(["verify", str(tmp_path / "receipt.json"), "--model", str(served[1])]) == 0
 

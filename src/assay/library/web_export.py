@@ -9,7 +9,7 @@
     model.gguf                    the model's own file, or a file for each part of a split one
 
 The browser computes the cpu engine's bits. `plan.json` has the hash of the logits of a few tokens, computed here by the
-cpu engine, and the page runs only in a tier of arithmetic that gives it. `web_plan_process.py` makes plans for a server.
+cpu engine, and the page runs only in a tier of arithmetic that gives it. `web_plan_process.py` makes plans for servers.
 """
 
 from __future__ import annotations

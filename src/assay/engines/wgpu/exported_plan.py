@@ -128,7 +128,9 @@ def _tensors(
     weights: _PlacedWeights, used: set[str], hosted: Mapping[str, NDArray[np.float32]]
 ) -> tuple[list[PackedTensor], list[dict[str, Any]]]:
     """The tensors of the packed file, and all tensors as the page finds and places them."""
-    file, found, packed = weights.file, {}, []
+    file = weights.file
+    found: dict[str, dict[str, Any]] = {}
+    packed: list[PackedTensor] = []
 
     def row(name: str) -> dict[str, Any]:
         info = file.tensors[name]
@@ -143,8 +145,9 @@ def _tensors(
     for name, part in weights.parts.items():
         if used.isdisjoint(s.buffer for s in part.slices):
             continue
+        matrices = math.prod(file.tensors[name].shape[:-2])
         tiles = {
-            "matrices": math.prod(file.tensors[name].shape[:-2]), "rows": part.rows, "columns": part.columns,
+            "matrices": matrices, "rows": part.rows, "columns": part.columns,
             "first": part.first, "slices": [[s.buffer, s.first, s.tiles] for s in part.slices],
         }  # fmt: skip
         if file.tensors[name].type.name in PAGE_PACKS:
@@ -152,14 +155,16 @@ def _tensors(
         else:
             each = units_of(part.columns) * part.form.chunks * CHUNK * TILE_ROWS
             made = partial(pack, file, name, part.form)
-            add(tiles["matrices"] * part.tiles * each, made, type="tiles", floats=[], tiles=tiles)
-    for buffer in weights.buffers.keys() & used - {s.buffer for p in weights.parts.values() for s in p.slices}:
+            add(matrices * part.tiles * each, made, type="tiles", floats=[], tiles=tiles)
+    sliced = {s.buffer for part in weights.parts.values() for s in part.slices}
+    for buffer, data in weights.buffers.items():
+        if buffer not in used or buffer in sliced:
+            continue
         made_of = weights.made_of.get(buffer, ())
         if made_of and not any("tiles" in found.get(name, ()) for name, _ in made_of):
             for name, first in made_of:
                 row(name)["floats"].append([buffer, first])
         else:
-            data = weights.buffers[buffer]
             add(data.nbytes, partial(np.ascontiguousarray, data, np.float32), type="F32", floats=[[buffer, 0]])
     for buffer, rows in hosted.items():
         add(rows.nbytes, partial(np.ascontiguousarray, rows), type="F32", floats=[[buffer, 0]])

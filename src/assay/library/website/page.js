@@ -28,7 +28,7 @@ worker.onmessage = ({ data }) => {
   }
   if (data.missing) {
     find("model").textContent = "Open the model";
-    find("facts").textContent = `${data.missing}; choose it on this machine.`;
+    find("facts").textContent = `${data.missing}.`;
   }
   if (data.doing) find("facts").textContent = data.doing;
   if (data.ready) {
@@ -41,6 +41,7 @@ worker.onmessage = ({ data }) => {
     if (data.ready.served) {
       served = data.ready.served;
       find("server").value = location.origin;
+      find("how").textContent = "Runs the prompt here and on the server of this page, and compares the text and the hash of the logits of every token.";
       find("server").closest("details").open = true;
     }
     find("facts").textContent = `${adapter || "WebGPU"}, tier ${tier} of arithmetic, ${Math.round(bytes / 1e6)} MB on the GPU; opened: ${spent}. Nothing leaves this machine.`;

@@ -45,21 +45,21 @@ class Memory {
 const nibbles = (skip, step = 0) => (m, p, j, at, g) => m.copy16(p + skip + step * j, at + g * NEXT);
 
 /** MXFP4: the first of the two codes that mean 0 is written as the second. */
-function mxfp4Codes(m, p, j, at, g) {
+function mxfp4Codes({ src, dst }, p, j, at, g) {
   for (let i = 0; i < 16; i++) {
-    const byte = m.src[p + 1 + i];
-    m.dst[at + g * NEXT + i] = byte | (byte & 15 ? 0 : 8) | (byte >> 4 ? 0 : 128);
+    const byte = src[p + 1 + i];
+    dst[at + g * NEXT + i] = byte | (byte & 15 ? 0 : 8) | (byte >> 4 ? 0 : 128);
   }
 }
 
 /** Q5_0 and Q5_1: nibbles with 32 fifth bits before them. */
-const withFifthBits = (skip, less) => (m, p, j, at, g) => {
-  const high = m.view.getUint32(p + skip, true);
+const withFifthBits = (skip, less) => ({ src, dst, view }, p, j, at, g) => {
+  const high = view.getUint32(p + skip, true);
   const to = at + 2 * g * NEXT;
   for (let i = 0; i < 16; i++) {
-    const byte = m.src[p + skip + 4 + i];
-    m.dst[to + i] = ((byte & 15) | (((high >>> i) & 1) << 4)) - less;
-    m.dst[to + NEXT + i] = ((byte >> 4) | (((high >>> (i + 16)) & 1) << 4)) - less;
+    const byte = src[p + skip + 4 + i];
+    dst[to + i] = ((byte & 15) | (((high >>> i) & 1) << 4)) - less;
+    dst[to + NEXT + i] = ((byte >> 4) | (((high >>> (i + 16)) & 1) << 4)) - less;
   }
 };
 
@@ -68,63 +68,63 @@ function q8Codes(m, p, j, at, g) {
   m.copy16(p + 18, at + (2 * g + 1) * NEXT);
 }
 
-function q2kCodes(m, p, j, at, g) {
+function q2kCodes({ src, dst }, p, j, at, g) {
   const from = p + 16 + 32 * (j >> 2);
-  for (let i = 0; i < 32; i++) m.dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = (m.src[from + i] >> (2 * (j & 3))) & 3;
+  for (let i = 0; i < 32; i++) dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = (src[from + i] >> (2 * (j & 3))) & 3;
 }
 
-function q3kCodes(m, p, j, at, g) {
+function q3kCodes({ src, dst }, p, j, at, g) {
   const from = p + 32 + 32 * (j >> 2);
   for (let i = 0; i < 32; i++) {
-    const third = (m.src[p + i] >> j) & 1 ? 0 : 4;
-    m.dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = ((m.src[from + i] >> (2 * (j & 3))) & 3) - third;
+    const third = (src[p + i] >> j) & 1 ? 0 : 4;
+    dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = ((src[from + i] >> (2 * (j & 3))) & 3) - third;
   }
 }
 
 /** Q4_K: two groups share 32 bytes. */
-function q4kCodes(m, p, j, at, g) {
+function q4kCodes({ src, dst }, p, j, at, g) {
   const from = p + 16 + 32 * (j >> 1);
   const shift = 4 * (j & 1);
   for (let i = 0; i < 16; i++) {
-    m.dst[at + g * NEXT + i] = ((m.src[from + i] >> shift) & 15) | (((m.src[from + 16 + i] >> shift) & 15) << 4);
+    dst[at + g * NEXT + i] = ((src[from + i] >> shift) & 15) | (((src[from + 16 + i] >> shift) & 15) << 4);
   }
 }
 
-function q5kCodes(m, p, j, at, g) {
+function q5kCodes({ src, dst }, p, j, at, g) {
   const from = p + 48 + 32 * (j >> 1);
   const shift = 4 * (j & 1);
   for (let i = 0; i < 32; i++) {
-    m.dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = ((m.src[from + i] >> shift) & 15) | (((m.src[p + 16 + i] >> j) & 1) << 4);
+    dst[at + (2 * g + (i >> 4)) * NEXT + (i & 15)] = ((src[from + i] >> shift) & 15) | (((src[p + 16 + i] >> j) & 1) << 4);
   }
 }
 
 /** Q6_K: nibbles, then the two high bits of four codes in a byte: of codes b, b + 4, b + 8 and b + 12. */
-function q6kCodes(m, p, j, at, g) {
+function q6kCodes({ src, dst }, p, j, at, g) {
   const low = p + 64 * (j >> 2) + 32 * (j & 1);
   const shift = 4 * ((j >> 1) & 1);
   const high = p + 128 + 32 * (j >> 2);
   const pair = 2 * (j & 3);
   for (let i = 0; i < 16; i++) {
-    m.dst[at + g * NEXT + i] = ((m.src[low + i] >> shift) & 15) | (((m.src[low + 16 + i] >> shift) & 15) << 4);
+    dst[at + g * NEXT + i] = ((src[low + i] >> shift) & 15) | (((src[low + 16 + i] >> shift) & 15) << 4);
   }
   const to = at + (8 + (g >> 1)) * NEXT + 8 * (g & 1);
   for (let h = 0; h < 2; h++) {
     for (let b = 0; b < 4; b++) {
       let byte = 0;
-      for (let i = 0; i < 4; i++) byte |= ((m.src[high + 16 * h + 4 * i + b] >> pair) & 3) << (2 * i);
-      m.dst[to + 4 * h + b] = byte;
+      for (let i = 0; i < 4; i++) byte |= ((src[high + 16 * h + 4 * i + b] >> pair) & 3) << (2 * i);
+      dst[to + 4 * h + b] = byte;
     }
   }
 }
 
 // Scales of group g, written from chunk c on.
 
-const halves = (...skips) => (m, p, j, at, g, c) => {
-  skips.forEach((skip, i) => {
-    const h = m.view.getUint16(p + skip, true);
-    m.halves[(at + (c + i) * NEXT) / 2 + g] = (h & 0x7fff) === 0x7c00 ? 0x7e00 : h;
-  });
+/** Half floats as they are; a block of some types has a minimum after its scale. */
+const halves = (minimum) => (m, p, j, at, g, c) => {
+  m.halves[(at + c * NEXT) / 2 + g] = finite(m.view.getUint16(p, true));
+  if (minimum) m.halves[(at + (c + 1) * NEXT) / 2 + g] = finite(m.view.getUint16(p + 2, true));
 };
+const finite = (h) => ((h & 0x7fff) === 0x7c00 ? 0x7e00 : h);
 
 /** As they are in the file, once an item. */
 const asInFile = (skip, chunks) => (m, p, j, at, g, c) => {
@@ -176,17 +176,17 @@ function mxfp4Scales(m, p, j, at, g, c) {
 
 // By type: weights and bytes of a block, chunks of codes and of all, and the byte of a nibble pair without a column.
 const TYPES = {
-  Q4_0: { weights: 32, bytes: 18, codes: 8, chunks: 9, pad: 0x88, code: nibbles(2), scale: halves(0) },
-  Q4_1: { weights: 32, bytes: 20, codes: 8, chunks: 10, code: nibbles(4), scale: halves(0, 2) },
-  Q5_0: { weights: 32, bytes: 22, codes: 16, chunks: 17, code: withFifthBits(2, 16), scale: halves(0) },
-  Q5_1: { weights: 32, bytes: 24, codes: 16, chunks: 18, code: withFifthBits(4, 0), scale: halves(0, 2) },
-  Q8_0: { weights: 32, bytes: 34, codes: 16, chunks: 17, code: q8Codes, scale: halves(0) },
+  Q4_0: { weights: 32, bytes: 18, codes: 8, chunks: 9, pad: 0x88, code: nibbles(2), scale: halves(false) },
+  Q4_1: { weights: 32, bytes: 20, codes: 8, chunks: 10, code: nibbles(4), scale: halves(true) },
+  Q5_0: { weights: 32, bytes: 22, codes: 16, chunks: 17, code: withFifthBits(2, 16), scale: halves(false) },
+  Q5_1: { weights: 32, bytes: 24, codes: 16, chunks: 18, code: withFifthBits(4, 0), scale: halves(true) },
+  Q8_0: { weights: 32, bytes: 34, codes: 16, chunks: 17, code: q8Codes, scale: halves(false) },
   Q2_K: { weights: 256, bytes: 84, codes: 16, chunks: 24, code: q2kCodes, scale: q2kScales },
   Q3_K: { weights: 256, bytes: 110, codes: 16, chunks: 20, code: q3kCodes, scale: q3kScales },
   Q4_K: { weights: 256, bytes: 144, codes: 8, chunks: 9, code: q4kCodes, scale: asInFile(0, 1) },
   Q5_K: { weights: 256, bytes: 176, codes: 16, chunks: 20, code: q5kCodes, scale: q5kScales },
   Q6_K: { weights: 256, bytes: 210, codes: 12, chunks: 14, code: q6kCodes, scale: q6kScales },
-  IQ4_NL: { weights: 32, bytes: 18, codes: 8, chunks: 9, code: nibbles(2), scale: halves(0) },
+  IQ4_NL: { weights: 32, bytes: 18, codes: 8, chunks: 9, code: nibbles(2), scale: halves(false) },
   IQ4_XS: { weights: 256, bytes: 136, codes: 8, chunks: 10, code: nibbles(8, 16), scale: iq4xsScales },
   MXFP4: { weights: 32, bytes: 17, codes: 8, chunks: 10, pad: 0x88, code: mxfp4Codes, scale: mxfp4Scales },
   F32: { weights: 1, bytes: 4, chunks: 64 },

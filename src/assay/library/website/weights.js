@@ -18,7 +18,7 @@ export function remoteFile(name, size, signal) {
       if (signal?.aborted) throw error;
       throw new Broken(`${name} cannot be read (${error.message})`);
     }
-    if (reply.status === 404 && name.endsWith(".gguf")) throw new Missing(`this page's host has no ${name}`);
+    if (reply.status === 404 && name.endsWith(".gguf")) throw new WrongFile(`this page's host has no ${name}; choose the file on this machine`);
     if (!reply.ok) throw new Error(`${name}: the host answers ${reply.status}`);
     const ranged = reply.status === 206;
     const total = ranged ? reply.headers.get("content-range")?.split("/")[1] : reply.headers.get("content-length");
@@ -32,7 +32,8 @@ export function remoteFile(name, size, signal) {
 /** A file that the user chose. */
 export const localFile = (file) => async (at) => ({ stream: file.slice(at).stream(), at, ranged: true });
 
-export class Missing extends Error {}
+/** The model's file is missing or another one: the user can choose it. */
+export class WrongFile extends Error {}
 class Broken extends Error {}
 
 /** Bytes of a file at ascending places. `open(at)` gives a stream, the place where it begins, and whether it could be `at`. */
@@ -108,7 +109,7 @@ export async function checkHeader(file, source) {
   if (!file.header) return;
   const digest = await crypto.subtle.digest("SHA-256", await source.read(0, file.header));
   const found = Array.from(new Uint8Array(digest), (b) => b.toString(16).padStart(2, "0")).join("");
-  if (found !== file.sha256) throw new Error(`${source.name} is another model than this page's; expected the file ${file.name} of ${file.bytes} bytes from which it was exported`);
+  if (found !== file.sha256) throw new WrongFile(`${source.name} is another model than this page's; choose ${file.own}, from which it was exported`);
 }
 
 /**

@@ -6,7 +6,7 @@ import { rowHashes } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
 import { penalises, sample } from "./sampler.js";
 import { Detokenizer, Tokenizer } from "./tokenizer.js";
-import { Ascending, Missing, localFile, remoteFile } from "./weights.js";
+import { Ascending, WrongFile, localFile, remoteFile } from "./weights.js";
 
 const AHEAD = 4;  // steps submitted before the results of their predecessors are read; none in software, which gains nothing
 const say = (message) => postMessage(message);
@@ -24,7 +24,10 @@ async function fetchPlan() {
 async function open(chosen, signal) {
   const plan = await planned;
   say({ plan: { model: plan.model, files: plan.files.filter((file) => file.header) } });
-  const sources = plan.files.map((file) => new Ascending(file.name, chosen && file.header ? localFile(pick(chosen, plan, file)) : remoteFile(file.name, file.bytes, signal)));
+  const sources = plan.files.map((file) => {
+    const mine = chosen && file.header ? pick(chosen, plan, file) : null;
+    return mine ? new Ascending(mine.name, localFile(mine)) : new Ascending(file.name, remoteFile(file.name, file.bytes, signal));
+  });
   const runner = await Runner.open(plan, sources, (message) => {
     signal.throwIfAborted();
     say(message);
@@ -37,8 +40,8 @@ async function open(chosen, signal) {
 function pick(chosen, plan, { own, bytes }) {
   const parts = plan.files.filter((file) => file.header).length;
   const found = parts === 1 ? chosen[0] : chosen.find(({ name }) => name === own);
-  if (!found) throw new Error(`${own} is missing; choose all ${parts} parts of the model together`);
-  if (found.size !== bytes) throw new Error(`${found.name} has ${found.size} bytes; this page needs ${own}, which has ${bytes}`);
+  if (!found) throw new WrongFile(`${own} is missing; choose all ${parts} parts of the model together`);
+  if (found.size !== bytes) throw new WrongFile(`${found.name} has ${found.size} bytes; this page needs ${own}, which has ${bytes}`);
   return found;
 }
 
@@ -124,7 +127,7 @@ function start(files) {
   opening = new AbortController();
   const { signal } = opening;
   opened = open(files, signal);
-  opened.catch((error) => signal.aborted || say(error instanceof Missing ? { missing: error.message } : { error: error.message }));
+  opened.catch((error) => signal.aborted || say(error instanceof WrongFile ? { missing: error.message } : { error: error.message }));
 }
 
 start(null);

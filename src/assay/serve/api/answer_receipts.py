@@ -11,7 +11,9 @@ from assay.serve.pool.update_queue import Reader
 
 
 async def signed(state: State, entry: ServedModel, reader: Reader) -> dict[str, Any]:
-    """`{"receipts": […]}`, or nothing if none was asked for. A server without a key does not sign them. The file is hashed once, off the event loop.
+    """`{"receipts": […]}`, or nothing if none was asked for. A server without a key does not sign them.
+
+    The file is hashed once, off the event loop.
 
     An answer whose tokens do not all have a hash gets no receipt: a replica of an older version sends none.
     """

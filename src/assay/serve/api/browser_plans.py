@@ -53,7 +53,9 @@ class BrowserPlans:
     async def _make(self, entry: ServedModel) -> Path:
         limits = self._limits
         if entry.adapters:
-            raise ApiError("invalid_value", f"{entry.id}: a page computes no adapters; choose the model itself", "model")
+            raise ApiError(
+                "invalid_value", f"{entry.id}: a page computes no adapters; choose the model itself", "model"
+            )
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="assay-browser-"))
         folder = Path(tempfile.mkdtemp(dir=self._root))

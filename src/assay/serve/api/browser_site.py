@@ -1,7 +1,7 @@
 """`assay serve --browser`: the page of `assay export-web` for each served model, under /browser/MODEL/.
 
     index.html and other assets   from the package
-    plan.json, packed.bin         made by a separate process when they are first asked for, and kept until the server ends
+    plan.json, packed.bin         made by a separate process when they are first asked for (`browser_plans.py`)
     model.gguf                    the model's own file, in pieces; by Range where the client asks for a part
 
 This gives the weights to every client of the server, so it is off by default.

@@ -1,4 +1,4 @@
-"""A job in a separate process: what takes a core for seconds must delay neither the event loop nor the engine's thread."""
+"""A job in a separate process, so that what takes a core for seconds delays neither event loop nor engine."""
 
 from __future__ import annotations
 

@@ -295,9 +295,8 @@ class CompletionRequest(Sampling):
         None, description="text after the gap, for models that fill in; needs one text as prompt"
     )
     receipt: bool | None = Field(
-        None, description="hashes of the logits of every token, from servers with --browser; --receipts sends and signs "
-        "them always",
-    )  # fmt: skip
+        None, description="send hashes of the logits of every token, if the server has --browser (default: --receipts)"
+    )
 
 
 class EmbeddingRequest(Schema):
