@@ -188,8 +188,8 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
         expand<F, F::min && F::centre != 0>(panel + first / 32 / F::unit_blocks * F::unit_bytes, columns / 32, room.tile);
         using T = TileOf<F>;
-        tile_floats<Tile<T::sub16, T::min, 8, 0, T::multiple>>(room.tile, columns / 32, F::centre * F::multiple - T::offset,
-                                                               floats);
+        using Bytes = Tile<T::sub16, T::min, 8, 0, T::multiple>;
+        tile_floats<Bytes>(room.tile, columns / 32, F::centre * F::multiple - T::offset, floats);
     });
     if (quantised) return;
     const auto copy = [&](auto loader) {

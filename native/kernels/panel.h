@@ -49,7 +49,8 @@ INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Gro
     constexpr bool joined = V::template joins<F::bits>;
     const auto each = [&](auto f) INLINE_LAMBDA {
         loop<T>([&](auto t) INLINE_LAMBDA {
-            loop<PV>([&](auto v) INLINE_LAMBDA { f(sum[t][v], V::template start<F::offset, F::multiple>(a->neg + t)); });
+            loop<PV>(
+                [&](auto v) INLINE_LAMBDA { f(sum[t][v], V::template start<F::offset, F::multiple>(a->neg + t)); });
         });
     };
     using I = V::I;
@@ -72,7 +73,7 @@ INLINE void add_sums(V::F (&acc)[T][PV], const V::I (&sum)[T][PV], const typenam
         else
             loop<PV>([&](auto v) INLINE_LAMBDA { f[v] = V::template to_float<F::multiple>(sum[t][v]); });
         loop<PV>([&](auto v)
-                       INLINE_LAMBDA { acc[t][v] = V::fma_lane(acc[t][v], V::mul(f[v], d[v]), da, t); });
+                     INLINE_LAMBDA { acc[t][v] = V::fma_lane(acc[t][v], V::mul(f[v], d[v]), da, t); });
     });
     if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
 }
