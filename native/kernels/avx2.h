@@ -130,9 +130,8 @@ struct Avx2 : ReadsRows<Avx2> {
     }
 
     static INLINE X lanes(const float* p) { return p; }
-    template <int N>
-    static INLINE F fma_lane(F acc, F a, X x) {
-        return _mm256_fmadd_ps(a, _mm256_broadcast_ss(x + N), acc);
+    static INLINE F fma_lane(F acc, F a, X x, int n) {
+        return _mm256_fmadd_ps(a, _mm256_broadcast_ss(x + n), acc);
     }
 
     static INLINE A acts(const int8_t* p) { return p; }
@@ -207,9 +206,8 @@ struct Avx2 : ReadsRows<Avx2> {
         return _mm256_cvtepi32_ps(x);
     }
 
-    template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
-        const __m256i x = bytes(p), c = _mm256_set1_epi32(centre - OFFSET);
+        const __m256i x = bytes(p), c = _mm256_set1_epi32(centre);
         const auto put = [&](int n, __m256i column) INLINE_LAMBDA {  // sign extension: offset codes are below 64
             store(out + n * stride, fma(d, _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_srai_epi32(column, 24), c)), m));
         };

@@ -166,9 +166,8 @@ struct Avx512 : ReadsRows<Avx512> {
     }
 
     static INLINE X lanes(const float* p) { return p; }
-    template <int N>
-    static INLINE F fma_lane(F acc, F a, X x) {
-        return _mm512_fmadd_ps(a, _mm512_set1_ps(x[N]), acc);
+    static INLINE F fma_lane(F acc, F a, X x, int n) {
+        return _mm512_fmadd_ps(a, _mm512_set1_ps(x[n]), acc);
     }
 
     static INLINE A acts(const int8_t* p) { return p; }
@@ -274,9 +273,8 @@ struct Avx512 : ReadsRows<Avx512> {
         return _mm512_cvtepi32_ps(x);
     }
 
-    template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
-        const __m512i x = bytes(p), c = _mm512_set1_epi32(centre - OFFSET);
+        const __m512i x = bytes(p), c = _mm512_set1_epi32(centre);
         const auto put = [&](int n, __m512i column) INLINE_LAMBDA {
 #if defined(__AVX512VNNI__)  // offset codes have up to 8 bits
             const __m512i q = _mm512_srli_epi32(column, 24);

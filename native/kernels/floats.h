@@ -44,8 +44,8 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
                      int64_t ldo) {
     using Float = V::F;
     Float even[T][PV], odd[T][PV];
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
+    loop<T>([&](auto t) INLINE_LAMBDA {
+        loop<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
     });
     for (int64_t i = 0; i < columns; i += 4) {
         const uint8_t* w = weights + i * R * W::size;
@@ -53,7 +53,7 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
             for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
         if constexpr (V::has_column && T == 4) __builtin_prefetch(x + i * width + 256);  // measured to be faster
         typename V::X a[T], raised[T];
-        unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
+        loop<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
         if constexpr (W::shifts) {
             __builtin_prefetch(w + 512);
             raised[0] = V::lanes(x + i * width + 4);
@@ -61,7 +61,7 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
         unroll<4>([&](auto n) INLINE_LAMBDA {
             if constexpr (V::has_column && T == 4) {
                 Float column[PV];
-                unroll<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
+                loop<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
                 return V::template column<n>(n % 2 == 0 ? even : odd, column, a);
             }
             unroll<PV>([&](auto v) INLINE_LAMBDA {
@@ -72,18 +72,18 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
                     column = W::lowered(at);
                 else
                     column = W::get(at);
-                unroll<T>([&](auto t) INLINE_LAMBDA {
+                loop<T>([&](auto t) INLINE_LAMBDA {
                     const auto& by = shifted ? raised[t] : a[t];
                     if constexpr (n % 2 == 0)
-                        even[t][v] = V::template fma_lane<n>(even[t][v], column, by);
+                        even[t][v] = V::fma_lane(even[t][v], column, by, n);
                     else
-                        odd[t][v] = V::template fma_lane<n>(odd[t][v], column, by);
+                        odd[t][v] = V::fma_lane(odd[t][v], column, by, n);
                 });
             });
         });
     }
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA {
+    loop<T>([&](auto t) INLINE_LAMBDA {
+        loop<PV>([&](auto v) INLINE_LAMBDA {
             float* at = out + t * ldo + v * L;
             const Float sum = V::add(even[t][v], odd[t][v]);
             V::store(at, carry ? V::add(V::load(at), sum) : sum);
@@ -100,7 +100,8 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, const Fl
                        acts.width, c > 0, out, ldo);
 }
 
-// [k][R] floats from a tile of bytes. `centre` (in multiples) is added back, because the minima are raw.
+// [k][R] floats from a tile of bytes. `centre` (in multiples) is added back, because the minima are raw. T is a tile of
+// bytes without an offset: one copy serves all offsets.
 template <class T>
 void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats) {
     for (int64_t b = 0; b < blocks; b++, tile += T::unit_bytes, floats += 32 * R)
@@ -113,7 +114,7 @@ void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats)
                 d[v] = V::mul(d[v], V::set(1.0f / T::multiple));
                 if constexpr (!T::min) m[v] = V::set(0.0f);
                 for (int g = 0; g < 4; g++)
-                    V::template columns<T::offset>(tile + T::quants_at + tile_at(L * v, 4 * h + g), centre, d[v], m[v],
+                    V::columns(tile + T::quants_at + tile_at(L * v, 4 * h + g), centre, d[v], m[v],
                                                    floats + (h * 16 + g * 4) * R + v * L, R);
             }
         }
@@ -185,8 +186,10 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
     const bool quantised = with_layout(w.type, [&](auto layout) {
         using F = typename Packed<decltype(layout)>::Same;
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
-        expand<F, true>(panel + first / 32 / F::unit_blocks * F::unit_bytes, columns / 32, room.tile);
-        tile_floats<TileOf<F>>(room.tile, columns / 32, F::centre * F::multiple, floats);
+        expand<F, F::min && F::centre != 0>(panel + first / 32 / F::unit_blocks * F::unit_bytes, columns / 32, room.tile);
+        using T = TileOf<F>;
+        using Bytes = Tile<T::sub16, T::min, 8, 0, T::multiple>;
+        tile_floats<Bytes>(room.tile, columns / 32, F::centre * F::multiple - T::offset, floats);
     });
     if (quantised) return;
     const auto copy = [&](auto loader) {

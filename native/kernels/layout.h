@@ -28,6 +28,17 @@ INLINE void unroll(Function f) {
     }
     (std::make_index_sequence<size_t(N)>{});
 }
+// f(0) to f(N - 1), unrolled by the compiler: one copy of f, where `unroll` makes N. For an index that need not be a
+// constant.
+template <int N, class Function>
+INLINE void loop(Function f) {
+#if defined(__aarch64__) || defined(__OPTIMIZE_SIZE__)
+    unroll<N>(f);  // there, the lane of a register is a constant
+#else
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) f(i);
+#endif
+}
 
 template <class T>
 void put(uint8_t* at, T value) {

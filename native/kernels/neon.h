@@ -181,6 +181,10 @@ struct Neon : NoBlock {
     static INLINE F fma_lane(F acc, F a, X x) {
         return vfmaq_laneq_f32(acc, a, x, N);
     }
+    template <class N>
+    static INLINE F fma_lane(F acc, F a, X x, N) {
+        return vfmaq_laneq_f32(acc, a, x, N::value);
+    }
     // acc[t][v] += w[v] * lane N of x[t]. In assembly: GCC adds moves between accumulators, and each takes an issue
     // slot.
     static constexpr bool has_column = true;
@@ -590,7 +594,6 @@ struct Neon : NoBlock {
         }
     }
 
-    template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const int32x4_t x = vreinterpretq_s32_u8(vld1q_u8(p)), c = vdupq_n_s32(centre);
         const auto put = [&](int n, int32x4_t column) {

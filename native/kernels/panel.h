@@ -15,8 +15,8 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
     const auto add = [&](auto h, auto sums) INLINE_LAMBDA {
         typename V::F m[PV];
         F::minima(head, unit, j, h, d, m);
-        unroll<PV>([&](auto v) INLINE_LAMBDA {
-            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m[v], sums); });
+        loop<PV>([&](auto v) INLINE_LAMBDA {
+            loop<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::fma_lane(acc[t][v], m[v], sums, t); });
         });
     };
     if constexpr (F::sub16) {
@@ -34,8 +34,8 @@ INLINE void add_half(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group
     if constexpr (F::by_rows) return V::template row_dots<H, H + 1>(sum, unit + F::quants_at, a);
     typename V::A x[T];
     typename V::Q w[PV][4];
-    unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * H); });
-    unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<H>(unit, j, v, w[v]); });
+    loop<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * H); });
+    loop<PV>([&](auto v) INLINE_LAMBDA { F::template quants<H>(unit, j, v, w[v]); });
     if constexpr (JOINED)
         V::template join_dots<H>(sum, w, x);
     else
@@ -48,8 +48,9 @@ INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Gro
     if constexpr (V::template has_sums<F, T>) return V::template sums<F, T>(sum, F::block_quants(unit, j), a);
     constexpr bool joined = V::template joins<F::bits>;
     const auto each = [&](auto f) INLINE_LAMBDA {
-        unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA { f(sum[t][v], V::template start<F::offset, F::multiple>(a->neg + t)); });
+        loop<T>([&](auto t) INLINE_LAMBDA {
+            loop<PV>(
+                [&](auto v) INLINE_LAMBDA { f(sum[t][v], V::template start<F::offset, F::multiple>(a->neg + t)); });
         });
     };
     using I = V::I;
@@ -65,14 +66,14 @@ INLINE void add_sums(V::F (&acc)[T][PV], const V::I (&sum)[T][PV], const typenam
     typename V::F d[PV];
     F::scales(head, unit, j, 0, d);
     const auto da = V::lanes(a->d);
-    unroll<T>([&](auto t) INLINE_LAMBDA {
+    loop<T>([&](auto t) INLINE_LAMBDA {
         typename V::F f[PV];
         if constexpr (V::template has_sums<F, T> && V::template paired<F::kind>)
             V::template apart<F>(sum[t], a->neg[t], f);
         else
-            unroll<PV>([&](auto v) INLINE_LAMBDA { f[v] = V::template to_float<F::multiple>(sum[t][v]); });
-        unroll<PV>([&](auto v)
-                       INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f[v], d[v]), da); });
+            loop<PV>([&](auto v) INLINE_LAMBDA { f[v] = V::template to_float<F::multiple>(sum[t][v]); });
+        loop<PV>([&](auto v)
+                     INLINE_LAMBDA { acc[t][v] = V::fma_lane(acc[t][v], V::mul(f[v], d[v]), da, t); });
     });
     if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
 }
@@ -95,20 +96,20 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
         Float d[PV], part[T][PV];
         unroll<2>([&](auto h) INLINE_LAMBDA {
             I sum[T][PV];
-            unroll<T>([&](auto t) INLINE_LAMBDA {
-                unroll<PV>([&](auto v) INLINE_LAMBDA {
+            loop<T>([&](auto t) INLINE_LAMBDA {
+                loop<PV>([&](auto v) INLINE_LAMBDA {
                     sum[t][v] = V::template start_half<F::offset, F::multiple, h>(a->neg0 + t, a->neg + t);
                 });
             });
             add_half<F, h>(sum, unit, j, a);
             F::scales(head, unit, j, h, d);
-            unroll<PV>([&](auto v) INLINE_LAMBDA {
-                unroll<T>([&](auto t) INLINE_LAMBDA {
+            loop<PV>([&](auto v) INLINE_LAMBDA {
+                loop<T>([&](auto t) INLINE_LAMBDA {
                     const Float f = V::template to_float<F::multiple>(sum[t][v]);
                     if constexpr (h == 0)
                         part[t][v] = V::mul(f, d[v]);
                     else
-                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
+                        acc[t][v] = V::fma_lane(acc[t][v], V::fma(f, d[v], part[t][v]), da, t);
                 });
             });
         });
@@ -122,13 +123,13 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
 template <class F, int T>
 void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
     typename V::F total[T][PV];
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(-0.0f); });
+    loop<T>([&](auto t) INLINE_LAMBDA {
+        loop<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(-0.0f); });
     });
     const uint8_t* unit = weights;
     for (int64_t b = 0; b < blocks; b += SUM) {
         typename V::F acc[T][PV];
-        unroll<T>([&](auto t) INLINE_LAMBDA { unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = V::set(0.0f); }); });
+        loop<T>([&](auto t) INLINE_LAMBDA { loop<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = V::set(0.0f); }); });
         const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
         int u = 0;
         if constexpr (V::two_in_flight && T == 1 && !F::sub16 && !V::template has_block<F, T>) {
@@ -157,12 +158,12 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                 add_block<F, T>(acc, head, unit, j, a);
             }
         }
-        unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = V::add(total[t][v], acc[t][v]); });
+        loop<T>([&](auto t) INLINE_LAMBDA {
+            loop<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = V::add(total[t][v], acc[t][v]); });
         });
     }
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { V::store(out + t * ldo + v * L, total[t][v]); });
+    loop<T>([&](auto t) INLINE_LAMBDA {
+        loop<PV>([&](auto v) INLINE_LAMBDA { V::store(out + t * ldo + v * L, total[t][v]); });
     });
 }
 

@@ -110,9 +110,8 @@ struct Portable : NoBlock {
     }
 
     static INLINE X lanes(const float* p) { return p; }
-    template <int N>
-    static INLINE F fma_lane(F acc, F a, X x) {
-        return fma(a, set(x[N]), acc);
+    static INLINE F fma_lane(F acc, F a, X x, int n) {
+        return fma(a, set(x[n]), acc);
     }
 
     static INLINE A acts(const int8_t* p) { return p; }
@@ -146,7 +145,6 @@ struct Portable : NoBlock {
     }
 
     // Four columns of L floats from one vector of bytes: out[c * stride + r] = d[r] * (byte - offset + centre) + m[r]
-    template <int OFFSET>
     static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const Q q = bytes(p);
         for (int c = 0; c < 4; c++)
