@@ -27,7 +27,9 @@ _GRACE_S = 2.0  # seconds between SIGTERM and SIGKILL
 def running(command: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command with its output going to `log`. It is killed at the end of the block if it still runs."""
     if not command or (shutil.which(command[0]) is None and not (cwd and (cwd / command[0]).is_file())):
-        raise AssayError(f"{command[0] if command else 'no command'}: no such program; give its path, or a name on PATH")
+        raise AssayError(
+            f"{command[0] if command else 'no command'}: no such program; give its path, or a name on PATH"
+        )
     with open(log, "wb") as out:
         try:
             process = subprocess.Popen(

@@ -103,7 +103,8 @@ def read_config(path: Path) -> CiConfig:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise AssayError(f"{path}: not valid TOML ({str(error).lower()})") from None
     except OSError as error:
-        raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()}); `assay ci --help` names what it holds") from None
+        why = (error.strerror or str(error)).lower()
+        raise AssayError(f"{path}: cannot be opened ({why}); `assay ci --help` says what it holds") from None
     engine = tables.get("engine")
     if not isinstance(engine, dict) or not isinstance(engine.get("command"), str | list):
         raise AssayError(f"{path}: [engine] command: missing (expected the command that runs the engine and dumps)")

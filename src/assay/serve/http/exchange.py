@@ -231,7 +231,8 @@ def endpoint(
             query = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["query_string"] else {}
             call = HttpCall(service.state, headers, stack, owner, scope.get("path_params", {}), query)
             try:
-                body, unknown = None, ()
+                body: BaseModel | None = None
+                unknown: tuple[str, ...] = ()
                 if uploads and model is not None and media_type(headers) == UPLOAD:
                     (body, unknown), call = await _uploaded(service, call, receive, model)
                 elif model is not None:
