@@ -51,7 +51,7 @@ MISSING: dict[str, str] = {
     "pockettts": "sound: latents made by a flow, no text model",
     "qwen": "builder: fused qkv with bias; logits and long texts scale with the logarithm of the position",
     "qwen3tts": "sound: codes for several books a step, no text model",
-    "qwen4exp": "hyper-connections, embeddings hashed from n-grams, a convolution, chosen keys; its graph is provisional",
+    "qwen4exp": "hyper-connections, n-grams hashed to embeddings, chosen keys; its graph is provisional",
     "rnd1": "text by filling in masks: a loop of its own over a bidirectional Qwen3 with experts",
     "rwkv6qwen2": "builder: RWKV-6's recurrence with groups of heads, Qwen2's feed-forward part; one token shift",
     "smallthinker": "builder: the router reads the layer's input, ReLU experts, windows, layers without rotation",
