@@ -145,8 +145,9 @@ class ChatTemplate:
         def attempt(other: dict[str, Any]) -> str:
             """What is wrong with the prompt for a rewritten conversation."""
             nonlocal answer
-            left = until - time.monotonic()
-            answer = self._ask(other, left) if left > 0 else {"fault": "time"}
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            answer = self._ask(other, left)
             return wrong(answer)
 
         def wrong(answer: dict[str, str]) -> str:
@@ -155,9 +156,11 @@ class ChatTemplate:
             return answer.get("message") or answer["fault"]
 
         if "text" in first or first["fault"] in _RESCUED:
-            complaint = wrong(first)
-            if complaint and rewritten(given, complaint, attempt) is None:
-                answer = first
+            try:
+                found = not (complaint := wrong(first)) or rewritten(given, complaint, attempt)
+            except TimeoutError:
+                found = None
+            answer = answer if found else first
         if "text" in answer:
             return answer["text"]
         raise AssayError(f"{self.name}: {self._complaint(answer, timeout)}; {_OTHERWISE}")
