@@ -90,8 +90,8 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 - Logits of the last prompt token and of generated tokens in one array, with the ids as `prompt_ids` and `generated`.
 - The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
   `-tokens.bin`, which `llama-debug --save-logits` writes.
-- JSON lines with one whole array each (`{"call": 0, "node": "mixer.3", "shape": [7, 32], "data": [...]}`). `call` or `step`
-  counts the calls; a line without an array may list the ids of the prompt, and those fed after it.
+- JSON lines with one whole array each (`{"call": 0, "node": "mixer.3", "shape": [7, 32], "data": [...]}`). `call` or
+  `step` counts the calls; a line without an array may list the ids of the prompt, and those fed after it.
 - Printed text: any line with a word for a node and numbers.
 
 An array with a row for each token and fewer columns than any node has is read as the first columns of its rows.
