@@ -90,7 +90,11 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 - Logits of the last prompt token and of generated tokens in one array, with the ids as `prompt_ids` and `generated`.
 - The text that `llama-eval-callback` and `llama-debug` print, of all versions since 2024; and `llamacpp-MODEL.bin` with
   `-tokens.bin`, which `llama-debug --save-logits` writes.
+- JSON lines with one whole array each (`{"call": 0, "node": "mixer.3", "shape": [7, 32], "data": [...]}`). `call` or
+  `step` counts the calls; a line without an array may list the ids of the prompt, and those fed after it.
 - Printed text: any line with a word for a node and numbers.
+
+An array with a row for each token and fewer columns than any node has is read as the first columns of its rows.
 
 Names of modules may carry a class, a scope or `output` (`LlamaForCausalLM.model.layers.0.mlp_output`). Of a tuple, the
 first value is the module's. If a layer returns two values of one shape (vLLM, sglang, or `hidden_states` and `residual`
@@ -124,9 +128,11 @@ below it. Arrays may run over several lines and omit the middle. Lists and colum
 all numbers that round to it.
 
 If the text does not say which token's row was printed, or which of two nodes a word means, the values decide. They also
-decide for a line whose words are unknown: if its list is near to one row of layer 0 and to no other row, the line is
-that node's print statement. The same words with other numbers are then the same node of other layers. Clear words are
-never overruled. The report shows first what was understood.
+decide for a statement whose words are unknown, or are printed several times in a layer: it is the node whose values its
+lines have in the first layers, in lists or in statistics of all tokens. The same words with other numbers are then the
+same node of other layers, and of decode steps. Words that name a node are overruled only where no fault could give that
+node these values. A prefix whose numbers count up (`b00/q`, `[0] u`, `l=0 s->xb`) is the layer. The report shows first
+what was understood.
 
 A text that holds no values of nodes (a loader's log, a benchmark, a profile), or that states the width, the layers or
 the shapes of another model, is refused with what was found and what to print.

@@ -33,7 +33,6 @@ def printed(path: Path) -> list[Format]:
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name in SETS for form in printed(DATA / f"{name}.jsonl")]
 UNREAD = {
     "twenty_fourth: julia @info",
-    "twenty_fourth: token by token",
     "twenty_third: ggml callback rows",
     "twenty_third: paper notation",
     "twenty_second: ocaml printf rms",
@@ -41,7 +40,5 @@ UNREAD = {
     "sixth: julia @show/display of a column vector",
     "seventh: reddit prose with inline numbers",
     "eighth: c fixed-width rms table on stderr",
-    "eleventh: gdb session",
     "thirteenth: pdb session",
-    "fifteenth: gdb session",
 }

@@ -24,7 +24,9 @@ FIRST = {  # None: the engine is right
     "K-07": "ffn_moe_out-0", "K-08": None, "K-09": None, "K-10": "ffn_swiglu-0", "K-11": None, "K-12": None,
     "K-14": None, "K-15": None, "K-17": None, "K-20": None, "K-23": None, "K-24": None, "K-26": None, "K-27": None,
     "K-29": None, "K-30": None, "K-31": "Qcur_proj-3", "K-32": None, "K-33": None, "K-34": None, "K-35": "kda_out-0",
-    "K-36": None, "K-37": None, "K-38": "result_output", "K-39": None, "K-40": None,
+    "K-36": None, "K-37": None, "K-38": "result_output", "K-39": None, "K-40": None, "L-03": "embd", "L-05": None,
+    "L-06": "ffn_norm-3", "L-07": "kq_soft_max-0", "L-09": "kqv_out-0", "L-10": "ffn_swiglu-0", "L-11": "kqv_out-3",
+    "L-13": "ffn_moe_out-0", "L-14": "conv_output_biased-0", "L-15": "kqv_out-0", "L-16": None,
 }  # fmt: skip
 
 

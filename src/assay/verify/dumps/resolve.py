@@ -272,7 +272,7 @@ def decide_by_values(
     named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
-    whole, places, first = assign_nodes(open_, unread, model, n, truth)
+    whole, places, first = assign_nodes(open_, unread, model, n, truth, complete=False)
     open_ = [o for o in whole if o.vague]
     clear += [o for o in whole if not o.vague]
     unread = [o for o in unread if o.where not in places]

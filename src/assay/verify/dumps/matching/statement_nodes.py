@@ -62,9 +62,18 @@ class _Lines:
 
 
 def assign_nodes(
-    named: Sequence[Observation], unread: Sequence[Observation], model: Model, n: int, truth: Definition
+    named: Sequence[Observation],
+    unread: Sequence[Observation],
+    model: Model,
+    n: int,
+    truth: Definition,
+    *,
+    complete: bool = True,
 ) -> tuple[list[Observation], set[str], list[str]]:
-    """The observations with the nodes of their statements; the places of lines that had no name; notes."""
+    """The observations with the nodes of their statements; the places of lines that had no name; notes.
+
+    `complete`: these are all lines of the log, so that the first one may be said to stand before the layers.
+    """
     statements = _statements([*named, *(o for o in unread if o.kind != "values")])
     layers = sorted({at for lines in statements.values() for at in lines.by_layer if at >= 0})[:_LAYERS]
     roles = _Nodes(model, n, truth, layers)
@@ -72,7 +81,7 @@ def assign_nodes(
     changed: dict[int, Observation] = {}
     places: set[str] = set()
     notes: list[str] = []
-    before = _before_the_layers(statements, bits) if unread else None
+    before = _before_the_layers(statements, bits) if unread and complete else None
     for key, lines in statements.items():
         role = _role_of(key, lines, bits, statements, roles) or (
             "embd" if key == before and roles.knows("embd") else ""
@@ -177,7 +186,8 @@ def _before_the_layers(
             continue
         at[key] = min(places)
     first = min(at, key=lambda key: at[key], default=None)
-    if first is None or first[1] or {*statements[first].by_layer} != {-1} or len(at) < _OTHERS:
+    layered = sum(-1 not in statements[key].by_layer for key in at)
+    if first is None or first[1] or {*statements[first].by_layer} != {-1} or layered < _OTHERS:
         return None
     lists = [o for o in statements[first].all if o.kind == "first"]
     if not lists or len({o.where for o in statements[first].all}) > 1:
@@ -188,7 +198,8 @@ def _before_the_layers(
 def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
     """The lines of each statement. Several lines of one layer are several statements, in the order of the log."""
     found: dict[Statement, _Lines] = {}
-    at: dict[tuple[str, str, str, int, Rows], list[str]] = {}
+    at: dict[tuple[str, str, str, int, Rows], list[tuple[str, int]]] = {}
+    columns: dict[tuple[str, str, str, str, Rows], int] = {}
     for obs in observations:
         if obs.kind == "values" or obs.head is not None or (obs.name and not obs.template):
             continue
@@ -197,9 +208,11 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
         number = -1 if layer is None else layer
         words = re.sub(r"(?<!\d)\d{1,5}(?!\d)", "#", obs.template) if obs.rows is not None else obs.template
         seen = at.setdefault((words, role, obs.side, number, obs.rows), [])
-        if obs.where not in seen:
-            seen.append(obs.where)
-        key = words, role, obs.side, seen.index(obs.where)
+        column = words, role, obs.where, obs.kind, obs.rows  # a line with two norms shows two nodes
+        columns[column] = columns.get(column, -1) + 1
+        if (obs.where, columns[column]) not in seen:
+            seen.append((obs.where, columns[column]))
+        key = words, role, obs.side, seen.index((obs.where, columns[column]))
         if key in found or len(found) < _STATEMENTS:
             found.setdefault(key, _Lines({})).by_layer.setdefault(number, []).append(obs)
     return found
