@@ -20,7 +20,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit
 from assay.verify.faults.mask_grammar import TILES, Mask
 
 MOST_LEFT = 16  # keys of a prefix that all tokens see
-FINITE = (0.0, -1.0, -10.0, -100.0)  # scores of hidden keys, or what is added to them
+FINITE = (0.0, -1.0, -10.0)  # scores of hidden keys, or what is added to them
 MOST_HEADS = 64
 
 # Which keys each query sees [T, S] (or by heads [H, T, S]), from the right ones, the window and the keys of its call.
