@@ -45,7 +45,7 @@ def _calls(parts: Array, starts: Array, take: Callable[[Array], Array]) -> Array
 
 
 def _mean(x: Array) -> Array:
-    return np.mean(x * x, axis=-1, keepdims=True)
+    return np.asarray(np.mean(x * x, axis=-1, keepdims=True))
 
 
 def _before(x: Array, starts: Array) -> Array:
@@ -157,7 +157,7 @@ def _in_parts(n: int) -> Edit:
             for i, weight in enumerate(w):
                 each = np.tile(np.asarray(weight).reshape(-1), y.shape[-1] // np.asarray(weight).size)
                 y = y * each if i == 0 else y + each
-            return y.reshape(x.shape)
+            return np.asarray(y.reshape(x.shape))
 
         return Change(node, run)
 
@@ -199,7 +199,7 @@ def _weight_first(c: Context, node: Node, p: float) -> Change | None:
         if node.op == "layer_norm":
             parts = parts - parts.mean(-1, keepdims=True)
         y = (parts / np.sqrt(_mean(parts) + eps)).reshape(x.shape)
-        return y + np.asarray(b[0]).reshape(-1) if b else y
+        return np.asarray(y + np.asarray(b[0]).reshape(-1) if b else y)
 
     return Change(node, run)
 

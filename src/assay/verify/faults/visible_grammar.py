@@ -29,7 +29,7 @@ Rule = Callable[[Mask, int, Mask], Mask]
 
 def _tile(size: int, shown: Mask, window: int, written: Mask) -> Mask:
     rows, keys = _places(shown)
-    return shown | (written & (keys // size == rows // size))
+    return np.asarray(shown | (written & (keys // size == rows // size)))
 
 
 def _window_tile(size: int, shown: Mask, window: int, written: Mask) -> Mask:
