@@ -1,4 +1,4 @@
-"""Generators of the grammar for activations: another function, on another operand, or limited.
+"""Generators of the grammar for activations: another function.
 
 An engine that serves several families has them all, and takes the wrong one; the catalogue's rows are those of SiLU.
 """
@@ -15,7 +15,6 @@ from assay.verify.faults.description import FUNCTION, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role
 
 _OPS = ("glu", "act", "glu_split")
-LIMITS = (6.0, 7.0, 10.0)
 Function = Callable[[Array], Array]
 
 _FUNCTIONS: dict[str, Function] = {
@@ -34,7 +33,7 @@ _FUNCTIONS: dict[str, Function] = {
 
 
 def functions(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another function, or the right one limited."""
+    """Another function on the same operand."""
     for node in nodes:
         right = ACTIVATIONS.get(str(node.attr("act"))) if node.op in _OPS else None
         if right is None:
@@ -43,13 +42,6 @@ def functions(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             if function is not right:
                 label = f"{role(node)} computes {words} in place of {str(node.attr('act')).replace('_', ' ')}"
                 yield FUNCTION, placed(label, _computing(function), (node.op,), role(node))
-        for limit in LIMITS:
-            label = f"{role(node)} limits its activation to {limit:g}"
-            yield FUNCTION, placed(label, _computing(_limited(right, limit)), (node.op,), role(node))
-
-
-def _limited(function: Function, limit: float) -> Function:
-    return lambda x: np.minimum(function(x), limit)
 
 
 def _computing(function: Function) -> Edit:

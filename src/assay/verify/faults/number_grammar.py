@@ -157,19 +157,29 @@ _PAIRED = {"keys and values": ("kq", "kqv"), "keys": ("kq",), "values": ("kqv",)
 def groups(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """Another group for a query head: for keys, values, or both."""
     ops = {node.op for node in nodes}
+    some = {words: group for words, group in _GROUPS.items() if _order(c, group) is not None}
     for what, readers in _PAIRED.items():
-        for words, group in _GROUPS.items() if ops & set(readers) else ():
+        for words, group in some.items() if ops & set(readers) else ():
             yield INDEX, placed(f"query head h uses the {what} of head {words}", _grouped(group), readers)
 
 
-def _grouped(group: Callable[[NDArray[np.int64], int, int], NDArray[np.int64]]) -> Edit:
+Group = Callable[[NDArray[np.int64], int, int], NDArray[np.int64]]
+
+
+def _order(c: Context, group: Group) -> NDArray[np.int64] | None:
+    """The key head of every query head; None for the right groups, and for neighbours, which have a description."""
+    n, m = int(c.hp.n_head), int(c.hp.n_head_kv)
+    if not 1 < m < n or n % m:
+        return None
+    order, right = group(np.arange(n), n, m), np.arange(n) // (n // m)
+    return None if any(np.array_equal(order, (right + step) % m) for step in (-1, 0, 1)) else order
+
+
+def _grouped(group: Group) -> Edit:
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        n, m = int(c.hp.n_head), int(c.hp.n_head_kv)
-        if not 1 < m < n or n % m or not reads_heads(c, node):
+        order, own = _order(c, group), standard(node)
+        if order is None or not reads_heads(c, node):
             return None
-        order, own, right = group(np.arange(n), n, m), standard(node), np.arange(n) // (n // m)
-        if any(np.array_equal(order, (right + step) % m) for step in (-1, 0, 1)):
-            return None  # the right group, or a neighbour, which has a description
         return Change(node, lambda a, kv: own(a, kv[:, order]))
 
     return edit

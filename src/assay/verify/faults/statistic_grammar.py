@@ -2,7 +2,7 @@
 
 divisor      n - 1, n + 1, the padded width, 1: a sum in place of a mean
 values       a part of the features, all tokens of the call, the token before
-form         the mean of sizes, no root, eps as a limit; a variance without its mean
+form         the mean of sizes, no root; a variance without its mean
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _calls(parts: Array, starts: Array, take: Callable[[Array], Array]) -> Array
 
 
 def _mean(x: Array) -> Array:
-    return np.mean(x * x, axis=-1, keepdims=True)
+    return np.asarray(np.mean(x * x, axis=-1, keepdims=True))
 
 
 def _before(x: Array, starts: Array) -> Array:
@@ -57,8 +57,6 @@ def _before(x: Array, starts: Array) -> Array:
 _SPREADS: dict[str, Spread] = {
     "the mean of sizes, not of squares": lambda x, eps, at: np.mean(np.abs(x), axis=-1, keepdims=True) ** 2 + eps,
     "the mean square without a root": lambda x, eps, at: (_mean(x) + eps) ** 2,
-    "the larger of the mean square and eps": lambda x, eps, at: np.maximum(_mean(x), eps),
-    "the root of the mean square and eps squared": lambda x, eps, at: _mean(x) + eps * eps,
     "the mean square over all rows of the call": lambda x, eps, at: _calls(x, at, lambda r: np.mean(r * r)) + eps,
     "the mean square of the call's first row": lambda x, eps, at: _calls(x, at, lambda r: np.mean(r[0] ** 2)) + eps,
     "the mean square of the call's last row": lambda x, eps, at: _calls(x, at, lambda r: np.mean(r[-1] ** 2)) + eps,
@@ -74,10 +72,11 @@ def statistics(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         here = dict.fromkeys(role(node) for node in found if node.op == op)
         for roles in ((tuple(every),) if len(every) > 1 else ()) + tuple((name,) for name in here):
             whose = f"every {op}" if len(roles) > 1 else roles[0]
-            yield from _of(op, whose, roles, [every[name] for name in roles])
+            by_heads = any((n.attr("n_head") or 1) > 1 for n in found if role(n) in roles)
+            yield from _of(op, whose, roles, [every[name] for name in roles], by_heads=by_heads)
 
 
-def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int]) -> Iterator[Description]:
+def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int], *, by_heads: bool) -> Iterator[Description]:
     what = "variance" if op == "layer_norm" else "sum of squares"
     seen = {tuple(sizes)}
     for words, divisor in _DIVISORS.items():
@@ -91,7 +90,8 @@ def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int]) -> Iter
     for n in PARTS:
         if any(size > n and size % n == 0 for size in sizes):
             yield STATISTIC, placed(f"{whose} takes {n} groups of features apart", _in_parts(n), (op,), *roles)
-    yield STATISTIC, placed(f"{whose} takes the whole row and not its heads", _whole_row, (op,), *roles)
+    if by_heads:
+        yield STATISTIC, placed(f"{whose} takes the whole row and not its heads", _whole_row, (op,), *roles)
     if op == "layer_norm":
         words = f"the variance of {whose} is the mean square: the mean is subtracted from the value alone"
         yield STATISTIC, placed(words, _uncentred, (op,), *roles)
@@ -157,7 +157,7 @@ def _in_parts(n: int) -> Edit:
             for i, weight in enumerate(w):
                 each = np.tile(np.asarray(weight).reshape(-1), y.shape[-1] // np.asarray(weight).size)
                 y = y * each if i == 0 else y + each
-            return y.reshape(x.shape)
+            return np.asarray(y.reshape(x.shape))
 
         return Change(node, run)
 
@@ -199,7 +199,7 @@ def _weight_first(c: Context, node: Node, p: float) -> Change | None:
         if node.op == "layer_norm":
             parts = parts - parts.mean(-1, keepdims=True)
         y = (parts / np.sqrt(_mean(parts) + eps)).reshape(x.shape)
-        return y + np.asarray(b[0]).reshape(-1) if b else y
+        return np.asarray(y + np.asarray(b[0]).reshape(-1) if b else y)
 
     return Change(node, run)
 

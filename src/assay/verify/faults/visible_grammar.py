@@ -20,7 +20,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit
 from assay.verify.faults.mask_grammar import TILES, Mask
 
 MOST_LEFT = 16  # keys of a prefix that all tokens see
-FINITE = (0.0, -1.0, -10.0, -100.0)  # scores of hidden keys, or what is added to them
+FINITE = (0.0, -1.0, -10.0)  # scores of hidden keys, or what is added to them
 MOST_HEADS = 64
 
 # Which keys each query sees [T, S] (or by heads [H, T, S]), from the right ones, the window and the keys of its call.
@@ -29,7 +29,7 @@ Rule = Callable[[Mask, int, Mask], Mask]
 
 def _tile(size: int, shown: Mask, window: int, written: Mask) -> Mask:
     rows, keys = _places(shown)
-    return shown | (written & (keys // size == rows // size))
+    return np.asarray(shown | (written & (keys // size == rows // size)))
 
 
 def _window_tile(size: int, shown: Mask, window: int, written: Mask) -> Mask:
