@@ -193,8 +193,8 @@ def _placeholder_runs() -> list[tuple[int, str]]:
 def _space_runs(named: str) -> list[tuple[int, str]]:
     """White space; and beyond U+FFFF one placeholder for the ranges that the expression names, one for the others."""
     marks = {128: "", ord(_NAMED): _UNNAMED}  # a text may have the placeholder itself
-    for first, last in (named[i : i + 3 : 2] for i in range(0, len(named), 3)):
-        marks |= {ord(last) + 1: _UNNAMED, ord(first): _NAMED}
+    for i in range(0, len(named), 3):  # each range is its first character, a hyphen, and its last
+        marks |= {ord(named[i + 2]) + 1: _UNNAMED, ord(named[i]): _NAMED}
     for c in sorted(WHITE_SPACE):
         marks |= {ord(c): _SPACE, ord(c) + 1: marks.get(ord(c) + 1, "")}
     return sorted(marks.items())
