@@ -76,15 +76,35 @@ def test_real_vocabularies(name: str) -> None:
     check_tokenizer(Tokenizer.from_gguf(open_file(path)))
 
 
-def test_most_pre_tokenizers_are_portable() -> None:
-    refused = set()
-    for name, row in PRETOKENIZERS.items():
-        try:
-            for expression in row.splits:
-                portable_split(expression)
-        except AssayError:
-            refused.add(name)
-    assert refused == {"deepseek-llm", "superbpe", "tiny_aya", "cohere2moe", "afmoe"}
+WORDS = """
+import { readFileSync } from "node:fs";
+const { Tokenizer } = await import(process.argv[1]);
+const { rows, texts } = JSON.parse(readFileSync(0, "utf8"));
+console.log(JSON.stringify(rows.map((splits) => {
+  const made = new Tokenizer({ model: "gpt2", tokens: [], kinds: [], merges: [], splits });
+  made.word = (word) => [word];
+  return texts.map((text) => [...made.words(text)]);
+})));
+"""
+
+
+def test_all_pre_tokenizers() -> None:
+    """The words of every pre-tokenizer, in JavaScript and in Python."""
+    if NODE is None:
+        pytest.skip("there is no node")
+    digits = ["1", "12", "123", "1234", "12345 678", "x1234567y", "12٣4567٨", "1 000 000", "½3"]
+    beyond = ["𐐀𐑏 𐒰x", "\ufffe𐐀 \uffff", "🙂𞤀𞥄", " 。！ab~", "end  ", "end\u2003\n", "\n\n  \n"]
+    texts = [*TEXTS, *digits, *beyond]
+    names = [name for name, row in PRETOKENIZERS.items() if row.byte_encode]
+    rows = [[portable_split(expression) for expression in PRETOKENIZERS[name].splits] for name in names]
+    command = [NODE, "--input-type=module", "-e", WORDS, (ASSETS / "tokenizer.js").as_uri()]
+    data = json.dumps({"rows": rows, "texts": texts})
+    done = subprocess.run(command, input=data, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert len(names) > 60
+    for name, found in zip(names, json.loads(done.stdout), strict=True):
+        for text, words in zip(texts, found, strict=True):
+            assert words == PRETOKENIZERS[name].split(text), (name, text)
 
 
 def template(path: Path, source: str) -> ChatTemplate:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from assay.engines.wgpu import exported_plan as exported
+from assay.engines.wgpu.graph_dispatches import compile_dispatches
 from assay.engines.wgpu.placed_weights import StackedWeights
+from assay.engines.wgpu.program_builder import ProgramShape
 from assay.engines.wgpu.weight_tiles import CHUNK, ROWS, pack, tile_format, tiles_of, units_of
 from assay.gguf import open_file
 from assay.gguf.types import by_name
@@ -92,18 +94,24 @@ def test_tiles_of_any_blocks(tmp_path: Path, type: str) -> None:
     rng, kind = np.random.default_rng(7), by_name(type)
     wide = [kind.block_size * n for n in ((1, 3, 4) if kind.block_size == 256 else (1, 7, 9, 17))]
     wide += [5, 255, 257] if kind.block_size == 1 else []
-    shapes = [(int(rows), columns) for columns in wide for rows in (1, 31, 33, int(rng.integers(2, 200)))]
+    shapes: list[tuple[int, ...]] = [
+        (int(rows), columns) for columns in wide for rows in (1, 31, 33, int(rng.integers(2, 200)))
+    ]
     shapes += [(3, 37, wide[1]), (2, 64, wide[0]), (4, 1, wide[-1])]
     tensors = [Tensor(f"t{i}", shape, kind, random_blocks(rng, type, shape)) for i, shape in enumerate(shapes)]
     file = open_file(write_file(tmp_path / "m.gguf", tensors))
-    weights, rows, wanted = [], [], {}
+    weights: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    wanted: dict[str, np.ndarray] = {}
     for name, info in file.tensors.items():
         matrices, height, columns = (1, *info.shape)[-3:]
         form = tile_format(file, name, exact=False)
         tiles, size = tiles_of(height), units_of(columns) * form.chunks * CHUNK * ROWS
         # The tensor begins at tile `first` of a stack, which is cut into slices of `held` tiles.
         first, held = int(rng.integers(0, 4)), int(rng.integers(1, 5))
-        slices = [[f"{name} {at}", at, min(held, first + tiles - at)] for at in range(0, first + tiles, held)]
+        slices: list[list[Any]] = [
+            [f"{name} {at}", at, min(held, first + tiles - at)] for at in range(0, first + tiles, held)
+        ]
         whole = np.full((matrices, first + tiles, size), 0xAA, np.uint8)
         whole[:, first:] = pack(file, name, form)
         for buffer, at, count in slices:
@@ -136,7 +144,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def loaded_by_the_engine(model: Model, most: int) -> dict[str, np.ndarray]:
+def loaded_by_the_engine(model: Model, most: int) -> StackedWeights:
     class Arrays:
         max_binding = most
 
@@ -159,7 +167,7 @@ def test_the_weights_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     plan["files"] = [{}, {}]
     found = in_javascript(plan, [tmp_path / "packed.bin", model.file.path], tmp_path, ranged=ranged)
     engine = loaded_by_the_engine(model, 40_000)
-    exported.compile_dispatches(model.graph, engine, exported.ProgramShape(1, 64, "f16", best=True))
+    compile_dispatches(model.graph, engine, ProgramShape(1, 64, "f16", best=True))
     compared = engine.buffers.keys() & found.keys()
     assert compared and {name for name in found if not name.startswith("rope")} == compared
     for name in compared:

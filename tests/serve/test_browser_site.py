@@ -96,17 +96,20 @@ def test_a_key_and_an_ordinary_server(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_a_model_that_no_page_can_run(tmp_path: Path) -> None:
+def test_a_model_that_no_page_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says why, and the server goes on."""
     path = make(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.model": "no_vocab"})
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = start_server([("tiny", path)], config={"browser": True})
     try:
         reply = httpx.get(f"{server.url}/browser/tiny/plan.json", timeout=120)
         assert reply.status_code == 400 and "cannot run in a browser" in reply.json()["error"]["message"]
         assert str(tmp_path) not in reply.text
+        assert not list(tmp_path.glob("assay-browser-*/*"))
         assert httpx.get(f"{server.url}/health").status_code == 200
     finally:
         assert server.end() == 0
+    assert not list(tmp_path.glob("assay-browser-*"))
 
 
 @pytest.mark.slow

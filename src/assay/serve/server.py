@@ -141,7 +141,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
             task.cancel()
         await models.close()
         if state.plans:
-            state.plans.close()
+            await state.plans.close()
         state.threads.close()
         sock.close()
     if loading.done() and not loading.cancelled() and (error := loading.exception()):

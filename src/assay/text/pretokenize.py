@@ -150,6 +150,9 @@ def _by_expression(expression: str) -> Split:
     return split
 
 
+_BEYOND = re.compile("(?:[\U00010000-\U0010ffff]-[\U00010000-\U0010ffff])+")
+# Placeholders beyond U+FFFF: of the ranges that an expression names, and of the others. No expression names these two.
+_NAMED, _UNNAMED = "\ufffe", "\uffff"
 _SPELT = {r"\s": r"[ \t\n\r\f\v]", r"\S": r"[^ \t\n\r\f\v]"}
 
 
@@ -157,18 +160,24 @@ def portable_split(expression: str) -> tuple[str, list[tuple[int, str]]]:
     r"""A split for another language's regular expressions: the expression, and the placeholders of code points.
 
     A run is the first code point from 128 on that has a placeholder, and the placeholder; empty if a character stays
-    itself. White space is spelt out, because languages differ in `\s`. Raises AssayError for what has no such form.
+    itself. White space is spelt out, because languages differ in `\s`. Ranges beyond U+FFFF become one placeholder, so
+    they must stand together. Raises AssayError for what has no such form.
     """
-    if expression in _FUNCTIONS or r"\Z" in expression or any(ord(c) > 0xFFFF for c in expression):
+    expression = _PORTABLE.get(expression, expression)
+    beyond = _BEYOND.findall(expression)
+    expression = _BEYOND.sub(_NAMED, expression)
+    if len(beyond) > 1 or (beyond and r"\p{" in expression) or any(ord(c) > 0xFFFF for c in expression):
         raise AssayError(f"tokenizer.ggml.pre: the split {expression!r:.40} is not a portable expression")
     out, inside = [], False
     for part in re.findall(r"\\.|.", _expand(expression), re.DOTALL):
-        if part in _SPELT:
+        if part == r"\Z":
+            part = "$"
+        elif part in _SPELT:
             part = _SPELT[part] if not inside else _SPELT[part][1:-1]
         else:
             inside = (inside or part == "[") and part != "]"
         out.append(part)
-    return "".join(out), _placeholder_runs() if r"\p{" in expression else _space_runs()
+    return "".join(out), _placeholder_runs() if r"\p{" in expression else _space_runs("".join(beyond))
 
 
 @cache
@@ -181,9 +190,11 @@ def _placeholder_runs() -> list[tuple[int, str]]:
     return runs
 
 
-def _space_runs() -> list[tuple[int, str]]:
-    """White space alone; characters beyond U+FFFF, which no portable expression names, become one placeholder."""
-    marks = {128: "", 0x10000: _OTHER}
+def _space_runs(named: str) -> list[tuple[int, str]]:
+    """White space; and beyond U+FFFF one placeholder for the ranges that the expression names, one for the others."""
+    marks = {128: "", ord(_NAMED): _UNNAMED}  # a text may have the placeholder itself
+    for i in range(0, len(named), 3):  # each range is its first character, a hyphen, and its last
+        marks |= {ord(named[i + 2]) + 1: _UNNAMED, ord(named[i]): _NAMED}
     for c in sorted(WHITE_SPACE):
         marks |= {ord(c): _SPACE, ord(c) + 1: marks.get(ord(c) + 1, "")}
     return sorted(marks.items())
@@ -208,6 +219,11 @@ def _thousands(text: str) -> list[str]:
     return [text[a:b] for a, b in pairwise(ordered)]
 
 
+# The same as expressions, whose search would take long in a long run of digits.
+_PORTABLE = {
+    "<thousands>": r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "<superbpe>": "(?=(?:[0-9]{3})+(?![0-9]))",
+}
 _FUNCTIONS: dict[str, Split] = {"<thousands>": _thousands, "<superbpe>": _superbpe_cuts}
 
 

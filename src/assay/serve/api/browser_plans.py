@@ -32,22 +32,22 @@ class BrowserPlans:
     async def folder(self, entry: ServedModel) -> Path:
         """The folder with plan.json and packed.bin. A client that disconnects does not end the work for others."""
         key = (entry.id, entry.file.path, entry.created)
-        if key not in self._made:
-            while len(self._made) >= KEPT:
-                self._drop(next(iter(self._made)))
-            self._made[key] = asyncio.create_task(self._make(entry))
+        task = self._made.get(key)
+        if task is None:
+            done = [other for other, made in self._made.items() if made.done()]
+            for other in done[: max(0, len(self._made) + 1 - KEPT)]:
+                self._remove(other, self._made[other])
+            task = self._made[key] = asyncio.create_task(self._make(entry))
         try:
-            return await asyncio.shield(self._made[key])
-        except ApiError:
-            self._drop(key)
+            return await asyncio.shield(task)
+        except ApiError:  # the next request tries again
+            self._remove(key, task)
             raise
 
-    def _drop(self, key: tuple[Any, ...]) -> None:
-        task = self._made.pop(key, None)
-        if task is None:
-            return
-        task.cancel()
-        if task.done() and not task.cancelled() and task.exception() is None:
+    def _remove(self, key: tuple[Any, ...], task: asyncio.Task[Path]) -> None:
+        if self._made.get(key) is task:
+            del self._made[key]
+        if not task.cancelled() and task.exception() is None:
             shutil.rmtree(task.result(), ignore_errors=True)
 
     async def _make(self, entry: ServedModel) -> Path:
@@ -64,24 +64,30 @@ class BrowserPlans:
             "context": min(entry.n_ctx, limits.browser_context), "most_packed": limits.browser_packed,
             "template": entry.options.template, "arguments": entry.options.template_arguments,
         }  # fmt: skip
-        line = b""
+        line, good = b"", False
         try:
             async with self._turn, asyncio.timeout(limits.browser_s), job_process(_MODULE, job, RESULT) as process:
                 assert process.stdout is not None
                 while read := await process.stdout.readline():
                     line = read
                 await process.wait()
+            found = json.loads(line) if line.endswith(b"\n") else {"error": "the process that makes its plan died"}
+            if "error" in found:
+                message = str(found["error"]).replace(str(entry.file.path), entry.id)[:2000]
+                raise ApiError("invalid_value", f"{entry.id} cannot run in a browser: {message}", "model")
+            good = True
+            return folder
         except TimeoutError:
             message = f"{entry.id}: the plan of its page took longer than {limits.browser_s:g} s"
             raise ApiError("deadline_exceeded", message) from None
-        found = json.loads(line) if line.startswith(b"{") else {"error": "the process that makes its page's plan died"}
-        if "error" in found:
-            message = str(found["error"]).replace(str(entry.file.path), entry.id)[:2000]
-            raise ApiError("invalid_value", f"{entry.id} cannot run in a browser: {message}", "model")
-        return folder
+        finally:
+            if not good:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def close(self) -> None:
-        for key in list(self._made):
-            self._drop(key)
+    async def close(self) -> None:
+        """End the process that makes a plan, and remove all plans."""
+        for task in self._made.values():
+            task.cancel()
+        await asyncio.gather(*self._made.values(), return_exceptions=True)
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
