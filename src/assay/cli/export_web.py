@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="prompts as they are, without the file's chat template")
     parser.add_argument(
         "--without-model", action="store_true",
-        help="leave the model's file out: the page asks its user to open it from the own machine",
+        help="leave the model's file out: the page asks its user to open it",
     )  # fmt: skip
     add_json_argument(parser)
 
