@@ -68,9 +68,9 @@ def gemma4_assistant(meta: ArchKeys, shapes: Shapes) -> AssistantGraph:
     b.linear("result_output", z, "token_embd")
     graph = Graph(tuple(b.nodes), shapes, given={ROWS: ("T", start)}).check()
     if graph.shapes[OWN] != ("T", width):
-        rows = graph.shapes[OWN][1]
+        made = graph.shapes[OWN][1]
         raise AssayError(
-            f"nextn.post_projection.weight: does not make the next h (found {rows} rows, expected {width})"
+            f"nextn.post_projection.weight: does not make the next h (found {made} rows, expected {width})"
         )
     return AssistantGraph(b.hp, graph, width, copied)
 

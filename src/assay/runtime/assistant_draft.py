@@ -11,7 +11,7 @@ from assay.models.arch_keys import ArchKeys
 from assay.models.gemma4_assistant import ARCH, OWN, ROWS, TABLE, gemma4_assistant
 from assay.runtime.head_draft import DraftHead, joined_with
 
-_TARGET = "gemma4"
+_TARGET = ARCH.partition("-")[0]  # the architecture of its model
 
 
 def assistant_head(file: GGUFFile, model: Model, name: str) -> DraftHead:
