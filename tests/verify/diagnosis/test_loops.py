@@ -1,4 +1,4 @@
-"""Mistakes in loops, planted in the second engine, are described: from a dump, ten values and layers."""
+"""Mistakes in loops, planted in the second engine, are described: from a dump; some from ten values and layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.grammar_planting import Drawn, Edited
 from tests.loop_mistakes import LOOPS, answers
 
 TOKENS, STEPS = (1, 270, 2, 17, 300, 281, 290, 33), (6, 1, 1)  # some ids are above 255
-STYLES = ("full", "last", "layers")
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +23,13 @@ def model(stories260k: Path) -> Model:
     return load(open_file(stories260k))
 
 
+PRINTED = [("tile", "last"), ("tile", "layers"), ("prefix", "last"), ("prefix", "layers"), ("unmasked", "last")]
+
+
 def cases() -> list[object]:
     return [
-        pytest.param(kind, numbers[0], style, marks=[pytest.mark.slow] if style != "full" else [])
-        for kind, (numbers, _, _) in LOOPS.items()
-        for style in STYLES
+        *((kind, numbers[0], "full") for kind, (numbers, _, _) in LOOPS.items()),
+        *(pytest.param(kind, LOOPS[kind][0][0], style, marks=pytest.mark.slow) for kind, style in PRINTED),
     ]
 
 
