@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
@@ -166,14 +167,14 @@ def chat_frame(template: ChatTemplate) -> Mapping[str, Any]:
 
     mark = "\u2063message\u2063"
     before, found, after = rendered(mark).partition(mark)
-    try:
+    tried: list[tuple[str, str | None, Sequence[tuple[str, ...]]]] = [("", None, _MESSAGES)]
+    with suppress(AssayError, ValueError):  # a template for one message
         _, asked, following, _ = rendered(mark, mark, mark).split(mark)
-    except (AssayError, ValueError):  # a template for one message
-        asked = following = None
-    for next_, samples in ((following, _CONVERSATIONS), (None, _MESSAGES)):
-        for trimmed in product((False, True), repeat=2) if found else ():
-            frame = {"before": before, "asked": asked, "next": next_, "after": after, "trimmed": list(trimmed)}
-            if (next_ is not None or samples is _MESSAGES) and all(rendered(*t) == framed(frame, t) for t in samples):
+        tried.insert(0, (asked, following, _CONVERSATIONS))
+    for between, next_, samples in tried if found else ():
+        for trimmed in product((False, True), repeat=2):
+            frame = {"before": before, "asked": between, "next": next_, "after": after, "trimmed": list(trimmed)}
+            if all(rendered(*texts) == framed(frame, texts) for texts in samples):
                 return frame
     raise AssayError("the chat template changes a message; a page can only put text around it; export with --raw")
 
