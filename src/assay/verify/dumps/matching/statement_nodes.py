@@ -43,6 +43,7 @@ _FINEST = 1e-6  # of a value's scale: agreement beyond it counts no more
 _ENOUGH = 18.0  # bits that no node has by chance, over all nodes and rows
 _OTHERS = 4  # statements, all of them wrong, before the first one is taken for the embedding
 _CLEAR = 12.0  # bits by which the best node is ahead of every other
+_OUTPUT = {"out", "output", "outputs", "hidden", "resid", "residual", "stream", "after", "end", "result"}
 _VALUES = "whose values they have"
 _NUMBER = re.compile(r": line (\d{1,9})$")
 # Nodes in the order of what people print, for nodes with the same values.
@@ -225,8 +226,9 @@ def _is_bare(obs: Observation) -> bool:
 
 @lru_cache(maxsize=4096)
 def _says_no_node(template: str) -> bool:
-    said = meaning(template.replace("#", "0").split(), generic=False)
-    return bool(template) and (said.bare or not said.nodes)
+    words = template.replace("#", "0").split()
+    said = meaning(words, generic=False)
+    return bool(words) and not _OUTPUT & {*words} and (said.bare or not said.nodes)
 
 
 def _layer(obs: Observation) -> int | None:
