@@ -9,9 +9,10 @@ A statement without a name is read as the node with most bits, if no other node 
 A statement whose words name node A is read as node B, if its values are B's, not A's, and one of these holds:
 
     B is computed from A: no fault gives A the values of a later node, so the print stands behind B
-    A with the values of B would not give the later prints that are computed from A, and they are not A's fault alone
+    the words are printed several times in a layer, so that they cannot mean A each time
+    A with the values of B would not give the later prints that are computed from A
 
-The second separates a misread name from a step that was left out, which gives A the values of its input and shows in
+The last separates a misread name from a step that was left out, which gives A the values of its input and shows in
 what is computed from A.
 """
 
