@@ -48,7 +48,7 @@ def _end_of_the_model(obs: Observation, model: Model) -> str:
 
 def _is_cut(obs: Observation, name: str, model: Model, n: int) -> bool:
     """Whether the array has a row for each token, or one row, and fewer columns than its node, or than any node."""
-    shape = obs.shape or ()
+    shape: tuple[int, ...] = obs.shape or ()
     if obs.kind != "values" or obs.rows is not None or not 1 <= len(shape) <= 2 or n > _MOST_ROWS:
         return False
     columns = shape[-1]
@@ -64,7 +64,8 @@ def _is_cut(obs: Observation, name: str, model: Model, n: int) -> bool:
 
 def _rows(obs: Observation, name: str, n: int) -> list[Observation]:
     """A list of first values for each row."""
-    array = np.asarray(obs.array(), np.float64).reshape(-1, (obs.shape or ())[-1])
+    shape: tuple[int, ...] = obs.shape or (1,)
+    array = np.asarray(obs.array(), np.float64).reshape(-1, shape[-1])
     m = None if name else _FIRST_NUMBER.search(obs.foreign)
     template = obs.foreign if m is None else f"{obs.foreign[: m.start()]}#{obs.foreign[m.end() :]}"
     layer = split(name)[1] if name else None if m is None else int(m[1])

@@ -9,9 +9,10 @@ A statement without a name is read as the node with most bits, if no other node 
 A statement whose words name node A is read as node B, if its values are B's, not A's, and one of these holds:
 
     B is computed from A: no fault gives A the values of a later node, so the print stands behind B
-    A with the values of B would not give the later prints that are computed from A, and they are not A's fault alone
+    the words are printed several times in a layer, so that they cannot mean A each time
+    A with the values of B would not give the later prints that are computed from A
 
-The second separates a misread name from a step that was left out, which gives A the values of its input and shows in
+The last separates a misread name from a step that was left out, which gives A the values of its input and shows in
 what is computed from A.
 """
 
@@ -43,6 +44,7 @@ _FINEST = 1e-6  # of a value's scale: agreement beyond it counts no more
 _ENOUGH = 18.0  # bits that no node has by chance, over all nodes and rows
 _OTHERS = 4  # statements, all of them wrong, before the first one is taken for the embedding
 _CLEAR = 12.0  # bits by which the best node is ahead of every other
+_OUTPUT = {"out", "output", "outputs", "hidden", "resid", "residual", "stream", "after", "end", "result"}
 _VALUES = "whose values they have"
 _NUMBER = re.compile(r": line (\d{1,9})$")
 # Nodes in the order of what people print, for nodes with the same values.
@@ -225,8 +227,9 @@ def _is_bare(obs: Observation) -> bool:
 
 @lru_cache(maxsize=4096)
 def _says_no_node(template: str) -> bool:
-    said = meaning(template.replace("#", "0").split(), generic=False)
-    return bool(template) and (said.bare or not said.nodes)
+    words = template.replace("#", "0").split()
+    said = meaning(words, generic=False)
+    return bool(words) and not _OUTPUT & {*words} and (said.bare or not said.nodes)
 
 
 def _layer(obs: Observation) -> int | None:
