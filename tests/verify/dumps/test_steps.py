@@ -13,6 +13,7 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.printed.decode_steps import step_of
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.verdict import judge
@@ -191,3 +192,35 @@ def test_l2_of_a_legend_is_no_layer(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("tokens: [5, 6]\n(last token; |x| = l2)\nl_out-0 norm=2.5\nffn_out-0 norm=3.5\n")
     found = {obs.name: obs.data for obs in read_log(tmp_path / "a.log").observations}
     assert set(found) == {"l_out-0", "ffn_out-0"}
+
+
+def test_a_step_that_counts_its_tokens_and_then_names_one() -> None:
+    assert step_of("DEBUG step 1 tokens=1 feeding=[138] cache_len=10") == 138
+    assert step_of("decode 2: fed 3 tokens") is None
+
+
+def test_ids_behind_their_number(tmp_path: Path) -> None:
+    """The number in parentheses is no id, and sizes of the model are no values."""
+    path = tmp_path / "a.log"
+    path.write_text(
+        "tiny: m.gguf  dim=64 layers=5 heads=8/4 ff=172 vocab=512 eps=1e-05 theta=10000\n"
+        "prompt ids (4): 1 403 407 261\nlayer 0 out rms=1.5\n"
+    )
+    dump = read_log(path)
+    assert dump.tokens == (1, 403, 407, 261)
+    assert [o.kind for o in dump.observations] == ["rms"]
+
+
+def test_names_in_a_column_called_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("lyr  value   n   mean   rms\n -1  x_emb   64  -0.5   0.25\n  0  x_out   64   0.5   0.75\n")
+    found = {(o.name, o.kind): o.data for o in read_log(path).observations}
+    assert found["embd", "rms"] == 0.25 and found["l_out-0", "mean"] == 0.5
+
+
+def test_a_remark_behind_an_array(tmp_path: Path) -> None:
+    """Rows of an array over several lines belong together, whatever is said behind it."""
+    path = tmp_path / "a.log"
+    path.write_text(">>> embed\ntensor([[ 0.5, 1.5, ..., 2.5],\n        [ 3.5, 4.5, ..., 5.5]])  # [1, 2, 40]\n")
+    rows = [o.data for o in read_log(path).observations if o.kind == "first"]
+    assert rows == [(0.5, 1.5), (3.5, 4.5)]

@@ -27,6 +27,7 @@ FIRST = {  # None: the engine is right
     "K-36": None, "K-37": None, "K-38": "result_output", "K-39": None, "K-40": None, "L-03": "embd", "L-05": None,
     "L-06": "ffn_norm-3", "L-07": "kq_soft_max-0", "L-09": "kqv_out-0", "L-10": "ffn_swiglu-0", "L-11": "kqv_out-3",
     "L-13": "ffn_moe_out-0", "L-14": "conv_output_biased-0", "L-15": "kqv_out-0", "L-16": None,
+    "M-01": None, "M-02": "kqv_out-4", "M-08": "shortconv_out-0", "M-09": "kqv_out-0",
 }  # fmt: skip
 
 

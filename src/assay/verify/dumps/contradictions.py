@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.verify.dumps.observation import STATISTICS, Dump, Observation
+from assay.verify.dumps.observation import STATISTICS, Dump, Observation, statistic_near
 
 _SLACK = 1e-6  # relative, beyond the rounding of the print
 _PARTS = ("first", "last", "at", "top")
@@ -58,7 +58,7 @@ def _within(group: Sequence[Observation]) -> Iterator[str]:
         if obs.kind == "values":
             array = obs.array()
             for kind, (claimed, rounding) in stats.items():
-                actual = STATISTICS[kind](array)
+                actual = statistic_near(kind, array, claimed)
                 if abs(actual - claimed) > rounding + 1e-4 * max(abs(actual), STATISTICS["rms"](array)):
                     yield f"the {kind} is said to be {claimed:g} but the values give {actual:g}"
 

@@ -284,4 +284,13 @@ def measure(obs: Observation, value: Array, axis: int, head_width: int = 0) -> A
         return flat[max(0, flat.size - len(obs.data)) :]
     if obs.kind in ("at", "top"):
         return flat[[index for index, _ in obs.data if index < flat.size]]
-    return np.array([STATISTICS[obs.kind](flat)])
+    return np.array([statistic_near(obs.kind, flat, obs.data)])
+
+
+def statistic_near(kind: str, values: Array, printed: float) -> float:
+    """The statistic that was printed. NumPy's standard deviation divides by n, that of torch and pandas by n - 1."""
+    found = STATISTICS[kind](values)
+    if kind != "std" or values.size < 2:
+        return found
+    sample = found * float(np.sqrt(values.size / (values.size - 1)))
+    return min(found, sample, key=lambda x: abs(x - printed))

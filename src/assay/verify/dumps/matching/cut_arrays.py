@@ -57,7 +57,9 @@ def _is_cut(obs: Observation, name: str, model: Model, n: int) -> bool:
     graph = model.graph
     if name:
         wide = not graph[name].has(Trait.INDICES | Trait.CACHES | Trait.SHOWS_STATE) and "S" not in graph.shapes[name]
-        return wide and graph.shapes[name][0] == "T" and columns < shape_of(graph, name, 1)[-1] and columns != n
+        few = 2 * columns <= shape_of(graph, name, 1)[-1]  # nearly all columns are a wrong shape
+        other = columns in {n, *(shape_of(graph, node.name, 1)[-1] for node in graph)}  # a whole row of another node
+        return wide and graph.shapes[name][0] == "T" and few and not other
     sizes = {math.prod(shape_of(graph, node.name, rows)) for node in graph for rows in (1, n)}
     return math.prod(shape) not in sizes
 

@@ -6,6 +6,7 @@
     logit, value                   score, val            one number
     first, last                    sample, tail          a list of values at that end
     #3                             h[3]                  element 3
+    ~2                             h[-2], vlast2         the element before the last one
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
     rms@3                          rms_pos3              that statistic of the subject's row 3
@@ -32,6 +33,7 @@ _NUMBERED = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _NODE_ELEMENT = re.compile(r"([a-z]\w{0,30}_\w{1,30})\[(\d{1,5})\]")
+_FROM_THE_END = re.compile(r"[a-z]\w{0,11}\[-(\d)\]|[a-z]{1,6}_?last_?(\d)?|last_?(\d)")
 _OF_A_ROW = re.compile(r"([a-z]\w{0,11}?)[ _.@\[]{1,2}(?:p|pos|position|t|tok|token|row)[ _=]?(\d{1,5})\]?")
 _OUTPUTS = {"o", "out", "output", "mid", "post", "residual", "resid"}
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
@@ -128,6 +130,11 @@ def _element_of_a_node(head: ColumnHead) -> str | None:
 def _element(head: ColumnHead) -> str | None:
     m = _ELEMENT.fullmatch(head.word)
     return f"#{int(m[2])}" if m and m[1] not in LAYERS else None
+
+
+def _element_from_the_end(head: ColumnHead) -> str | None:
+    m = _FROM_THE_END.fullmatch(head.word)
+    return f"~{int(m[1] or m[2] or m[3] or 1)}" if m else None
 
 
 def _token_id(head: ColumnHead) -> str | None:
@@ -235,6 +242,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
     ),
     Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
     Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),
+    Rule(
+        "element from the end",
+        135,
+        "layer,v0,v1,vlast2,vlast\n0,1.5,2.5,3.5,4.5\n",
+        ("l_out-0 first 1.5 2.5", "l_out-0 last 3.5 4.5"),
+        _element_from_the_end,
+    ),
     Rule("token id", 130, "| token id | logit |\n| 5 | 1.5 |\n", ("result_output at 5:1.5",), _token_id),
     Rule("logit", 120, "| id | score |\n| 5 | 1.5 |\n", ("result_output at 5:1.5",), _logit),
     Rule("value", 110, "layer 0 out\n| index | value |\n| 0 | 1.5 |\n", ("l_out-0 at 0:1.5",), _value),

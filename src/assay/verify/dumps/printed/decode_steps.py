@@ -2,6 +2,7 @@
 
 --- decode step 1, token 64, n_past 8      a heading of a step
 {"event": "decode", "step": 1, "token": 130}
+step 1 tokens=1 feeding=[138]
 forward([253]) nPast=7                     a call with its ids
 {"phase": "decode", "position": 14, "token": 382}
 G pos=13 in=395 …                          the id at a position, beside values
@@ -18,7 +19,13 @@ from dataclasses import dataclass, field
 _STEP = re.compile(
     r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
     r"\b(?:tokens?|tok|ids?|feed|feeding|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b"
-    r"(?![.\w]|\s{0,4},\s{0,4}\d)",
+    r"(?![.\w]|\s{0,4},\s{0,4}\d|\s?tok)",
+    re.IGNORECASE,
+)
+# A heading that counts its tokens before it names one: step 1 tokens=1 feeding=[138] cache_len=10
+_FEEDING = re.compile(
+    r"\b(?:decod\w{0,4}|generat\w{0,4}|gen|step|next)\b.{0,60}?"
+    r"\b(?:feeding|feeds?|fed|input_?ids?)\W{1,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d|\s?tok)",
     re.IGNORECASE,
 )
 # A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
@@ -98,7 +105,7 @@ def step_of(line: str) -> int | None:
     """The token of a decode step whose heading this line is, by its words."""
     if len(line) >= 200:
         return None
-    m = _STEP.match(line)
+    m = _FEEDING.search(line) or _STEP.match(line)
     said = _DECIMAL.search(line) or _NO_STEP.search(line) or _POSITION.search(line) or line.count(",") > 5
     if m is None and not said:
         m = _STEP_RECORD.search(line)

@@ -45,6 +45,9 @@ _COLUMNS = re.compile(
 )
 
 
+_REMARK = re.compile(r"([\])}])\s{0,8}(?:#|//)\s.{0,200}$")  # behind an array: ]]])  # [1, 6, 40]
+
+
 @dataclass(frozen=True)
 class Block:
     """The numbers of joined lines: `rows`, or one number a line with its `index`."""
@@ -153,7 +156,7 @@ def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
             line = line.replace("{", "[").replace("}", "]")
         opens = open_brackets(line)
         if waiting:
-            rest = line.strip()
+            rest = _REMARK.sub(r"\1", line.strip())
             if depth + opens < 0 or len(waiting) >= _ARRAY_LINES or size > MOST or not _array_line(rest):
                 yield from ((begun + i, part) for i, part in enumerate(waiting))
                 waiting = []

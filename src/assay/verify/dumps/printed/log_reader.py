@@ -47,8 +47,8 @@ _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
 # A member of a printed configuration: Cfg { n_layer: 30, n_head: 9, dim: 576, ffn: 1536, eps: 1e-5 }
 _SIZE = re.compile(
-    r"\b(arch|n_?layers?|num_hidden_layers|n_?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|n_?vocab|"
-    r"vocab_size|n_?ff|ffn?|head_dim|hd|n_?rot|n_?ctx|seq_len|max_seq_len|eps|rope_\w{1,20}|base|theta|threads)"
+    r"\b(arch|(?:n_?)?layers?|num_hidden_layers|(?:n_?)?heads?|n_?kv_?h?e?a?d?s?|n_?embd|dim|hidden_size|d_model|hidden_dim|"
+    r"(?:n_?)?vocab|vocab_size|n_?ff|ffn?|head_dim|hd|n_?rot|n_?ctx|seq_len|max_seq_len|eps|rope_\w{1,20}|base|theta|threads)"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"'\d]",
     re.IGNORECASE,
 )
@@ -72,7 +72,7 @@ _TEXT_FIRST = re.compile(
 )
 _WHOLE = re.compile(r"\s{2,40}\d{1,7}(?:\s{1,40}\d{1,7}){0,400}\s{0,40}")
 _LISTED = re.compile(r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}")
-_COUNTED = re.compile(r"\(\d{1,5}\)\s{0,4}\[\s{0,4}\d")  # promptTokens (12) [1, 338, …
+_COUNTED = re.compile(r"\(\d{1,5}\)[\s:=]{0,4}\[?\s{0,4}\d")  # promptTokens (12) [1, 338, … or prompt ids (8): 1 403 …
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"

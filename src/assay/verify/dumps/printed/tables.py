@@ -23,7 +23,7 @@ _LETTER_NUMBER = re.compile(r"[hxyv]_?(\d{1,4})", re.IGNORECASE)
 _BARRED = re.compile(r"\|\s+\|(\w{1,20})\|(?=\s+\|)")  # a cell "|attn_out|" between the bars of a table
 _LENGTH = re.compile(r"(?<=\s)\|(\w{2,20})\|(?=\s|$)")  # |attn_out| beside other heads
 _COUNTER = "(index)"  # the head that console.table gives its first column
-_QUOTED = re.compile(r"'[A-Za-z][^']{0,40}'|\"[A-Za-z][^\"]{0,40}\"")
+_VALUES_NAME = re.compile(r"(['\"`]?)(?!nan\b|inf)[A-Za-z_][\w .\[\]/-]{0,40}\1", re.IGNORECASE)  # of a column `value`
 _STREAM = {"x", "h", "hidden", "resid", "residual"}
 _ONE_ROW = re.compile(r"\b(?:last|final|first)\s(?:token|pos|position|row)\b", re.IGNORECASE)  # LOGITS LAST TOKEN
 _DECIMAL = re.compile(r"\d\.\d")
@@ -304,6 +304,7 @@ class _RowReader:
     columns: tuple[str, ...]
     statement: Statement = field(default_factory=Statement)
     elements: list[tuple[int, Number]] = field(default_factory=list)
+    endings: dict[int, Number] = field(default_factory=dict)  # by their distance from the end
     across: list[tuple[str, str, str]] = field(default_factory=list)  # kind, head, cell of a layer's or node's column
     of_rows: list[tuple[str, int, Number]] = field(default_factory=list)  # statistics of other rows of tokens
     index: int | None = None
@@ -311,8 +312,8 @@ class _RowReader:
 
     def take(self, column: str, head: str, cell: str) -> None:
         lexemes = lex(cell)
-        if column == "value" and _QUOTED.fullmatch(cell.strip()):
-            column = "name"  # the value's name
+        if column == "value" and _VALUES_NAME.fullmatch(cell.strip()):
+            column = "name"
         value = lexemes[0] if len(lexemes) == 1 and isinstance(lexemes[0], Number) else None
         whole = int(value.value) if value is not None and value.whole else None
         if "logit" in self.columns and column in ("row", "name", "index"):
@@ -347,6 +348,8 @@ class _RowReader:
                 self.statement.add("list", values, [column])
         elif column.startswith("#") and value is not None:
             self.elements.append((int(column[1:]), value))
+        elif column.startswith("~") and value is not None:
+            self.endings[int(column[1:])] = value
         elif column in ("value", "logit"):
             self.single = value
         elif column and value is not None:
@@ -364,6 +367,9 @@ class _RowReader:
                 statement.add("list", NumberList(tuple(n for _, n in at)), ["first"])
             else:
                 statement.add("at", tuple(at))
+        if self.endings and set(self.endings) == set(range(1, len(self.endings) + 1)):
+            ending = tuple(self.endings[k] for k in sorted(self.endings, reverse=True))
+            statement.add("list", NumberList(ending), ["last"])
         if self.single is not None and self.index is not None:
             statement.label += ["logit"] if "logit" in self.columns else []
             statement.add("at", ((self.index, self.single),))
