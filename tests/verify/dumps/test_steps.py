@@ -224,3 +224,9 @@ def test_a_remark_behind_an_array(tmp_path: Path) -> None:
     path.write_text(">>> embed\ntensor([[ 0.5, 1.5, ..., 2.5],\n        [ 3.5, 4.5, ..., 5.5]])  # [1, 2, 40]\n")
     rows = [o.data for o in read_log(path).observations if o.kind == "first"]
     assert rows == [(0.5, 1.5), (3.5, 4.5)]
+
+
+def test_a_token_beside_its_position_is_an_id(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("pos,token,layer,buffer,l2\n0,12,0,x_out,1.5\n1,140,0,x_out,2.5\n")
+    assert [(o.rows, o.data) for o in read_log(path).observations] == [((0, 1), 1.5), ((1, 2), 2.5)]

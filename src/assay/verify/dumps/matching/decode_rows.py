@@ -12,6 +12,7 @@ from dataclasses import replace
 from assay.verify.dumps.observation import Dump, Observation
 
 MOST = 4096  # rows behind the prompt
+_ROW = 32  # logits: fewer are the first of a row, and seldom have its best
 
 
 def split_decode_rows(dump: Dump, given: Sequence[int]) -> Dump:
@@ -42,7 +43,9 @@ def _token(dump: Dump, at: int, n: int) -> int | None:
     best = [
         pair
         for o in dump.observations
-        if o.name == "result_output" and o.rows == (at - 1, at) and o.kind in ("top", "at", "first")
+        if o.name == "result_output"
+        and o.rows == (at - 1, at)
+        and (o.kind in ("top", "at") or (o.kind == "first" and len(o.data) >= _ROW))
         for pair in (enumerate(o.data) if o.kind == "first" else o.data)
     ]
     return max(best, key=lambda pair: pair[1])[0] if best else None

@@ -344,9 +344,11 @@ class _Nodes:
 
 def bits_of(obs: Observation, value: Array, axis: int, width: int) -> float:
     """The bits by which the values agree with a node's: of each the binary digits that are right, beyond the first."""
+    part = rows_of(value, axis, obs.rows)
+    if not part.size:  # rows behind the tokens that are known
+        return 0.0
     expected = measure(obs, value, axis, width).reshape(-1)
     target = obs.target().reshape(-1)
-    part = rows_of(value, axis, obs.rows)
     if obs.shape is not None and math.prod(obs.shape) not in (part.size, value.size, value.size // value.shape[axis]):
         return 0.0
     if len(expected) != len(target) or not len(target) or not np.isfinite(target).all():

@@ -98,6 +98,11 @@ def table_header(line: str) -> PrintedTable | None:
 
 def _header_of(cells: list[str], mark: str, line: str) -> PrintedTable | None:
     columns = _beside_each_other(tuple(column_kind(c) for c in cells), cells, line)
+    if columns.count("row") > 1:  # beside a position, the token is its id
+        columns = tuple(
+            "id" if kind == "row" and split_words([cell]) in (["token"], ["tok"]) else kind
+            for kind, cell in zip(columns, cells, strict=True)
+        )
     if not _is_header(columns, cells, line):
         return None
     return PrintedTable(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark, line=line)
