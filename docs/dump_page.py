@@ -135,7 +135,7 @@ node these values. A prefix whose numbers count up (`b00/q`, `[0] u`, `l=0 s->xb
 what was understood.
 
 A text that holds no values of nodes (a loader's log, a benchmark, a profile), or that states the width, the layers or
-the shapes of another model, is refused with what was found and what to print.
+the shapes of another model, is refused. The message says what was found and what to print.
 
 If a line was not understood, the message quotes it with a `--pattern` that would match it.
 
