@@ -35,7 +35,8 @@ from tests.models import recurrent
 
 SAMPLED = SamplerParams(temp=0.7, seed=11, top_k=40)
 ROUND = [300, 301, 302, 303, 304, 305] * 4 + [290, 300, 301]  # n-grams repeat
-OTHERS = tuple(name for name in draft_files.ROWS if name != draft_files.STATES)
+# The assistant of gemma4 is a file of its own: test_assistant.py.
+OTHERS = tuple(name for name in draft_files.ROWS if name not in (draft_files.STATES, "gemma4"))
 
 
 class Eager(Speculator):

@@ -33,11 +33,18 @@ def to_lark(text: str) -> str:
     """A grammar in GBNF or Lark as Lark. An error is an exception of the converter."""
     if is_lark_syntax(text) and not _RULE.search(text):
         return text
-    return str(gbnf_to_lark("".join(_rewritten(text))))
+    names = {"root": "root"}
+    try:
+        return str(gbnf_to_lark("".join(_rewritten(text, names))))
+    except Exception as error:  # the converter knows the rules by their names in Lark
+        said = str(error)
+        for name, in_lark in names.items():
+            said = re.sub(rf"\b{in_lark}\b", name, said)
+        raise ValueError(said) from None
 
 
-def _rewritten(text: str) -> Iterator[str]:
-    names: dict[str, str] = {"root": "root"}
+def _rewritten(text: str, names: dict[str, str]) -> Iterator[str]:
+    """The tokens as the converter reads them; `names` gets the name in Lark of every rule."""
     before = ""  # kind of the last token that is neither space nor comment
     for found in _TOKEN.finditer(text):
         kind, token = str(found.lastgroup), found[0]

@@ -119,11 +119,15 @@ def test_pairs(model: Model, weights: Weights, tmp_path: Path) -> None:
     assert len(failed) <= 0.15 * len(grades), failed
 
 
+DESCRIBED = {"x-norm-abs": "norm-statistic"}  # the mean of sizes, not of squares
+
+
 @pytest.mark.parametrize("bug", planting.UNKNOWN)
 def test_faults_outside_the_table(model: Model, weights: Weights, tmp_path: Path, bug: str) -> None:
-    """Localised, and never a confident wrong name."""
+    """Localised, and never a confident wrong name: the grammar describes some of them rightly."""
     case = planting.second(model.file.path, bug)
     found = diagnose(model, planting.dump(case, "full", model, tmp_path), weights=weights)
     assert found.first_wrong is not None
     assert found.first_wrong.split("-")[0] == planting.UNKNOWN[bug]
-    assert not [c for c in found.causes if c.confidence > 0.5], found.to_dict()
+    right = DESCRIBED.get(bug)
+    assert not [c for c in found.causes if c.confidence > 0.5 and c.fault != right], found.to_dict()
