@@ -1,6 +1,7 @@
 """Sixteen requests with four LoRA adapters in one batch, over one after the other; the cost of adapters not used.
 
     python bench/adapters.py MODEL --tokens 64
+    python bench/adapters.py MODEL --idle --threads 1     only adapters that are loaded and not used, by CPU time
 
 Adapters of rank 16 with random values for every linear layer are written to a temporary folder. Bits are compared: each
 answer must be the same alone and in the batch.
@@ -9,9 +10,11 @@ answer must be the same alone and in the batch.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,16 +48,18 @@ def make(path: Path, model: Model, seed: int) -> Path:
     return path
 
 
-def run(scheduler: Scheduler, jobs: list[Job]) -> tuple[float, list[Sequence]]:
+def run(
+    scheduler: Scheduler, jobs: list[Job], clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, list[Sequence]]:
     """Seconds after the prompts, and the sequences."""
     made = [scheduler.make(job, lambda update: None) for job in jobs]
     scheduler.add(made)
     while any(not sequence.generated for sequence in made):
         scheduler.step()
-    began = time.perf_counter()
+    began = clock()
     while scheduler.busy:
         scheduler.step()
-    return time.perf_counter() - began, made
+    return clock() - began, made
 
 
 def steps(opened: Opened) -> dict[str, float]:
@@ -77,6 +82,19 @@ def steps(opened: Opened) -> dict[str, float]:
     return found
 
 
+def idle(plain: Scheduler, loaded: Scheduler, job: Callable[..., Job], clock: Callable[[], float]) -> None:
+    """Decoding without an adapter, with none and with four loaded, in turns: the fastest, and the median ratio."""
+    times: dict[str, list[float]] = {"none": [], "loaded": []}
+    for i in range(16):
+        for name, scheduler in (("none", plain), ("loaded", loaded))[:: 1 if i % 2 else -1]:
+            seconds = run(scheduler, [job(40 + i, adapted=False)], clock)[0]
+            if i:  # the first turn compiles
+                times[name].append(seconds)
+    a, b = (min(found) for found in times.values())
+    middle = statistics.median(x / y for x, y in zip(*times.values(), strict=True))
+    print(f"one request without an adapter: none loaded {a:.3f} s, four {b:.3f} s: {a / b:.3f}; median {middle:.3f}")
+
+
 def scheduler_of(opened: Opened) -> Scheduler:
     return Scheduler(opened.engine(), opened.tokenizer, n_ctx=opened.n_ctx)
 
@@ -86,6 +104,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, help="default: all cores")
+    parser.add_argument("--idle", action="store_true", help="measure only what loaded adapters cost that nobody uses")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = load(open_file(args.model))
@@ -98,26 +117,33 @@ def main() -> int:
             chosen = ((i % ADAPTERS, 1.0),) if adapted else ()
             return Job(ids, GREEDY, args.tokens, ignore_eos=True, receipt=hashed, adapters=chosen)
 
+        if args.idle:
+            idle(scheduler_of(open_model(args.model, options)), scheduler_of(with_files), job, time.process_time)
+            return 0
         batched, one = scheduler_of(with_files), scheduler_of(with_files)
         run(batched, [job(100 + i) for i in range(ADAPTERS)])  # compiles the programs
-        together, _ = run(batched, [job(i) for i in range(REQUESTS)])
-        in_turn = sum(run(one, [job(i)])[0] for i in range(REQUESTS))
+
+        def gain(many: Scheduler, single: Scheduler, adapted: bool) -> tuple[float, float, float]:
+            """Seconds one after the other and in one batch, and their ratio."""
+            run(many, [job(i, adapted=adapted) for i in range(REQUESTS)])  # compiles what is left
+            in_turn = sum(run(single, [job(i, adapted=adapted)])[0] for i in range(REQUESTS))
+            together = min(run(many, [job(i, adapted=adapted) for i in range(REQUESTS)])[0] for _ in range(3))
+            return in_turn, together, in_turn / together
+
+        in_turn, together, ratio = gain(batched, one, True)
         _, in_batch = run(batched, [job(i, hashed=True) for i in range(REQUESTS)])
         alone = [run(one, [job(i, hashed=True)])[1][0] for i in range(0, REQUESTS, 3)]
         same = all(a.row_digests == b.row_digests for a, b in zip(in_batch[::3], alone, strict=True))
         print(
             f"{REQUESTS} requests, {ADAPTERS} adapters of rank {RANK}, {args.tokens} tokens: in turn {in_turn:.2f} s, "
-            f"in one batch {together:.2f} s: {in_turn / together:.2f} times, bits {'equal' if same else 'DIFFER'}"
+            f"in one batch {together:.2f} s: {ratio:.2f} times, bits {'equal' if same else 'DIFFER'}"
         )
         for name, seconds in steps(with_files).items():
             print(f"a step of {name}: {1e3 * seconds:.2f} ms")
         plain = scheduler_of(open_model(args.model, options))
-        times: dict[str, list[float]] = {"none loaded": [], "loaded, not used": []}
-        for i in range(5):
-            for name, scheduler in (("none loaded", plain), ("loaded, not used", batched)):
-                times[name].append(run(scheduler, [job(40 + i, adapted=False)])[0])
-        a, b = (min(found) for found in times.values())
-        print(f"one request without an adapter: none loaded {a:.3f} s, loaded and not used {b:.3f} s ({a / b:.3f})")
+        in_turn, together, ratio = gain(plain, plain, False)
+        print(f"the same without adapters: in turn {in_turn:.2f} s, in one batch {together:.2f} s: {ratio:.2f} times")
+        idle(plain, batched, job, time.perf_counter)
         return 0 if same else 1
 
 

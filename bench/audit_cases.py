@@ -53,7 +53,7 @@ NEIGHBOURS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
     "RoPE base 5e4": ("claim", "claim", {"rope_freq_base": 5e4}, {}, "base of"),
     "RoPE base 31415": ("claim", "claim", {"rope_freq_base": 31415.0}, {}, "base of"),
     "RoPE scale 2": ("claim", "claim", {"rope_freq_scale": 2.0}, {}, "multiplied by 2"),
-    "RoPE scale 0.7": ("claim", "claim", {"rope_freq_scale": 0.7}, {}, "multiplied by 0.7"),
+    "RoPE scale 0.7": ("claim", "claim", {"rope_freq_scale": 0.7}, {}, "multiplied by about 0.7"),
     "repetition penalty 1.3": ("claim", "claim", {}, {"repeat_penalty": 1.3}, "penalty"),
     "repetition penalty 1.1": ("claim", "claim", {}, {"repeat_penalty": 1.1}, "penalty"),
     "frequency penalty 1": ("claim", "claim", {}, {"frequency_penalty": 1.0}, "penalty"),

@@ -3,6 +3,7 @@
     python bench/browser.py smollm2                          10 prompts, 64 tokens each
     python bench/browser.py smollm2 --prompts 3 --tokens 16  a shorter run
     python bench/browser.py smollm2 --peer wllama/package    also the speed of wllama in the same browser
+    python bench/browser.py smollm2 --screenshot page.png    served by python -m http.server, without any other host
     python bench/browser.py smollm2 --flag=--use-angle=vulkan --flag=--enable-features=Vulkan    on a GPU
 
 Nothing but Python, the browser and the model is needed. Without a GPU, Chromium's adapter in software (SwiftShader)
@@ -13,6 +14,7 @@ The exit code is 1 if a text or hash of the page differs from the cpu engine's.
 from __future__ import annotations
 
 import argparse
+import base64
 import functools
 import hashlib
 import http.server
@@ -20,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -99,9 +102,23 @@ def served(site: Path, **places: Path) -> Iterator[str]:
     server.shutdown()
 
 
+@contextmanager
+def plainly_served(site: Path) -> Iterator[str]:
+    """The address of `python -m http.server` in a folder."""
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "-d", str(site)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout
+        port = re.search(r"port (\d+)", server.stdout.readline())
+        assert port
+        try:
+            yield f"http://127.0.0.1:{port[1]}"
+        finally:
+            server.terminate()
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What the page said to one prompt."""
+    """The page's answer to one prompt."""
 
     text: str
     hash: str
@@ -186,17 +203,22 @@ def main() -> int:
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium") or "chromium")
     parser.add_argument("--flag", action="append", default=[], help="a further flag of Chromium; may be repeated")
     parser.add_argument("--peer", type=Path, help="folder of the npm package @wllama/wllama, to measure beside it")
+    parser.add_argument("--screenshot", type=Path, help="keep a picture of the page after the last answer, as PNG; the "
+                        "site is served by python -m http.server, and the browser finds no other host")  # fmt: skip
+    parser.add_argument("--prompt", action="append", help="another prompt than the usual ones; may be repeated")
     parser.add_argument("--log", default=os.devnull, help="file for what Chromium prints")
     parser.add_argument("--patience", type=float, default=1200, help="seconds for opening, and for an answer")
     args = parser.parse_args()
     opened = open_model(args.model, OpenOptions(ctx_size=256))
-    prompts = PROMPTS[: args.prompts]
+    prompts = args.prompt or PROMPTS[: args.prompts]
+    flags = [*args.flag, *(["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"] if args.screenshot else [])]
     wrong, rates = 0, []
     with tempfile.TemporaryDirectory() as folder:
         export_web(opened, Path(folder))
         places = {"peer": args.peer} if args.peer else {}
-        with served(Path(folder), **places, **{"model.gguf": opened.model.file.path}) as url:
-            with Chromium(args.chromium, args.flag, log=args.log) as browser:
+        own = served(Path(folder), **places, **{"model.gguf": opened.model.file.path})
+        with plainly_served(Path(folder)) if args.screenshot else own as url:
+            with Chromium(args.chromium, flags, log=args.log) as browser:
                 found = answers(browser, url, prompts, args.tokens, args.patience)
                 for prompt, answer in zip(prompts, found, strict=True):
                     text, hashed = expected(opened, prompt, args.tokens)
@@ -205,6 +227,9 @@ def main() -> int:
                     rates.append(answer.rate)
                     print(f"{prompt!r}: text {_SAID[same[0]]}, logits {_SAID[same[1]]}, {answer.seconds:.2f} s, "
                           f"{answer.rate:.2f} tok/s", flush=True)  # fmt: skip
+                if args.screenshot:
+                    picture = browser.call("Page.captureScreenshot", captureBeyondViewport=True)
+                    args.screenshot.write_bytes(base64.b64decode(picture["data"]))
             print(f"{len(prompts) - wrong} of {len(prompts)} prompts equal, {args.tokens} tokens each at most; "
                   f"decode {np.median(rates):.2f} tok/s (median)", flush=True)  # fmt: skip
             for layers in (0, 99) if args.peer else ():

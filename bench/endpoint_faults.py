@@ -1,6 +1,6 @@
 """Mistakes of an engine behind an endpoint: does `diagnose --endpoint` name them?
 
-    python bench/endpoint_faults.py [--only FAULT] [--jobs 1]
+    python bench/endpoint_faults.py [--only FAULT] [--jobs 1] [--model-seed 7]
 
 The engine of tests/second_engine.py shares no code with the package. It serves a random model over HTTP with one fault
 of the catalogue planted. A fault counts as named if it is the first cause, or one that the first cause cannot be told
@@ -37,10 +37,11 @@ FAULTS = (
 SURE = 0.9
 
 
-def diagnosed(fault: str) -> tuple[str, str, float, bool, float]:
+def diagnosed(task: tuple[str, int]) -> tuple[str, str, float, bool, float]:
     """The fault, what was said of it, with which confidence, whether that is right, and seconds of the processor."""
+    fault, seed = task
     with tempfile.TemporaryDirectory() as folder:
-        path, started = make_kquant(Path(folder) / "model.gguf"), time.process_time()
+        path, started = make_kquant(Path(folder) / "model.gguf", seed), time.process_time()
         model = load(open_file(path))
         with serving(path, fault) as url:
             found = diagnose_endpoint(model, Client(url, Tokenizer.from_gguf(model.file)), lambda _: None, SHORT)
@@ -55,10 +56,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--model-seed", type=int, default=7, help="of the random model")
     args = parser.parse_args()
     results = []
+    tasks = [(fault, args.model_seed) for fault in args.only or FAULTS]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for fault, said, sure, right, took in pool.imap_unordered(diagnosed, args.only or FAULTS):
+        for fault, said, sure, right, took in pool.imap_unordered(diagnosed, tasks):
             results.append((sure, right))
             print(f"| {fault} | {'named' if right else 'not named'} | {sure:.2f} | {took:.0f} | {said} |", flush=True)
     wrong = sum(sure >= SURE and not right for sure, right in results)

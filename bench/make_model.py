@@ -46,6 +46,8 @@ CODES = (
 # from its example.
 _QWEN35 = Sizes(n_layer=24, n_embd=1024, n_head=8, n_head_kv=2, n_embd_head=256, n_embd_head_v=256, n_ff=3584,
                 n_vocab=248320, n_ctx=4096, n_rot=64)  # fmt: skip
+_GEMMA3 = Sizes(n_layer=18, n_embd=640, n_head=4, n_head_kv=1, n_embd_head=256, n_embd_head_v=256, n_ff=2048,
+                n_vocab=262144, n_ctx=32768)  # fmt: skip
 _LFM2 = Sizes(n_layer=16, n_embd=2048, n_head=32, n_head_kv=8, n_embd_head=64, n_embd_head_v=64, n_ff=8192,
               n_vocab=65536, n_ctx=4096)  # fmt: skip
 _GRANITE = Sizes(n_layer=32, n_embd=768, n_head=12, n_head_kv=4, n_embd_head=64, n_embd_head_v=64, n_ff=2048,
@@ -71,6 +73,7 @@ SHAPES: dict[str, tuple[str, Sizes, dict[str, Any]]] = {
         "ssm.inner_size": 2048, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]}),
     "lfm2-1.2b": ("lfm2", _LFM2, {
         "shortconv.l_cache": 3, "attention.head_count_kv": [8 * (i in (2, 5, 8, 10, 12, 14)) for i in range(16)]}),
+    "gemma-3-270m": ("gemma3", _GEMMA3, {"attention.sliding_window": 512}),
     "granite-4-h-350m": ("granitehybrid", _GRANITE, {
         "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": 48, "ssm.group_count": 1,
         "ssm.inner_size": 1536, "attention.head_count_kv": [4 * (i in (10, 13, 17, 27)) for i in range(32)]}),

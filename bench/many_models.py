@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,17 +20,19 @@ from pathlib import Path
 
 import httpx
 
-MODELS, MOST, CLIENTS = 8, 3, 64
+MODELS, MOST, CLIENTS, TENTHS = 8, 3, 64, 10
 
 
-def resident(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+def resident(pid: int) -> tuple[int, int]:
+    """Resident MiB of a process: all, and without mapped files."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    found = {words[0]: int(words[1]) >> 10 for words in lines if words[0] in ("VmRSS:", "RssAnon:")}
+    return found["VmRSS:"], found["RssAnon:"]
 
 
 async def soak(url: str, pid: int, seconds: float) -> int:
-    until, answers, errors, most = time.monotonic() + seconds, 0, list[str](), 0
-    memory: list[int] = []
+    until, answers, errors, most, size = time.monotonic() + seconds, 0, list[str](), 0, 0
+    memory: list[tuple[int, int]] = []
 
     async def client(number: int, http: httpx.AsyncClient) -> None:
         nonlocal answers
@@ -42,21 +45,28 @@ async def soak(url: str, pid: int, seconds: float) -> int:
                 errors.append(reply.text[:200])
 
     async def watch(http: httpx.AsyncClient) -> None:
-        nonlocal most
+        nonlocal most, size
         while time.monotonic() < until:
             rows = (await http.get(f"{url}/v1/models")).json()["data"]
             most = max(most, sum(row["loaded"] for row in rows))
+            sizes = [row["bytes"] for row in (await http.get(f"{url}/v1/status")).json()["models"] if row["loaded"]]
+            size = max(size, *sizes, 0)
             memory.append(resident(pid))
             await asyncio.sleep(0.5)
 
     async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=CLIENTS + 4)) as http:
         await asyncio.gather(watch(http), *(client(i, http) for i in range(CLIENTS)))
-    half = len(memory) // 2
     print(
         f"{seconds:.0f} s, {CLIENTS} clients, {MODELS} models, limit {MOST}: {answers} answers, {len(errors)} errors, "
-        f"at most {most} loaded, resident at most {max(memory[:half]) >> 20} MiB in the first half and "
-        f"{max(memory[half:]) >> 20} MiB in the second"
+        f"at most {most} loaded; weights and cache of {MOST} are {MOST * size >> 20} MiB"
     )
+    for i in range(TENTHS):
+        part = memory[i * len(memory) // TENTHS : (i + 1) * len(memory) // TENTHS] or memory
+        every, own = zip(*part, strict=True)
+        print(
+            f"tenth {i + 1:2}: resident median {statistics.median(every):.0f}, at most {max(every)} MiB; "
+            f"without mapped files median {statistics.median(own):.0f}, at most {max(own)} MiB"
+        )
     for error in errors[:3]:
         print(error)
     return 1 if errors or most > MOST else 0

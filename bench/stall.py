@@ -300,7 +300,7 @@ def summary(rows: list[Row]) -> tuple[str, bool]:
 
 
 def serve(folder: Path) -> Target:
-    path = tiny.make(folder / "soak.gguf", n_ctx=8192, n_layer=4, n_embd=128, n_ff=256)
+    path = tiny.make(folder / "soak.gguf", n_ctx=8192, n_layer=4, n_embd=128, n_ff=256, metadata=tiny.ranking())
     return Target.start(path)
 
 

@@ -3,6 +3,7 @@
     python bench/vision.py --llama ../llama.cpp                       # every shape, F16 and Q8_0
     python bench/vision.py --peer build/peer/vision --layers 2 --threads 1 --clock cpu      # on a busy machine
     python bench/vision.py --engine cuda --shapes gemma3 --types F16                        # no peer: seconds alone
+    python bench/vision.py --engine cuda --peer build/peer/vision     # built with -DGGML_CUDA=ON, it encodes there too
     python bench/vision.py --shapes qwen3-vl-2b --pictures 4          # several pictures in one batch, over one by one
 
 Each engine runs in its own process and encodes preprocessed pixels; they take turns. A ratio is llama.cpp's seconds
@@ -162,7 +163,7 @@ def measure(path: Path, name: str, kind: str, args: argparse.Namespace) -> dict[
     given, size = [str(path), str(args.threads)], SHAPES[name].picture
     workers = [Encoder([sys.executable, "-c", ASSAY], [*given, args.engine], here=True)]
     if args.peer:
-        workers.append(Encoder([str(args.peer)], given))
+        workers.append(Encoder([str(args.peer)], given + ["gpu"] * (args.engine == "cuda")))
     runs: list[list[float]] = [[] for _ in workers]
     for worker in workers:
         worker.encode(size, args.clock)  # weights are laid out, kernels compiled

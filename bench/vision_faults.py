@@ -157,7 +157,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def units(only: str, most: int) -> list[Unit]:
-    """What is graded, in parts that do not depend on each other."""
+    """The graded cases, in independent parts."""
     bugs: list[Unit] = [(bug, most) for bug in (*planting.PIXELS, *planting.TOWER) if bug.startswith(only)]
     labels = (*RIGHT, *USUAL, RECORDED) if only in ("", "healthy") else ()
     slowest_first = reversed(planting.MODELS)

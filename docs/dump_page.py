@@ -43,7 +43,7 @@ NumPy. Then come the values, or statistics of them:
 | `first`, `last` | the values at that end |
 | `at` | pairs `[index, value]`, the index counting flat |
 | `top` | pairs `[token id, logit]` of the largest logits |
-| `rms`, `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` | one number |
+| `rms`, `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean`, `abssum` | one number |
 
 With `row`, they describe the row of one token. One line may have several of these keys.
 
@@ -124,8 +124,8 @@ floats (`%a`) and hexdumps of float32 are read. Of a comparison with `-` and `+`
 
 Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
 below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,
-`max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed number stands for
-all numbers that round to it.
+`max`, `sum`, `std`, `norm`, `absmax`, `absmean`, `abssum` are statistics; ids with logits are logits. A printed number
+stands for all numbers that round to it.
 
 If the text does not say which token's row was printed, or which of two nodes a word means, the values decide. They also
 decide for a statement whose words are unknown, or are printed several times in a layer: it is the node whose values its

@@ -138,7 +138,7 @@ GRAMMARS = (
     ("gbnf", 'root ::= (a | b)* \na ::= "x" a? | "x" b\nb ::= [a-z]{1,9} | a "y"'),
     ("lark", 'start: %json {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,3}$"}, "maxItems": 4}'),
 )
-REPLY = {
+REPLY: dict[str, Any] = {
     "choices": [
         {
             "text": " a", "finish_reason": "length", "message": {"content": " a"},
@@ -151,6 +151,29 @@ REPLY = {
     ],
     "usage": {"prompt_tokens": 3, "completion_tokens": 1},
 }  # fmt: skip
+# An answer of each route that the client knows, in the order of DIALECTS.
+REPLIES = (
+    REPLY,
+    {
+        "generated_text": " a",
+        "details": {
+            "finish_reason": "length", "generated_tokens": 2,
+            "tokens": [{"id": 5, "text": "a", "logprob": -0.5}, {"id": 6, "text": "b", "logprob": -1.5}],
+            "top_tokens": [[{"id": 5, "text": "a", "logprob": -0.5}], []],
+        },
+    },
+    REPLY,
+    {
+        "status": "incomplete", "usage": {"input_tokens": 3, "output_tokens": 1},
+        "output": [{"type": "message", "content": [
+            {"type": "output_text", "text": " a", "logprobs": REPLY["choices"][0]["logprobs"]["content"]},
+        ]}],
+    },
+    {
+        "content": [{"type": "text", "text": " a"}], "stop_reason": "max_tokens",
+        "usage": {"input_tokens": 3, "output_tokens": 1},
+    },
+)  # fmt: skip
 REQUESTS = (
     ("ChatRequest", {
         "model": "m", "max_tokens": 5, "temperature": 0.5, "stop": ["x"], "stream": True, "logprobs": True, "seed": 3,
@@ -427,21 +450,23 @@ def _request(rng: random.Random) -> tuple[str, bytes]:
     return name, mutate.data(rng, raw) if rng.random() < 0.3 else raw
 
 
-def _reply(rng: random.Random) -> Any:
-    return mutate.value(rng, REPLY, 0.2)
+def _reply(rng: random.Random) -> tuple[int, Any]:
+    which = rng.randrange(len(REPLIES))
+    return which, mutate.value(rng, REPLIES[which], rng.choice((0.02, 0.2)))
 
 
-def _reply_reader(seeds: Seeds) -> Callable[[Any], None]:
+def _reply_reader(seeds: Seeds) -> Callable[[tuple[int, Any]], None]:
     client = Client("http://localhost:1", seeds.tokenizer)
 
-    def read(value: Any) -> None:
+    def read(item: tuple[int, Any]) -> None:
+        which, value = item
         body = json.dumps(value).encode()
-        for raw in (body, b"data: " + body + b"\n\ndata: [DONE]\n\n"):  # an answer, and a stream of one event
+        streamed = (b"data: " + body + b"\n\ndata: [DONE]\n\n",) if REPLIES[which] is REPLY else ()
+        for raw in (body, *streamed):  # an answer, and in OpenAI's form a stream of one event
             found = parsed("here", raw)
-            for dialect in DIALECTS:  # what `_post` does with them
-                client._checked("here", dialect.answer(found) if isinstance(found, dict) else found)
-        for generated in (None, 1):
-            client._reply(json.loads(body), generated)
+            checked = client._checked("here", DIALECTS[which].answer(found) if isinstance(found, dict) else found)
+            for generated in (None, 1):
+                client._reply(checked, generated)
 
     return read
 
@@ -465,6 +490,9 @@ def _read_listing(seeds: Seeds, item: tuple[list[str], str, bytes]) -> None:
     path = seeds.folder / "ollama" / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, manifest)
+    blob = seeds.folder / "ollama" / "blobs" / ("sha256-" + "0" * 64)
+    blob.parent.mkdir(exist_ok=True)
+    blob.write_bytes(b"12345")
     ollama_store.find("ollama:m")
     if refused is not None:
         raise refused

@@ -133,6 +133,7 @@ KINDS: dict[str, Callable[[random.Random], Made]] = {
     ),
     "60,000 messages": lambda rng: _chat(messages=SAY * 15_000),
     "1,000 messages": lambda rng: _chat(messages=SAY * 1000),
+    "1,024 long messages": lambda rng: _chat(messages=[{"role": "user", "content": "hello world " * 150}] * 1024),
     "messages of many parts": lambda rng: _chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 12}] * 1000
     ),
@@ -158,6 +159,9 @@ KINDS: dict[str, Callable[[random.Random], Made]] = {
         max_tokens=4,
     ),
     "documents to rank": lambda rng: _json("/v1/rerank", query="hello", documents=["hello world " * 40] * 64),
+    "250 long documents to rank": lambda rng: _json(
+        "/v1/rerank", query="hello", documents=["hello world " * 600] * 250
+    ),
     "documents without end": lambda rng: _json("/v1/rerank", query="a" * 60_000, documents=["a"] * 60_000),
     "an Ollama conversation": lambda rng: _json(
         "/api/chat", model="soak", messages=SAY * 1000, options={"num_predict": 4}

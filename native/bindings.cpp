@@ -3,6 +3,7 @@
 // src/assay/_native.pyi has the types and says what each function does.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -34,6 +36,24 @@ template <class T, int dims>
 using Array = nb::ndarray<const T, nb::numpy, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Encode dispatches into a compute pass of wgpu-native. Its C functions are given by address, set pipeline, set group, dispatch;
+// a command is the handle of a pipeline (0: as before), that of a bind group, and three counts of workgroups.
+void encode_dispatches(uintptr_t pass, const std::array<uintptr_t, 3>& calls, Array<uint64_t, 2> commands) {
+    if (commands.shape(1) != 5) throw std::invalid_argument("commands: a row has five numbers");
+    const auto set_pipeline = reinterpret_cast<void (*)(void*, void*)>(calls[0]);
+    const auto set_group =
+        reinterpret_cast<void (*)(void*, uint32_t, void*, size_t, const uint32_t*)>(calls[1]);
+    const auto dispatch = reinterpret_cast<void (*)(void*, uint32_t, uint32_t, uint32_t)>(calls[2]);
+    void* const run = reinterpret_cast<void*>(pass);
+    const uint64_t* command = commands.data();
+    nb::gil_scoped_release released;
+    for (size_t i = 0; i < commands.shape(0); i++, command += 5) {
+        if (command[0]) set_pipeline(run, reinterpret_cast<void*>(uintptr_t(command[0])));
+        set_group(run, 0, reinterpret_cast<void*>(uintptr_t(command[1])), 0, nullptr);
+        dispatch(run, uint32_t(command[2]), uint32_t(command[3]), uint32_t(command[4]));
+    }
+}
 
 // A copy of a small vector of weights: a norm, a bias.
 struct Vector {
@@ -279,6 +299,7 @@ NB_MODULE(_native, m) {
             return nb::make_tuple(found[0], found[1]);
         },
         "words"_a.noconvert());
+    m.def("encode_dispatches", &encode_dispatches, "pass_"_a, "calls"_a, "commands"_a.noconvert());
     m.def("unpack", &unpack, "rows"_a.noconvert(), "type"_a, "columns"_a);
     m.def(
         "measure_dot_peak",

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from assay.gguf import open_file
-from assay.gguf.codecs import encode
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
+from tests.encoded import encoded
 from tests.tiny import TEMPLATE, TOKENS
 
 N_EMBD, N_FF, N_LAYER, N_HEAD, N_KV = 256, 512, 3, 8, 2
@@ -51,7 +51,7 @@ def make_kquant(path: Path, seed: int = 7) -> Path:
         else:
             x = x * 1.2 / np.sqrt(shape[-1])
         kind = by_name(TYPES.get(stem, "F32"))
-        tensors.append(Tensor(name, shape, kind, encode(kind, x.astype(np.float32))))
+        tensors.append(Tensor(name, shape, kind, encoded(kind, x.astype(np.float32))))
     metadata = {
         "general.architecture": "llama",
         "general.name": "synthetic",

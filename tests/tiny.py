@@ -9,7 +9,6 @@ the template. Every text can be encoded; what the model says is nonsense, but al
 
 from __future__ import annotations
 
-import hashlib
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from assay.gguf.codecs import encode
-from assay.gguf.types import GGMLType, by_name
+from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
 from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
+from tests.encoded import encoded
 
 TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -37,6 +36,14 @@ _KINDS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<|end|>": 3}
 def with_experts(type: str) -> Callable[[str], str]:
     """Every matrix in a type but the router, which quantisers leave as it is."""
     return lambda name: "F32" if "ffn_gate_inp" in name else type
+
+
+def ranking() -> dict[str, object]:
+    """Metadata of a vocabulary with `yes` and `no` as one token each: a model that can be asked to rank documents."""
+    tokens, spare = list(TOKENS), TOKENS.index("▁word0")
+    tokens[spare : spare + 5] = ["▁y", "▁ye", "▁yes", "▁n", "▁no"]
+    scores = np.array([float(len(token)) for token in tokens], np.float32)
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores}
 
 
 def make(
@@ -137,14 +144,4 @@ def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Ge
     elif "embd" not in name:
         x = x * np.float32(1.7 / np.sqrt(shape[-1]))
     kind = by_name(type_name if len(shape) > 1 else "F32")
-    return Tensor(name, shape, kind, x if kind.name == "F32" else _encoded(kind, x))
-
-
-_ENCODED: dict[tuple[str, bytes], Any] = {}  # models of one seed share their first tensors
-
-
-def _encoded(kind: GGMLType, x: np.ndarray) -> Any:
-    key = kind.name, hashlib.sha256(x).digest()
-    if key not in _ENCODED:
-        _ENCODED[key] = encode(kind, x)
-    return _ENCODED[key]
+    return Tensor(name, shape, kind, x if kind.name == "F32" else encoded(kind, x))

@@ -1,4 +1,4 @@
-// llama.cpp's vision tower as a worker of bench/vision.py: vision MMPROJ THREADS.
+// llama.cpp's vision tower as a worker of bench/vision.py: vision MMPROJ THREADS [gpu].
 //
 // It prints what it was built with and a zero, then answers each line "WIDTH HEIGHT PICTURES" with the seconds that
 // encoding preprocessed pixels of this size took, on the wall clock and of the CPU. PICTURES are encoded one by one.
@@ -14,10 +14,11 @@
 #include "llama.h"
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
+    if (argc != 3 && argc != 4) return 2;
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     std::printf("%s\n", llama_print_system_info());
     clip_context_params params{};
+    params.use_gpu = argc == 4;
     params.flash_attn_type = CLIP_FLASH_ATTN_TYPE_AUTO;
     params.image_min_tokens = params.image_max_tokens = -1;
     clip_ctx* tower = clip_init(argv[1], params).ctx_v;

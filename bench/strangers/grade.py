@@ -14,8 +14,8 @@ Each case is one `assay diagnose MODEL EVIDENCE --tokens IDS --json` in a proces
     missed       a wrong engine is called healthy
     refused      the evidence was not read (exit 2), or there was no answer in time
 
-`accepted.toml` says, for each case, which faults are right names for the mistake. It is written after the first run, by
-someone who reads both. A case that is not in it is open; a name that is not in a case's list is wrong.
+`accepted.toml` says, for each case, which faults are right names for the mistake. A person who reads both writes it
+after the first run. A case that is not in it is open; a name that is not in a case's list is wrong.
 """
 
 from __future__ import annotations

@@ -238,12 +238,23 @@ struct SortArgs {
     int32_t tile, tiles;  // slots of a tile; tiles that there is memory for
 };
 
-// Rows of x to quantise in the order of sorted pairs (experts.cu).
+// Rows of x, or of x with a gate, to quantise in the order of sorted pairs (experts.cu).
 struct PairArgs {
     const float* x;
+    const float* up;  // or null; x is the gate then
     const int32_t* pairs;
     Acts acts;
     int32_t width, share;  // share: pairs that share a row of x
+    int32_t act, oai;  // act: Act of the gate; oai: glu_oai instead, with alpha and limit
+    float alpha, limit;
+};
+
+// The chosen experts' rows times their weights, added in the order of the choices (rows.cu).
+struct TotalArgs {
+    const float *x, *weights, *residual;  // residual: added behind the sum, or null
+    float* out;
+    int64_t rows;
+    int32_t width, count;  // width: of out; count: rows of x that are added
 };
 
 // A product whose tokens are slots of sorted pairs (experts.cu).
@@ -716,12 +727,13 @@ constexpr int walk_attention_bytes(int heads, int dim) {
 // Size of each struct, and offset of each field, as ctypes has them.
 #define ABI_STRUCTS(STRUCT) \
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
-    STRUCT(SortArgs, 40) STRUCT(PairArgs, 56) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) STRUCT(Pool, 40) \
-    STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) STRUCT(TensorAttentionArgs, 320) \
-    STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) STRUCT(MapArgs, 80) STRUCT(MapChain, 248) \
-    STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) \
-    STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) \
-    STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) STRUCT(RepackArgs, 112)
+    STRUCT(SortArgs, 40) STRUCT(PairArgs, 80) STRUCT(TotalArgs, 48) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) \
+    STRUCT(Pool, 40) STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) \
+    STRUCT(TensorAttentionArgs, 320) STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) \
+    STRUCT(MapArgs, 80) STRUCT(MapChain, 248) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) \
+    STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) \
+    STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) \
+    STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -741,7 +753,10 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(TensorArgs, chains, 620) FIELD(TensorArgs, split, 624) FIELD(TensorArgs, padding, 628) \
     FIELD(SortArgs, experts, 0) FIELD(SortArgs, pairs, 8) FIELD(SortArgs, matrices, 16) FIELD(SortArgs, count, 24) \
     FIELD(SortArgs, n, 28) FIELD(SortArgs, tile, 32) FIELD(SortArgs, tiles, 36) FIELD(PairArgs, x, 0) \
-    FIELD(PairArgs, pairs, 8) FIELD(PairArgs, acts, 16) FIELD(PairArgs, width, 48) FIELD(PairArgs, share, 52) \
+    FIELD(PairArgs, up, 8) FIELD(PairArgs, pairs, 16) FIELD(PairArgs, acts, 24) FIELD(PairArgs, width, 56) \
+    FIELD(PairArgs, share, 60) FIELD(PairArgs, act, 64) FIELD(PairArgs, oai, 68) FIELD(PairArgs, alpha, 72) \
+    FIELD(PairArgs, limit, 76) FIELD(TotalArgs, x, 0) FIELD(TotalArgs, weights, 8) FIELD(TotalArgs, residual, 16) \
+    FIELD(TotalArgs, out, 24) FIELD(TotalArgs, rows, 32) FIELD(TotalArgs, width, 40) FIELD(TotalArgs, count, 44) \
     FIELD(SortedArgs, product, 0) FIELD(SortedArgs, pairs, 536) FIELD(SortedArgs, matrices, 544) \
     FIELD(FactorArgs, w, 0) FIELD(FactorArgs, out, 48) FIELD(FactorArgs, tiles, 56) FIELD(FactorArgs, chunks, 64) \
     FIELD(FactorArgs, padding, 68) FIELD(Pool, offset, 0) FIELD(Pool, type, 8) FIELD(Pool, keys, 12) \

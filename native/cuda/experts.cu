@@ -1,6 +1,7 @@
 // Products of several matrices (experts) for many pairs (token, choice). Pairs are sorted by matrix, and tiles of pairs
 // are multiplied like tiles of tokens (gemm.h, gemm_tiles.h). Every row has the bits of product_one, whatever its tile.
 #include "gemm_tiles.h"
+#include "map.h"
 
 namespace assay {
 
@@ -47,7 +48,7 @@ KERNEL(sort_pairs, SortArgs, 1024) {
     }
 }
 
-// Quantise the row of x of every slot, in slot order, padded with zeros to the stride. block_x: slot; block_y: part of
+// Quantise the row of x, or of the gated x, of every slot, in slot order, padded with zeros to the stride. block_x: slot; block_y: part of
 // the columns.
 KERNEL(quantise_pairs, PairArgs, 256) {
     next_may_start();
@@ -59,6 +60,12 @@ KERNEL(quantise_pairs, PairArgs, 256) {
     for (int i = block_y() * threads() + thread(); i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps
         float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
         if (8 * i < a.width) load_eight(x + 8 * i, v);
+        if (a.up && 8 * i < a.width) {
+            float up[8];
+            load_eight(a.up + (x - a.x) + 8 * i, up);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = a.oai ? glu_oai(v[j], up[j], a.alpha, a.limit) : gate(a.act, v[j]) * up[j];
+        }
         quantise_eight(v, i, a.acts.q + slot * a.acts.stride, a.acts.ds + slot, a.acts.n + slot, a.acts.step);
     }
 }

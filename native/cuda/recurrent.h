@@ -83,7 +83,7 @@ DEVICE float dot(const Channels<K>& x, const Channels<K>& y) {
     return all_chains(s[0], s[1]);
 }
 
-// What a row of a head has in common with the others at one token: of the delta rule q, k, its decay (of each channel,
+// Values that all rows of a head share at one token: of the delta rule q, k, its decay (of each channel,
 // or `second`) and beta; of an ssm B, C and dt.
 template <int K>
 struct Operands {

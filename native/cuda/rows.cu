@@ -16,6 +16,57 @@ KERNEL(map, MapArgs, 256) {
         a.out[i] = map_value(a, i / a.width, i % a.width, Plain{});
 }
 
+// out = sum of x_k w_k over the choices k of a row, then the residual. block_x: row; block_y: part of the columns.
+KERNEL(total_experts, TotalArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    const int64_t row = block_x();
+    const float* x = a.x + row * a.count * a.width;
+    const float* w = a.weights + row * a.count;
+    for (int j = 4 * (block_y() * threads() + thread()); j < a.width; j += 4 * grid_y() * threads()) {
+        float4 sum{};
+        for (int k0 = 0; k0 < a.count; k0 += 4) {  // four loads in flight
+            float4 v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = *reinterpret_cast<const float4*>(x + int64_t(k0 + k < a.count ? k0 + k : k0) * a.width + j);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                if (k0 + k >= a.count) break;
+                const float f = w[k0 + k];
+                const float4 y{v[k].x * f, v[k].y * f, v[k].z * f, v[k].w * f};
+                sum = k0 + k ? float4{sum.x + y.x, sum.y + y.y, sum.z + y.z, sum.w + y.w} : y;
+            }
+        }
+        const int64_t at = row * a.width + j;
+        if (a.residual) {
+            const float4 r = *reinterpret_cast<const float4*>(a.residual + at);
+            sum = {sum.x + r.x, sum.y + r.y, sum.z + r.z, sum.w + r.w};
+        }
+        *reinterpret_cast<float4*>(a.out + at) = sum;
+    }
+}
+
+// rms_norm of short parts of a row, such as heads, whose length is a multiple of 4. A warp has a part.
+KERNEL(part_norm, RowArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    const int n = a.width / a.parts;
+    const int64_t part = int64_t(block_x()) * (threads() / 32) + thread() / 32;
+    const float* x = a.x + part * n;
+    const float* w = a.w ? a.w + part % a.parts * a.w_step : nullptr;
+    const float squares = sum_of_squares(x, n);
+    const float f = shuffle(1.0f / square_root(squares / float(n) + a.eps), 0);
+    for (int i = 4 * lane(); i < n; i += 128) {
+        const float4 v = *reinterpret_cast<const float4*>(x + i);
+        float4 y{v.x * f, v.y * f, v.z * f, v.w * f};
+        if (w) {
+            const float4 u = *reinterpret_cast<const float4*>(w + i);
+            y = {y.x * u.x, y.y * u.y, y.z * u.z, y.w * u.w};
+        }
+        *reinterpret_cast<float4*>(a.out + part * n + i) = y;
+    }
+}
+
 // y = w x / sqrt(mean x^2 + eps) over each of `parts` parts of a row; block_x: row * parts + part
 KERNEL(rms_norm, RowArgs, 256) {
     SHARED;

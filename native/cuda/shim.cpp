@@ -133,7 +133,7 @@ constexpr int kSaved = 20;
 #error "the shim has no context switch for this machine"
 #endif
 
-// What the scheduler reads of a thread. It waits until *waits differs from `seen`.
+// State of a thread that the scheduler reads. It waits until *waits differs from `seen`.
 struct Pending {
     const int* waits;
     void* at;  // its stack pointer

@@ -51,6 +51,20 @@ KERNEL(rope, RopeArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int dim = a.width / a.heads, half = a.n_rot / 2;
+    if (a.neox && a.n_rot == dim && a.offset == 0 && half % 4 == 0) {  // whole heads: four pairs of values at a time
+        const int each = half / 4, units = a.width / 8;
+        for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.rows * units; i += int64_t(grid_x()) * threads()) {
+            const int64_t row = i / units;
+            const int unit = int(i % units), j = unit % each * 4;
+            const int64_t at = row * a.width + unit / each * dim + j;
+            const float* t = a.table + row * a.n_rot + j;
+            const float4 p = *reinterpret_cast<const float4*>(a.x + at), q = *reinterpret_cast<const float4*>(a.x + at + half);
+            const float4 c = *reinterpret_cast<const float4*>(t), s = *reinterpret_cast<const float4*>(t + half);
+            *reinterpret_cast<float4*>(a.out + at) = {p.x * c.x - q.x * s.x, p.y * c.y - q.y * s.y, p.z * c.z - q.z * s.z, p.w * c.w - q.w * s.w};
+            *reinterpret_cast<float4*>(a.out + at + half) = {p.x * s.x + q.x * c.x, p.y * s.y + q.y * c.y, p.z * s.z + q.z * c.z, p.w * s.w + q.w * c.w};
+        }
+        return;
+    }
     for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.rows * a.width; i += int64_t(grid_x()) * threads()) {
         const int64_t row = i / a.width;
         const int d = int(i % a.width) % dim - a.offset, j = a.neox ? d % half : d / 2;

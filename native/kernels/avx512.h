@@ -170,6 +170,20 @@ struct Avx512 : ReadsRows<Avx512> {
         return _mm512_fmadd_ps(a, _mm512_set1_ps(x[n]), acc);
     }
 
+    // A token's value is broadcast once for both vectors: GCC would fold the broadcast into each of the two multiply-adds,
+    // and these are slower from memory.
+    static constexpr bool has_column = true;
+    template <int N>
+    static INLINE void column(F (&acc)[4][PV], const F (&w)[PV], const X (&x)[4]) {
+#pragma GCC unroll 4
+        for (int t = 0; t < 4; t++) {
+            F a = _mm512_set1_ps(x[t][N]);
+            asm("" : "+v"(a));
+#pragma GCC unroll 2
+            for (int v = 0; v < PV; v++) acc[t][v] = _mm512_fmadd_ps(w[v], a, acc[t][v]);
+        }
+    }
+
     static INLINE A acts(const int8_t* p) { return p; }
     template <int OFFSET, int MULTIPLE>
     static INLINE I start(const int32_t* neg) {

@@ -47,6 +47,9 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
     loop<T>([&](auto t) INLINE_LAMBDA {
         loop<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
     });
+    if constexpr (V::ahead > 0 && T == 4)  // rows of `out` lie pages apart
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < R; r += 16) __builtin_prefetch(out + t * ldo + r, 1);
     for (int64_t i = 0; i < columns; i += 4) {
         const uint8_t* w = weights + i * R * W::size;
         if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the weights come from the cache

@@ -22,7 +22,12 @@ using V = ASSAY_V;
 static_assert(R % 8 == 0);
 
 typedef uint32_t Words __attribute__((vector_size(32)));
+typedef uint64_t Fours __attribute__((vector_size(32)));
+typedef uint16_t Indices __attribute__((vector_size(32)));
+typedef uint16_t FourHalves __attribute__((vector_size(8)));
+typedef uint8_t Bytes8 __attribute__((vector_size(8)));
 typedef uint32_t Half __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(16)));
 typedef uint8_t Bytes32 __attribute__((vector_size(32)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint8_t Bytes4 __attribute__((vector_size(4)));
@@ -168,50 +173,72 @@ INLINE uint64_t two_fours(const int8_t* a, const int8_t* b) {
 // Blocks of 32 are `pitch` bytes apart.
 template <Type TYPE, bool EXACT = false>
 void book_values(const uint8_t* p, uint8_t* values, int pitch = 32) {
-    const auto put8 = [&](int j, int i, uint64_t v) INLINE_LAMBDA { put(values + pitch * j + 8 * i, v); };
-    const auto put_signed = [&](int j, int i, uint64_t v, uint64_t mask) INLINE_LAMBDA {  // no entry is 0: no carry
-        put8(j, i, EXACT ? (v ^ mask) + (mask & ones64) : v ^ mask);
+    // Each block of four entries: value(block, entry), and the signs of all four as masks.
+    const auto signed_fours = [&](auto value, auto mask) INLINE_LAMBDA {  // no entry is 0: no overflow
+        for (int j = 0; j < 8; j++) {
+            const Fours v = {value(j, 0), value(j, 1), value(j, 2), value(j, 3)}, m = mask(j);
+            put(values + pitch * j, EXACT ? (Fours)((Bytes32)(v ^ m) - (Bytes32)m) : v ^ m);
+        }
     };
-    const auto fours = [&](auto f) INLINE_LAMBDA {  // f(block, entry of it)
-        for (int j = 0; j < 8; j++) unroll<4>([&](auto i) INLINE_LAMBDA { f(j, int(i)); });
+    const auto four_masks = [&](const auto& signs, auto code) INLINE_LAMBDA {
+        return [&, code](int j) INLINE_LAMBDA {
+            return Fours{signs.mask[code(j, 0)], signs.mask[code(j, 1)], signs.mask[code(j, 2)], signs.mask[code(j, 3)]};
+        };
+    };
+    const auto sevens = [&](int first, int step) INLINE_LAMBDA {  // four codes of seven bits a word
+        return [=](int j, int i) INLINE_LAMBDA { return get<uint32_t>(p + first + step * j) >> (7 * i) & 127; };
+    };
+    const auto bytes = [&](int first) INLINE_LAMBDA { return [=](int j, int i) INLINE_LAMBDA { return p[first + 4 * j + i]; }; };
+    // IQ1: entries of 8 trit + 1; where the mask is set, 8 trit - 1. One book of 16 KB stays in the first-level cache.
+    // `index` gives those of 16 entries. They go through memory: to extract them from vectors takes longer.
+    const auto trit_fours = [&](auto index, auto mask) INLINE_LAMBDA {
+        Indices at[2] = {index(0), index(1)};
+        asm("" : "+m"(at));
+        for (int j = 0; j < 8; j++) {
+            const auto value = [&](int i) INLINE_LAMBDA {
+                return eight(book1[0].entry[get<uint16_t>(reinterpret_cast<const uint8_t*>(at) + 8 * j + 2 * i)]);
+            };
+            const Fours v = {value(0), value(1), value(2), value(3)};
+            put(values + pitch * j, (Bytes32)v - ((Bytes32)mask(j) & uint8_t(2)));
+        }
     };
     if constexpr (TYPE == Type::IQ2_XXS) {
-        fours([&](int j, int i) INLINE_LAMBDA {
-            const uint8_t* q = p + 2 + 8 * j;
-            put_signed(j, i, eight(book2_xxs.entry[q[i]]), even_signs.mask[get<uint32_t>(q + 4) >> (7 * i) & 127]);
-        });
+        signed_fours([&](int j, int i) INLINE_LAMBDA { return eight(book2_xxs.entry[p[2 + 8 * j + i]]); },
+                     four_masks(even_signs, sevens(6, 8)));
     } else if constexpr (TYPE == Type::IQ2_XS) {
-        fours([&](int j, int i) INLINE_LAMBDA {
-            const unsigned code = get<uint16_t>(p + 2 + 8 * j + 2 * i);
-            put_signed(j, i, eight(book2_xs.entry[code & 511]), even_signs.mask[code >> 9]);
-        });
+        const auto code = [&](int j, int i) INLINE_LAMBDA { return get<uint16_t>(p + 2 + 8 * j + 2 * i); };
+        signed_fours([&](int j, int i) INLINE_LAMBDA { return eight(book2_xs.entry[code(j, i) & 511]); },
+                     four_masks(even_signs, [&](int j, int i) INLINE_LAMBDA { return code(j, i) >> 9; }));
     } else if constexpr (TYPE == Type::IQ2_S) {
-        fours([&](int j, int i) INLINE_LAMBDA {
-            const unsigned code = p[2 + 4 * j + i] | unsigned(p[66 + j] >> (2 * i) & 3) << 8;
-            put_signed(j, i, eight(book2_s.entry[code]), plain_signs.mask[p[34 + 4 * j + i]]);
-        });
+        signed_fours([&](int j, int i) INLINE_LAMBDA {
+            return eight(book2_s.entry[p[2 + 4 * j + i] | unsigned(p[66 + j] >> (2 * i) & 3) << 8]);
+        }, four_masks(plain_signs, bytes(34)));
     } else if constexpr (TYPE == Type::IQ3_XXS) {
-        fours([&](int j, int i) INLINE_LAMBDA {
+        signed_fours([&](int j, int i) INLINE_LAMBDA {
             const uint8_t* q = p + 2 + 8 * j;
-            put_signed(j, i, two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]),
-                       even_signs.mask[get<uint32_t>(p + 66 + 4 * j) >> (7 * i) & 127]);
-        });
+            return two_fours(book3_xxs.entry[q[2 * i]], book3_xxs.entry[q[2 * i + 1]]);
+        }, four_masks(even_signs, sevens(66, 4)));
     } else if constexpr (TYPE == Type::IQ3_S) {
-        fours([&](int j, int i) INLINE_LAMBDA {
+        signed_fours([&](int j, int i) INLINE_LAMBDA {
             const auto entry = [&](int n) INLINE_LAMBDA {
                 return book3_s.entry[p[2 + 8 * j + n] | unsigned(p[66 + j] >> n & 1) << 8];
             };
-            put_signed(j, i, two_fours(entry(2 * i), entry(2 * i + 1)), plain_signs.mask[p[74 + 4 * j + i]]);
-        });
+            return two_fours(entry(2 * i), entry(2 * i + 1));
+        }, four_masks(plain_signs, bytes(74)));
     } else if constexpr (TYPE == Type::IQ1_S) {
-        fours([&](int j, int i) INLINE_LAMBDA {
-            const unsigned high = get<uint16_t>(p + 34 + 2 * j);
-            put8(j, i, eight(book1[high >> 15].entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8]));
-        });
+        trit_fours([&](int half) INLINE_LAMBDA {
+            const Fours high = __builtin_convertvector(get<FourHalves>(p + 34 + 8 * half), Fours);
+            const Fours three = (high & 7) << 8 | (high & 0x38) << 21 | (high & 0x1c0) << 34 | (high & 0xe00) << 47;
+            return __builtin_convertvector(get<Bytes16>(p + 2 + 16 * half), Indices) | (Indices)three;
+        }, [&](int j) INLINE_LAMBDA { return Fours{} - uint64_t(p[35 + 2 * j] >> 7); });
     } else if constexpr (TYPE == Type::IQ1_M) {
-        fours([&](int j, int i) INLINE_LAMBDA {
-            const unsigned high = p[32 + 2 * j + i / 2] >> (4 * (i % 2));
-            put8(j, i, eight(book1[high >> 3 & 1].entry[p[4 * j + i] | (high & 7) << 8]));
+        trit_fours([&](int half) INLINE_LAMBDA {
+            const Words high = __builtin_convertvector(get<Bytes8>(p + 32 + 8 * half), Words);
+            const Words three = (high & 7) << 8 | (high & 0x70) << 20;
+            return __builtin_convertvector(get<Bytes16>(p + 16 * half), Indices) | (Indices)three;
+        }, [&](int j) INLINE_LAMBDA {
+            const Fours bits = {8, 8 << 4, 8 << 8, 8 << 12};
+            return (Fours)(((Fours{} + get<uint16_t>(p + 32 + 2 * j)) & bits) == bits);
         });
     } else {  // TQ1_0: trit n of a byte x is the top one of x * 3^n mod 256
         const auto trits = [&](auto zero, int first, int from, int power) INLINE_LAMBDA {
@@ -359,8 +386,11 @@ INLINE void sub_scales(const uint8_t* p, SubScales& s) {
     } else if constexpr (TYPE == Type::IQ1_M) {
         const uint64_t all = get<uint64_t>(p + 48);
         for (int i = 0; i < 4; i++) s.d = uint16_t(s.d | (all >> (16 * i + 12) & 15) << (4 * i));
-        for (int h = 0; h < 2; h++)
-            s.sc[h] = odd(each([&](int i) INLINE_LAMBDA { return all >> (32 * h + 16 * (i / 4) + 3 * (i % 4)) & 7; }));
+        for (int h = 0; h < 2; h++) {  // three bits each, four of them in 16 bits
+            const uint64_t x = (all >> (32 * h) & 0xfff) | (all >> (32 * h + 16) & 0xfff) << 32;
+            const uint64_t each = 7 * 0x0000000100000001u;
+            s.sc[h] = odd((x & each) | (x & each << 3) << 5 | (x & each << 6) << 10 | (x & each << 9) << 15);
+        }
     } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::TQ2_0) {
         s.d = get<uint16_t>(p + (TYPE == Type::TQ1_0 ? 52 : 64));
     } else if constexpr (TYPE == Type::Q1_0 || TYPE == Type::Q2_0) {
@@ -375,9 +405,36 @@ INLINE void sub_scales(const uint8_t* p, SubScales& s) {
 
 // ---- panels --------------------------------------------------------------------------------------------------------
 
+// The rows of a panel in the file. A row from n on is a block of zeros, whose scale is 0.
+struct PanelRows {
+    const uint8_t* begin[R];
+    size_t moves[R];  // all bits, or none: its one block stands for every block
+
+    PanelRows(const uint8_t* src, size_t stride, int64_t n, int64_t first) {
+        static constexpr uint8_t zeros[256] = {};
+        for (int r = 0; r < R; r++) {
+            const bool present = first + r < n;
+            begin[r] = present ? src + size_t(first + r) * stride : zeros;
+            moves[r] = present ? ~size_t(0) : 0;
+        }
+    }
+    // The blocks that begin `offset` bytes into each row. Plain vector operations: this is done for every block.
+    INLINE void at(size_t offset, const uint8_t* (&to)[R]) const {
+        for (int r = 0; r < R; r++) to[r] = begin[r] + (offset & moves[r]);
+    }
+};
+
+// An f16 of each of eight blocks; an infinite one becomes NaN (blocks.h: finite_or_nan).
+INLINE Halves eight_halves(const uint8_t* const* at, int offset) {
+    const auto half = [&](int i) INLINE_LAMBDA { return get<uint16_t>(at[i] + offset); };
+    const Halves x = {half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)};
+    const Halves infinite = (Halves)((x & 0x7fff) == 0x7c00);
+    return (x & ~infinite) | (infinite & 0x7e00);
+}
+
 // The scales of a unit, rows r .. r + 7 of the panel; `at` has their file blocks.
 template <class F>
-INLINE void pack_scales(const uint8_t* const (&at)[8], int r, uint8_t* unit) {
+INLINE void pack_scales(const uint8_t* const* at, int r, uint8_t* unit) {
     uint16_t d[8], dmin[8] = {};
     if constexpr (F::type == Type::NVFP4) {
         for (int s = 0; s < 2 * F::unit_blocks; s++) {
@@ -402,37 +459,32 @@ INLINE void pack_scales(const uint8_t* const (&at)[8], int r, uint8_t* unit) {
         for (int i = 0; i < F::subs / 8; i++)
             rows(sc[i], F::sc_at + 8 * i * R, uint64_t(F::packed_min ? 0 : V::scale_bias));
         if constexpr (F::min && !F::packed_min) rows(mn, F::mn_at, uint64_t(V::scale_bias));
-    } else {
-        for (int i = 0; i < 8; i++) {
-            if constexpr (F::type == Type::MXFP4) {
-                d[i] = uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(at[i][0])) >> 16);
-            } else {
-                d[i] = get<uint16_t>(at[i]);
-                if constexpr (F::min) dmin[i] = get<uint16_t>(at[i] + 2);
-            }
-        }
-    }
-    if constexpr (F::type != Type::MXFP4)
         for (int i = 0; i < 8; i++) d[i] = finite_or_nan(d[i]), dmin[i] = finite_or_nan(dmin[i]);
+    } else if constexpr (F::type == Type::MXFP4) {
+        for (int i = 0; i < 8; i++) d[i] = uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(at[i][0])) >> 16);
+    } else {
+        put(unit + F::d_at + 2 * r, eight_halves(at, 0));
+        if constexpr (F::min) put(unit + F::dmin_at + 2 * r, eight_halves(at, 2));
+        return;
+    }
     __builtin_memcpy(unit + F::d_at + 2 * r, d, sizeof d);
     if constexpr (F::min) __builtin_memcpy(unit + F::dmin_at + 2 * r, dmin, sizeof dmin);
 }
 
-// Pack one panel: rows [first, first + R) of src. A row from n on is a block of zeros, whose scale is 0.
+// Pack one panel: rows [first, first + R) of src.
 template <class F>
 void pack_panel(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t k, int64_t first,
                 uint8_t* dst) {
-    static constexpr uint8_t zeros[256] = {};
     const int64_t per_block = F::type == Type::Q1_0 ? 2 : 1;  // units of a file block
+    const PanelRows rows(src, stride, n, first);
     alignas(64) uint8_t values[in_book(F::type) ? R : 1][256];
     for (int64_t u = 0; u < k / (32 * F::unit_blocks); u++) {
         uint8_t* unit = dst + u * F::unit_bytes;
-        const uint8_t* at[R / 8][8];
-        for (int r = 0; r < R; r++)
-            at[r / 8][r % 8] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
-        for (int r = 0; r < R; r += 8) pack_scales<F>(at[r / 8], r, unit);
+        const uint8_t* at[R];
+        rows.at(size_t(u / per_block) * block_bytes, at);
+        for (int r = 0; r < R; r += 8) pack_scales<F>(at + r, r, unit);
         if constexpr (in_book(F::type))
-            for (int r = 0; r < R; r++) book_values<F::type>(at[r / 8][r % 8], values[r]);
+            for (int r = 0; r < R; r++) book_values<F::type>(at[r], values[r]);
         for (int j = 0; j < F::unit_blocks; j++) {
             uint32_t all[8][R];
             for (int r = 0; r < R; r += 8) {
@@ -441,7 +493,7 @@ void pack_panel(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n
                     if constexpr (in_book(F::type))
                         x[i] = book_codes<F::kind>(get<Words>(values[r + i] + 32 * j));
                     else
-                        x[i] = file_codes<F::type>(at[r / 8][i], j + int(u % per_block) * F::unit_blocks);
+                        x[i] = file_codes<F::type>(at[r + i], j + int(u % per_block) * F::unit_blocks);
                     x[i] ^= uint32_t(V::template flip<F::kind>) * ones;
                 }
                 transpose_words(x);
@@ -465,26 +517,22 @@ template <class F>
 void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t first, int64_t block,
                int64_t blocks, uint8_t* dst) {
     using T = RowTile<F::sub16, F::min>;
-    static constexpr uint8_t zeros[256] = {};
     constexpr int64_t per_block = F::type == Type::Q1_0 ? 2 : 1;  // units of a file block
     constexpr int head_bytes = int(round_up(F::quants_at, 16)) + 16;  // scales are read in vectors
     alignas(64) uint8_t heads[kRowBlocks / F::unit_blocks][head_bytes];
-    const auto file_blocks = [&](int64_t u, const uint8_t*(&at)[R / 8][8]) INLINE_LAMBDA {
-        u += block / F::unit_blocks;
-        for (int r = 0; r < R; r++)
-            at[r / 8][r % 8] = first + r < n ? src + size_t(first + r) * stride + size_t(u / per_block) * block_bytes : zeros;
-    };
-    const uint8_t* at[R / 8][8];
+    const PanelRows rows(src, stride, n, first);
+    const uint8_t* at[R];
+    const auto unit = [&](int64_t u) INLINE_LAMBDA { return (u + block / F::unit_blocks) / per_block * block_bytes; };
     for (int64_t u = 0; u < blocks / F::unit_blocks; u++) {
-        file_blocks(u, at);
-        for (int r = 0; r < R; r += 8) pack_scales<F>(at[r / 8], r, heads[u]);
+        rows.at(unit(u), at);
+        for (int r = 0; r < R; r += 8) pack_scales<F>(at + r, r, heads[u]);
     }
     for (int64_t u = 0; u < blocks / F::unit_blocks; u++, dst += F::unit_blocks * T::unit_bytes) {
         const typename F::Head head(heads[u]);
-        file_blocks(u, at);
+        rows.at(unit(u), at);
         if constexpr (in_book(F::type))
             for (int r = 0; r < R; r++)
-                book_values<F::type, true>(at[r / 8][r % 8], dst + T::quants_at + 32 * r, T::unit_bytes);
+                book_values<F::type, true>(at[r], dst + T::quants_at + 32 * r, T::unit_bytes);
         for (int j = 0; j < F::unit_blocks; j++) {
             uint8_t* const tile = dst + j * T::unit_bytes;
             for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
@@ -500,7 +548,7 @@ void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n,
                 for (int r = 0; r < R; r++)
                     put(tile + T::quants_at + 32 * r,
                         signed_codes<F>(file_codes<F::type>(
-                            at[r / 8][r % 8], j + int((u + block / F::unit_blocks) % per_block) * F::unit_blocks)));
+                            at[r], j + int((u + block / F::unit_blocks) % per_block) * F::unit_blocks)));
         }
     }
 }
@@ -509,7 +557,6 @@ void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n,
 
 // Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
 INLINE void transpose_halves(const uint8_t* from, int64_t stride, uint8_t* to, int64_t step) {
-    typedef uint16_t Halves __attribute__((vector_size(16)));
     Halves x[8], y[8];
     for (int r = 0; r < 8; r++) __builtin_memcpy(&x[r], from + r * stride, 16);
     const auto zip = [](const Halves(&a)[8], Halves(&b)[8]) INLINE_LAMBDA {  // three times: rows to columns

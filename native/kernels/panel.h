@@ -167,7 +167,7 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
     });
 }
 
-// What the product of a type of weights is made of: `panel` for 1..4 tokens on a packed panel and on one expanded to a
+// Parts of the product of one type of weights: `panel` for 1..4 tokens on a packed panel and on one expanded to a
 // tile, and the expansion. A table of functions, because the loops around them are the same for all types and would be
 // compiled for each of them otherwise.
 using PanelProduct = void (*)(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out,

@@ -50,6 +50,12 @@ void sparse_gate(const float* x, float factor, float* y, size_t n) {
     }
 }
 
+// y = x + (z - x) t, rounded twice: the difference, and the multiply-add
+void lerp(const float* x, const float* z, const float* t, float* y, size_t n) {
+    map(
+        y, n, [](V a, V b, V f) __attribute__((always_inline)) { return fma(b - a, f, a); }, x, z, t);
+}
+
 // A vector of W values of which `n` exist.
 inline V some_of(const float* p, int n) {
     if (n == W) return load(p);

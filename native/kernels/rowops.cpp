@@ -590,6 +590,6 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
 extern const RowOps kRowOps;
 const RowOps kRowOps = {rms_norm, layer_norm, add,  scale,      glu,        softcap,   softmax, exps,
                         chain,    axpy,       axpys, rope, rope_table, page_write, page_read, attend,  attn_merge,
-                        dot,      l2_norm,    softplus, xielu,   sparse_gate, causal_conv, delta_rule, ssm_scan, wkv6, wkv7};
+                        dot,      l2_norm,    softplus, xielu,   sparse_gate, lerp, causal_conv, delta_rule, ssm_scan, wkv6, wkv7};
 
 }  // namespace assay::ASSAY_NS

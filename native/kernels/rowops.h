@@ -136,6 +136,7 @@ struct RowOps {
     void (*softplus)(const float* x, float* y, size_t n);
     void (*xielu)(const float* x, const Xielu& f, float* y, size_t n);
     void (*sparse_gate)(const float* x, float factor, float* y, size_t n);  // relu(x - mean - factor std)
+    void (*lerp)(const float* x, const float* z, const float* t, float* y, size_t n);  // x + (z - x) t
     void (*causal_conv)(const ConvBlock& block);
     void (*delta_rule)(const ScanBlock& block);
     void (*ssm_scan)(const ScanBlock& block);

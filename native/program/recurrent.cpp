@@ -241,14 +241,10 @@ void Program::rows_of_many(const std::string& op, std::vector<int> in, Floats w,
         };
     } else if (op == "lerp") {
         ok &= same(3);
-        body = [=](const RowOps&, const float* const* x, float* y) {
-            for (int64_t j = 0; j < n; ++j) y[j] = __builtin_fmaf(x[1][j] - x[0][j], x[2][j], x[0][j]);
-        };
+        body = [=](const RowOps& ops, const float* const* x, float* y) { ops.lerp(x[0], x[1], x[2], y, n); };
     } else if (op == "lerp_row") {
         ok &= same(2) && size == n;
-        body = [=](const RowOps&, const float* const* x, float* y) {
-            for (int64_t j = 0; j < n; ++j) y[j] = __builtin_fmaf(x[1][j] - x[0][j], (*w)[j], x[0][j]);
-        };
+        body = [=](const RowOps& ops, const float* const* x, float* y) { ops.lerp(x[0], x[1], w->data(), y, n); };
     } else if (op == "mix_streams") {  // streams
         const int64_t streams = static_cast<int64_t>(number(0)), each = streams > 0 ? n / streams : 0;
         ok &= in.size() == 2 && streams > 0 && each * streams == n && width(in[0]) == n &&

@@ -7,6 +7,7 @@
 //   halves     the edges of half precision.
 //   gates      silu and gelu against float64.
 //   functions  exp, tanh, erf, cos and sin against the C library's doubles, in ulp; their edges.
+//   lerp       rows of any length against fmaf, number by number.
 //   nan        a NaN reaches the rows that depend on it and no others.
 //   bits       every operation on seeded numbers gives the recorded hash.
 //   team       every unit of every step is done once, in order of steps, for any number of threads; errors are rethrown.
@@ -318,6 +319,16 @@ uint64_t hash(const RowOps& ops) {
     return h;
 }
 
+void check_lerp(const RowOps& ops) {
+    for (size_t n : {1, 3, 7, 16, 31, 64, 101}) {
+        const std::vector<float> x = normal(n, 1), z = normal(n, 2, 1e-3f), t = normal(n, 3);
+        std::vector<float> y(n + 1, 7.0f);
+        ops.lerp(x.data(), z.data(), t.data(), y.data(), n);
+        for (size_t i = 0; i < n; ++i) expect(y[i] == std::fmaf(z[i] - x[i], t[i], x[i]), "lerp rounds otherwise", y[i]);
+        expect(y[n] == 7.0f, "lerp writes behind its row", y[n]);
+    }
+}
+
 // Steps of 1 to 40 units; each sums its units, and the next step begins only when all are done.
 class Count : public Job {
 public:
@@ -371,6 +382,7 @@ int main() {
         check_gates(ops);
         check_functions(ops);
         check_turns(ops);
+        check_lerp(ops);
         check_nan(ops);
         std::printf("%s checked, bits %016llx\n", isa, static_cast<unsigned long long>(hash(ops)));
         expect(hash(ops) == kBits, "other bits than the recorded ones");

@@ -26,6 +26,11 @@ def unpack(
 def row_digest(words: NDArray[np.uint32]) -> tuple[int, int]:
     """The checksum of a row of logits in a receipt: two numbers of 64 bits. `words` are the bits of the floats."""
 
+def encode_dispatches(pass_: int, calls: Sequence[int], commands: NDArray[np.uint64]) -> None:
+    """Encode dispatches into wgpu's compute pass: a row of `commands` has the C handles of a pipeline (0: as before)
+    and of a bind group, and three counts of workgroups. `calls` are the addresses of wgpu's functions that set a
+    pipeline, set a bind group, and dispatch."""
+
 def nearest_points(
     v: NDArray[np.float32],
     w: NDArray[np.float32],

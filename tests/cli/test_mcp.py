@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,36 @@ def test_an_agent_finds_a_planted_bug(model: Path, tmp_path: Path) -> None:
     assert "rope-type" in cause and "Qcur-0" in cause
     assert fault.startswith("rope-type\n  wrong: ") and "https://github.com/" in fault
     assert wrong.startswith("error: ") and "nowhere.npz" in wrong and "Traceback" not in wrong
+
+
+@pytest.mark.slow
+def test_an_agent_over_http(model: Path) -> None:
+    """The same tools over HTTP, for two clients at once; a third one finds the server as they left it."""
+    mcp = pytest.importorskip("mcp", reason="the mcp package is not installed")
+    command = [sys.executable, "-m", "assay", "mcp", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr
+        url = next(word for word in server.stderr.readline().split() if word.startswith("http")).rstrip(";")
+
+        async def ask(ids: list[int]) -> str:
+            async with mcp.Client(url) as client:
+                assert {tool.name for tool in (await client.list_tools()).tools} == {
+                    t.__name__ for t in mcp_tools.TOOLS
+                }
+                given = {"model": str(model), "text": PROMPT, "ids": ids}
+                found = await client.call_tool("check_ids", given)
+                return "".join(part.text for part in found.content)
+
+        async def both() -> list[str]:
+            return list(await asyncio.gather(ask(ids_of(model)), ask(ids_of(model)[1:])))
+
+        right, wrong = asyncio.run(both())
+        assert right.startswith("same: all") and not wrong.startswith("same")
+        assert asyncio.run(ask(ids_of(model))) == right
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 @pytest.mark.slow

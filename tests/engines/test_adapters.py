@@ -222,3 +222,15 @@ def test_files_that_do_not_fit_are_refused(model: Model, tmp_path: Path, said: s
     path = make_adapter(tmp_path / "bad.gguf", model, **options)  # type: ignore[arg-type]
     with pytest.raises(AssayError, match=said):
         open_adapter(path, model)
+
+
+def test_an_adapter_alone_is_no_model(model: Model, tmp_path: Path) -> None:
+    path = make_adapter(tmp_path / "a.gguf", model)
+    with pytest.raises(AssayError, match=r"is an adapter and no model; use it with its model: --lora a\.gguf"):
+        load(open_file(path))
+
+
+def test_a_folder_is_no_adapter(tmp_path: Path) -> None:
+    opened = open_model(str(make(tmp_path / "m.gguf")), OpenOptions(lora=(f"{tmp_path}=0.5",)))
+    with pytest.raises(AssayError, match="is a folder; make a file of it: assay convert"):
+        _ = opened.adapters

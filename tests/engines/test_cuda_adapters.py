@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,27 @@ def test_a_prompt_and_then_token_by_token(engines: tuple[CpuEngine, CudaEngine])
             assert all(
                 np.array_equal(engines[1].forward([c])[0].logits, b) for c, b in zip(batch, together, strict=True)
             )
+
+
+def test_prompts_in_tensor_have_adapters_too(model: Model, adapters: list[Adapter]) -> None:
+    """Precision mixed: near the bits of fast, another result for each set of adapters, the same alone and cut."""
+    fast, mixed = (
+        CudaEngine(model, device=on_cuda.device(), precision=precision, adapters=adapters, n_pages=16)
+        for precision in ("fast", "mixed")
+    )
+
+    def part(begin: int, end: int, page: int, kind: tuple[tuple[int, float], ...]) -> Chunk:
+        return replace(chunk(begin, end, page, kind, "all"), prompt=max(0, min(9, end) - begin))
+
+    batch = [part(0, 12, i, kind) for i, kind in enumerate(KINDS)]
+    together = [output.logits for output in mixed.forward(batch)]
+    for kind, found, plain in zip(KINDS, together, fast.forward(batch), strict=True):
+        assert np.linalg.norm(found - plain.logits) < 0.1 * np.linalg.norm(plain.logits)
+        for begin, end in ((0, 4), (4, 10), (10, 12)):
+            assert np.array_equal(mixed.forward([part(begin, end, 8, kind)])[0].logits, found[begin:end]), kind
+    assert len({logits.tobytes() for logits in together}) == len(KINDS)
+    fast.close()
+    mixed.close()
 
 
 def test_served_sequences_with_and_without_adapters(model: Model, adapters: list[Adapter]) -> None:

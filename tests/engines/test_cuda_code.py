@@ -75,6 +75,26 @@ def test_only_what_a_program_needs_is_compiled(tmp_path: Path, monkeypatch: pyte
         assert sorted(made) == [("steps", ()), ("walk", ("walk_q8_0",))], turn
 
 
+# Bytes of machine code for sm_90 by NVRTC 13.0, 2026-11-19. Code that a walk does not run costs time, too.
+SIZES = {
+    ("gemm_tensor", "tensor_64_q4_k"): 125_720,
+    ("walk", "walk_q4_k_q6_k"): 222_400,
+    ("walk_few", "walk_few_q4_k_q6_k"): 277_696,
+    ("walk_more", "walk_more_q4_k_q6_k"): 329_920,
+    ("walk_all", "walk_all_q4_k_q6_k"): 708_928,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "kernel"), SIZES)
+def test_the_code_of_large_kernels_does_not_grow_unseen(module: str, kernel: str) -> None:
+    """A fifth more is not noise of a compiler's version: write down the new size, and the reason with the change."""
+    if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
+        pytest.skip("NVRTC is not installed: the extra `cuda` brings it")
+    size = len(sources.compile_for(module, "sm_90", (kernel,)))
+    assert 0.5 * SIZES[module, kernel] < size < 1.2 * SIZES[module, kernel]
+
+
 def test_a_kernel_is_compiled_without_the_others() -> None:
     if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
         pytest.skip("NVRTC is not installed: the extra `cuda` brings it")

@@ -70,6 +70,41 @@ def test_a_batch_has_the_bits_of_its_tokens(tmp_path: Path, n: int, kernel: str)
             assert np.array_equal(piece, whole[begin:end])
 
 
+def test_operations_around_experts_are_parts_of_other_steps(tmp_path: Path) -> None:
+    """The gate, the weights, the sum and the residual; a kept node has a step of its own, and all bits stay."""
+    model, n = make(tmp_path, n_ff=256), 60
+    cpu = CpuEngine(model, threads=1, n_pages=16)
+    cuda = CudaEngine(model, n_pages=16, device=device())
+    chunk = Chunk(IDS[:n], 0, pages(0, n), "all")
+    steps = {}
+    nodes = [node for node in model.graph if node.op in ("glu", "expert_scale", "expert_sum")]
+    assert len(nodes) == 3
+    residual = next(name for node in nodes if node.op == "expert_sum" for name in model.graph.users[node.name])
+    for keep in ((), *((node.name,) for node in nodes), (residual,)):
+        (found,), (expected,) = cuda.forward([chunk], keep), cpu.forward([chunk], keep)
+        assert np.array_equal(found.logits, expected.logits)
+        assert all(np.array_equal(found.nodes[name], expected.nodes[name]) for name in keep)
+        launches = next(reversed(cuda._programs.values())).launches
+        steps[keep] = [launch.kernel for launch in launches]
+    assert "total_experts" in steps[()]
+    for node in nodes:
+        assert steps[node.name,].count("map") > steps[()].count("map"), node.name
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen2moe", "qwen3moe", "glm4moe", "deepseek2"])
+def test_prompts_of_families_with_experts(tmp_path: Path, name: str) -> None:
+    """Biases behind products, gates with limits, shared experts, factors: without kept nodes, in sorted tiles."""
+    case = bits.CASES[f"arch {name}"]
+    model = bits.make(case, tmp_path / "model.gguf")
+    graph, ids = bits.graph_of(case, model), IDS[:60] % model.hparams.n_vocab
+    cpu = CpuEngine(model, threads=1, n_pages=16, graph=graph)
+    cuda = CudaEngine(model, n_pages=16, graph=graph, device=device())
+    batch = [Chunk(ids[:40], 0, pages(0, 40), "all"), Chunk(ids[40:], 0, pages(8, 20), "all", state_slot=1)]
+    for expected, found in zip(cpu.forward(batch), cuda.forward(batch), strict=True):
+        assert np.array_equal(expected.logits, found.logits)
+    assert "total_experts" in used(cuda)
+
+
 def test_one_expert_for_all_and_one_for_nobody(tmp_path: Path) -> None:
     """Column 0 of every token is large: expert 1 likes it, expert 3 does not."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay import engines
 from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.library.language_model import LanguageModel
 from assay.models import Model, load
 from assay.runtime import receipt_replay
+from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.receipts import header_of, make_receipt
 from assay.runtime.scheduler import Scheduler
@@ -134,7 +138,32 @@ def test_streams_depend_on_the_request_alone(model: Model) -> None:
     assert run(Scheduler(engine(model), tokenizer), [resumed])[0].ids == alone[1]
 
 
-def test_a_receipt_names_the_arithmetic_and_is_replayed_in_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_a_text_are_those_of_fast(tmp_path: Path, on_device: None) -> None:
+    """Logits, embeddings and traces; beside answers, whose pages they do not share."""
+    path = tiny.make(tmp_path / "tiny.gguf", n_layer=1, n_ctx=512, type="Q8_0")
+    text, found = "hello there, my friend " * 3, []
+    for precision in (None, "fast"):
+        with LanguageModel(opened(path, precision=precision)) as lm:
+            answers = [lm.generate(text, max_tokens=4, temp=0).text]
+            trace = {name: value.tobytes() for name, value in lm.trace(text).items()}
+            found.append((lm.logits(text).tobytes(), lm.embed(text).tobytes(), trace))
+            answers.append(lm.generate(text, max_tokens=4, temp=0).text)
+        assert answers[0] == answers[1] and (precision or lm.engine.arithmetic.mixed)
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the cuda engine, on the device of these tests."""
+
+    def make(model: Model, **options: Any) -> CudaEngine:
+        options.pop("window_pages", None)
+        return CudaEngine(model, device=device(), **options)
+
+    monkeypatch.setitem(engines.ENGINES, "cuda", make)
+
+
+def test_a_receipt_names_the_arithmetic_and_is_replayed_in_it(model: Model, on_device: None) -> None:
     made = engine(model)
     job = Job(tuple(int(i) for i in IDS[:20]), GREEDY, 6, ignore_eos=True, receipt=True)
     (sequence,) = run(Scheduler(made, Tokenizer.from_gguf(model.file)), [job])
@@ -142,12 +171,73 @@ def test_a_receipt_names_the_arithmetic_and_is_replayed_in_it(model: Model, monk
     assert header["arithmetic"][:2] == ["cuda", "mixed"]
     receipt = make_receipt(header, job.ids, sequence.ids[20:], sequence.row_digests)
 
-    def create(name: str, model: Model, *, precision: str, **options: Any) -> CudaEngine:
-        return engine(model, precision)
-
-    monkeypatch.setattr(receipt_replay.engines, "create", create)
     assert receipt_replay.replay(receipt, model, engine="cuda").reason == "all 6 tokens: the same bits"
     assert receipt_replay.replay(receipt, model, engine="cuda", positions=2, seed=1)
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_requests_are_answered_in_mixed_unless_a_precision_is_asked_for(
+    model: Model, on_device: None, name: str
+) -> None:
+    def precision_of(**options: Any) -> str:
+        with closing(engines.create(name, model, n_pages=16, **options)) as made:
+            assert isinstance(made, CudaEngine)
+            return made.arithmetic.precision
+
+    assert precision_of(answering=True) == "mixed"
+    assert precision_of() == "fast"  # instruments compare bits
+    assert precision_of(answering=True, precision="fast") == "fast"
+    assert precision_of(answering=True, precision="exact") == "exact"
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_a_model_that_fits_in_fast_alone_is_answered_in_fast(
+    model: Model, on_device: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    check = CudaEngine._check_room
+
+    def room(self: CudaEngine, weights: int) -> None:
+        check(self, weights + (self._prompts is not None) * (1 << 50))
+
+    monkeypatch.setattr(CudaEngine, "_check_room", room)
+    with closing(engines.create(name, model, n_pages=16, answering=True)) as made:
+        assert isinstance(made, CudaEngine) and made.arithmetic.precision == "fast"
+    with pytest.raises(AssayError, match="does not fit"):
+        engines.create("cuda", model, n_pages=16, answering=True, precision="mixed")
+
+
+def opened(path: Path, **options: Any) -> Opened:
+    return Opened(open_file(path), OpenOptions(engine="cuda", ctx_size=256, cache_size=0, **options))
+
+
+def test_what_answers_and_what_compares(tmp_path: Path, on_device: None) -> None:
+    path = tiny.make(tmp_path / "tiny.gguf", n_layer=1, n_ctx=512, type="Q8_0")
+
+    def precision_of(found: Opened, **options: Any) -> str:
+        with closing(found.engine(**options)) as made:
+            return made.arithmetic.precision
+
+    assert precision_of(opened(path), scheduled=True) == "mixed"
+    assert precision_of(opened(path)) == precision_of(opened(path), scheduled=True, answering=False) == "fast"
+    assert precision_of(opened(path, precision="exact"), scheduled=True) == "exact"
+    assert precision_of(opened(path, portable=True), scheduled=True) == "fast"  # a server with receipts
+    assert precision_of(opened(path, portable=True, precision="mixed"), scheduled=True) == "mixed"
+    tower = tmp_path / "mmproj-tiny.gguf"  # a picture is not cut into two arithmetics
+    tower.touch()
+    assert precision_of(opened(path, mmproj=str(tower)), scheduled=True) == "fast"
+
+
+def test_the_cpu_engine_says_that_it_cannot_replay_mixed(model: Model) -> None:
+    made = engine(model)
+    job = Job(tuple(int(i) for i in IDS[:20]), GREEDY, 2, ignore_eos=True, receipt=True)
+    (sequence,) = run(Scheduler(made, Tokenizer.from_gguf(model.file)), [job])
+    header = header_of(model.file.sha256, made.arithmetic, job.params, sequence.seed, job.ids, constrained=False)
+    receipt = make_receipt(header, job.ids, sequence.ids[20:], sequence.row_digests)
+    with pytest.raises(
+        AssayError,
+        match=r"its arithmetic is not the cpu engine.s .found cuda mixed, expected fast or exact.; use --engine cuda",
+    ):
+        receipt_replay.replay(receipt, model, engine="cpu")
 
 
 def test_the_cpu_engine_refuses_mixed(model: Model) -> None:

@@ -333,7 +333,7 @@ from assay.runtime.opening import OpenOptions
 from assay.serve.server import Config, run
 from tests.engines.on_cuda import device
 engines.ENGINES["cuda"] = lambda model, **options: CudaEngine(model, device=device(), **options)
-config = Config(models=[("tiny", Path(sys.argv[1]))], port=0, options=OpenOptions(engine=sys.argv[2]))
+config = Config(models=[("tiny", Path(sys.argv[1]))], port=0, options=OpenOptions(engine=sys.argv[2], precision="fast"))
 asyncio.run(run(config, lambda url: print(url, flush=True)))
 """
 

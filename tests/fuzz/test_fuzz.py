@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.__main__ import _one
-from fuzz.readers import Reader, readers, temporary
+from fuzz.readers import REPLIES, Reader, readers, temporary
 
 NAMES = ["gguf", "split", "dump", "log", "template", "text", "reply", "listing", "request", "body", "grammar", "frame"]
 NAMES += ["mmproj", "picture"]
@@ -38,3 +38,9 @@ def test_a_fault_is_seen() -> None:
     counts: Counter[str] = Counter()
     _one(Reader("x", lambda _: 0, lambda x: 1 // x), random.Random(1), counts)  # type: ignore[arg-type,return-value]
     assert counts["inputs"] == 1 and counts["fault ZeroDivisionError"] == 1
+
+
+def test_replies_without_a_mutation_are_taken(all_readers: dict[str, Reader]) -> None:
+    """Otherwise every reply is refused at its first field, and the rest of the client is never reached."""
+    for i, reply in enumerate(REPLIES):
+        all_readers["reply"].read((i, reply))

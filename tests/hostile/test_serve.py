@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -16,6 +17,7 @@ import pytest
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
+from assay.serve.http.connection import GRACE  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.serve.conftest import Server, Start, start, start_server  # noqa: E402, F401
 
@@ -205,6 +207,36 @@ def _reset(connection: socket.socket) -> bool:
     except OSError:
         return True
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def test_a_connection_in_use_outlives_new_ones(start: Start, tmp_path: Path) -> None:  # noqa: F811
+    """A client that asks again and again over one connection is not idle, however old its connection is."""
+    path = tiny.make(tmp_path / "tiny.gguf")
+    server = start([("tiny", path)], limits={"connections": 8, "spare": 300})
+    address = server.url.removeprefix("http://").split(":")
+    there = (address[0], int(address[1]))
+    honest = http.client.HTTPConnection(*there, timeout=20)
+    honest.request("GET", "/health")
+    honest.getresponse().read()
+    first = honest.sock
+    held = []
+    try:
+        until = time.monotonic() + 1.5 * GRACE
+        while time.monotonic() < until:
+            time.sleep(GRACE / 10)
+            honest.request("GET", "/health")
+            assert honest.getresponse().read()
+        for _ in range(12):
+            held.append(socket.create_connection(there))
+            time.sleep(0.02)
+        for _ in range(3):
+            honest.request("GET", "/health")
+            assert honest.getresponse().read()
+        assert honest.sock is first
+    finally:
+        honest.close()
+        for connection in held:
+            connection.close()
 
 
 def test_health_is_answered_among_idle_connections(start: Start, tmp_path: Path) -> None:  # noqa: F811

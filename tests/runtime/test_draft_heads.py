@@ -143,7 +143,15 @@ def test_heads_of_models_without_a_state(name: str, models: Callable[..., Model]
     assert 20 < speculator.accepted < speculator.drafted
 
 
-@pytest.mark.parametrize("make", [ReferenceEngine, lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        ReferenceEngine,
+        lambda model, **k: CudaEngine(model, device=on_cuda.device(), **k),
+        lambda model, **k: CudaEngine(model, device=on_cuda.device(), precision="mixed", **k),
+    ],
+    ids=["reference", "cuda", "cuda, mixed"],
+)
 def test_other_engines(make: Callable[..., PagedEngine], models: Callable[..., Model]) -> None:
     model, work = models(), jobs(12)[1:4]
     speculator = Eager(HeadDrafter(own_head(model)), 2)

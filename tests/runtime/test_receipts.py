@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,43 @@ def test_vectors_of_draws() -> None:
     assert [sample(row, before, params, Draws(5, 3)).id for params in (plain, SamplerParams())] == [1, 3]
 
 
+def test_vectors_of_filters() -> None:
+    """The table of docs/reference/receipts.md, read from the page."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "receipts.md").read_text()
+    table = page.split("| settings | token with seed 5 | seed 28 |", 1)[1].split("In older versions", 1)[0]
+    row, before = np.arange(8, 0, -1, dtype=np.float32) / 4, [1, 2, 3, 1, 2]
+    lines = re.findall(r"^\| (.*) \| (\d+) \| (\d+) \|$", table, re.M)
+    assert len(lines) == 9
+    for words, *tokens in lines:
+        given: dict[str, Any] = {
+            name: json.loads(text.strip("`")) for name, text in re.findall(r"`(\w+)` (`.*?`|[\d.]+)", words)
+        }
+        if bias := given.get("logit_bias"):
+            given["logit_bias"] = tuple((token, float(number)) for token, number in bias)
+        params = SamplerParams(**{"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | given)
+        assert [sample(row, before, params, Draws(seed, 5)).id for seed in (5, 28)] == [int(t) for t in tokens], words
+
+
+def test_floats_of_settings_are_floats_however_they_are_written() -> None:
+    """JavaScript writes 0 for 0.0, and a caller may give whole numbers: the chain is the same."""
+    first = row_digest(np.array([0.0, 1.0, -2.5, 3.0], np.float32))
+    rows = [first, row_digest(np.arange(20, dtype=np.float32) / 2), first]
+    chains = set()
+    for one in (1, 1.0):
+        params = SamplerParams(temp=one, min_p=1e-5, logit_bias=((3, one), (4, -math.inf), (5, 1.5)))
+        header = header_of("00" * 32, Arithmetic("native", "fast", "f16", 1), params, 5, [1, 2, 3], constrained=False)
+        receipt = make_receipt(header, [1, 2, 3], [7, 8, 9], rows)
+        whole = json.loads(
+            json.dumps(receipt.to_dict()),
+            parse_float=lambda text: int(float(text)) if float(text) == int(float(text)) else float(text),
+        )
+        assert whole["header"]["settings"]["temp"] == 1 and isinstance(whole["header"]["settings"]["temp"], int)
+        read = read_receipt(whole)
+        assert chain(read.header, read.tokens, read.rows) == receipt.link
+        chains.add(receipt.link)
+    assert chains == {"bfb1d22ac1e6c41e2ccf11a5ff558a62ff171c104afef809d04f5e5aeb1f84b0"}
+
+
 def test_the_page_lists_every_setting_with_its_type() -> None:
     """A verifier needs the types: canonical JSON tells 0 from 0.0."""
     page = (Path(__file__).parents[2] / "docs" / "reference" / "receipts.md").read_text()
@@ -232,6 +271,41 @@ def test_the_sums_of_a_row_are_those_of_the_page() -> None:
     for n in (1, 4, 7, 8, 9, 64, 1001):
         row = rng.standard_normal(n).astype(np.float32)
         assert row_digest(row) == by_the_page(row)
+
+
+def row_by_the_page(values: list[float]) -> bytes:
+    """The same with Python's integers, for a reader who has no NumPy."""
+
+    def key(i: int) -> int:
+        x = (i * 0x9E3779B9 + 0x85EBCA6B) % 2**32
+        x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+        x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+        return x ^ x >> 16
+
+    words = [int.from_bytes(struct.pack("<f", v), "little") for v in values] + [0] * (-len(values) % 8)
+    a = b = 0
+    for i in (i for i in range(len(words)) if i % 8 < 4):
+        low, high = words[i], words[i + 4]
+        a += (low + key(i)) % 2**32 * ((high + key(i + 4)) % 2**32)
+        b += (low + key(i + 4)) % 2**32 * ((high + key(i + 8)) % 2**32)
+    return (a % 2**64).to_bytes(8, "little") + (b % 2**64).to_bytes(8, "little")
+
+
+def test_the_page_alone_gives_its_vectors() -> None:
+    """Header, rows, chain and signature as the page writes them, with the standard library and no code of assay."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "receipts.md").read_text()
+    header = re.findall(r"```json\n(.*)\n```", page)[-1]
+    row = row_by_the_page([0.0, 1.0, -2.5, 3.0])
+    link = hashlib.blake2b(b"assay receipt 4\n" + header.encode(), digest_size=32).digest()
+    link = hashlib.blake2b(link + struct.pack("<I", 7) + row, digest_size=32).digest()
+    prompt = hashlib.blake2b(struct.pack("<III", 1, 2, 3), digest_size=32).hexdigest()
+    assert json.loads(header)["prompt"] == prompt
+    for found in (row.hex(), row_by_the_page([i / 2 for i in range(20)]).hex(), link.hex()):
+        assert f"`{found}`" in page
+    public, signature = (re.search(rf"`([0-9a-f]{{{n}}})`", page[page.index("0, 1, … 31") :]) for n in (64, 128))
+    assert public is not None and signature is not None
+    module = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    module.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public[1])).verify(bytes.fromhex(signature[1]), link)
 
 
 def test_every_bit_of_a_row_counts() -> None:

@@ -79,6 +79,8 @@ def test_openai_responses(openai_client: Any, server: Server) -> None:
     assert told.output_text == expected(server, messages=messages)
     with pytest.raises(Exception, match="not stored"):
         openai_client.responses.create(model="tiny", input="x", previous_response_id=made.id)
+    with pytest.raises(Exception, match="background: responses are not stored"):
+        openai_client.responses.create(model="tiny", input="x", background=True)
 
 
 def test_openai_responses_streamed(openai_client: Any, server: Server) -> None:

@@ -54,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faults", action="store_true", help="if nothing else fits, try the catalogue of engine faults (minutes)"
     )
     parser.add_argument(
+        "--engine", choices=("cpu", "cuda"), default="cpu",
+        help="engine that computes the claim, for large models cuda; default: cpu",
+    )  # fmt: skip
+    parser.add_argument(
         "-t", "--threads", type=whole(1, MOST_THREADS), metavar="N", help="threads of the simulations; default: all"
     )
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         prompts=_prompts(args.prompts),
         others=others, api_model=args.api_model, pause=args.pause, timeout=args.timeout,
         resume=args.resume, threads=args.threads, chat=not args.no_chat,
-        draws=not args.no_draws, engine_faults=args.faults,
+        draws=not args.no_draws, engine_faults=args.faults, engine=args.engine,
     )  # fmt: skip
     if args.html:
         found.save_html(args.html)

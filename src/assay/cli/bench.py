@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ctx_size < needed:
         raise AssayError(f"--ctx-size: too small for the lengths asked (found {args.ctx_size}, expected {needed})")
     opened = common.opened(args)
-    model, engine = opened.model, opened.engine()
+    model, engine = opened.model, opened.engine(answering=True)
     step(engine, [1], 0)
     load_seconds = time.perf_counter() - start
     result: dict[str, Any] = {

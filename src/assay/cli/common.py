@@ -133,7 +133,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="NAME",
-        help="arithmetic of the engine: fast, exact (cpu, cuda, wgpu), tensor, mixed (cuda), f64, f32 (reference)",
+        help="arithmetic of the engine: fast, exact (cpu, cuda, wgpu), tensor, mixed (cuda), f64, f32 (reference); "
+        "default: fast, of cuda mixed where requests are answered (prompts in tensor, answers in fast), of reference "
+        "f64. fast has the same bits on every engine and machine",
     )
     group.add_argument(
         "-t",

@@ -92,7 +92,7 @@ async def trace(
 
 
 async def explain_fault(fault: str) -> str:
-    """What a known mistake is, by the name that diagnose gives: the wrong and the right formula, how it shows, the
+    """Explain a known mistake by the name that diagnose gives: the wrong and the right formula, how it shows, the
     cheapest run that exposes it, and public threads about it."""
     from assay.verify.faults import FAULTS, known_as
 
@@ -177,7 +177,7 @@ def _found(value: object, key: str) -> str:
 
 
 async def _verb(verb: str, *arguments: str) -> str:
-    """What a verb prints. An error of the user raises AssayError with the verb's own words."""
+    """Output of a verb. An error of the user raises AssayError with the verb's own words."""
     async with _places:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "assay", verb, *arguments, stdin=asyncio.subprocess.DEVNULL,

@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--receipts", metavar="KEY",
-        help="sign a receipt for every answer with the key in this file, which is made if it is missing",
+        help="sign a receipt for every answer with the key in this file, which is made if it is missing; the default "
+        "precision is fast then, on a GPU too, so that every machine can replay the answers",
     )  # fmt: skip
     group.add_argument("--browser", action="store_true",
                        help="offer pages that run the models in a client's browser (WebGPU), at /browser/; this gives "
@@ -213,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
         options=OpenOptions(
             engine=args.engine,
             precision=args.precision,
+            portable=args.receipts is not None,
             threads=args.threads,
             kv_type=args.kv_type,
             tier=args.tier,

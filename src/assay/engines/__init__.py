@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from assay.engines.contract import PagedEngine
+from assay.engines.contract import NoRoom, PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
@@ -64,11 +64,13 @@ def _reference(model: Model, *, precision: str = "f64", **options: Any) -> Paged
     return ReferenceEngine(model, f"float{precision.removeprefix('f')}", **options)
 
 
-def _auto(model: Model, *, window_pages: Callable[[int], int] | None = None, **options: Any) -> PagedEngine:
+def _auto(
+    model: Model, *, window_pages: Callable[[int], int] | None = None, answering: bool = False, **options: Any
+) -> PagedEngine:
     """The cuda engine if a GPU is present and can hold and run this model, else the cpu engine."""
     if "cuda" in ENGINES:
         try:
-            return ENGINES["cuda"](model, **options)
+            return _made("cuda", ENGINES["cuda"], model, answering, options)
         except AssayError:
             pass  # the model does not fit, or has an operation that the cuda engine lacks
     options.pop("cpu_experts", None)  # all of them are on the cpu then
@@ -139,18 +141,37 @@ def default_kv_type(name: str, precision: str | None) -> str:
     return modes.get(precision or "", next(iter(modes.values()), "f16"))
 
 
-def create(name: str, model: Model, **options: Any) -> PagedEngine:
-    """An engine bound to a model. For an option of None the engine uses its default; an option it lacks is an error."""
+def create(name: str, model: Model, *, answering: bool = False, **options: Any) -> PagedEngine:
+    """An engine bound to a model. For an option of None the engine uses its default; an option it lacks is an error.
+
+    With `answering` the default precision is the one that the engine has for requests (`PagedEngine.answering`). If the
+    model does not fit in it, the engine's own default is taken.
+    """
     make = ENGINES.get(name) or _row(name).make
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return make(model, **given)
+        if name == "auto":
+            return make(model, answering=answering, **given)
+        return _made(name, make, model, answering, given)
     except TypeError as error:
         unknown = [key for key in given if f"argument '{key}'" in str(error)]
         if not unknown:
             raise
         option = unknown[0].replace("_", "-")
         raise AssayError(f"engine {name}: has no option --{option}; leave it out") from None
+
+
+def _made(
+    name: str, make: Callable[..., PagedEngine], model: Model, answering: bool, options: dict[str, Any]
+) -> PagedEngine:
+    """The engine, in the precision for requests if it is asked for, none is given, and the model fits in it."""
+    precision = getattr(engine_class(name), "answering", "") if answering and "precision" not in options else ""
+    if precision:
+        try:
+            return make(model, **{**options, "precision": precision})
+        except NoRoom:
+            pass
+    return make(model, **options)
 
 
 def _row(name: str) -> EngineRow:

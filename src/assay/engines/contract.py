@@ -27,6 +27,7 @@ capability. Callers test the attribute, never the engine's name.
     warm_up          makes the machine code that any request can need, so that none waits for a compiler
     cannot_keep      roles of nodes that `keep` cannot return
     precisions       precision modes, each with the cache type that it uses unless another is asked for
+    answering        the precision in which requests are answered, where it is not the default of `precisions`
 
 `assay.engines.contract_tests` has a test for each rule. Subclass `PagedEngine`, set the five required attributes,
 write `forward` and `close`, and run those tests; `tests/engines/test_contract.py` does so with an engine of 40 lines.
@@ -67,7 +68,7 @@ def pages_for(positions: int) -> int:
 
 @dataclass(frozen=True)
 class PictureRows:
-    """What a chunk of a sequence with pictures brings beside its token ids.
+    """Inputs of a chunk with pictures, beside its token ids.
 
     `rows` [len(at), (1 + parts) * n_embd] are given at the places `at` of the chunk, in ascending order; the token ids
     there are 0. Part 0 takes the place of the token's embedding, part i + 1 is added to the output of layer i.
@@ -222,6 +223,10 @@ class MemoryUse:
     states: int = 0
 
 
+class NoRoom(AssayError):
+    """Weights and cache do not fit the memory of the device."""
+
+
 class CacheLost(AssayError):
     """The contents of all pages are lost, but the engine still works. The caller must recompute its sequences."""
 
@@ -333,6 +338,7 @@ class Engine(Protocol):
     windows: Mapping[int, int] = MappingProxyType({})  # window size -> its number of pages, if they are separate
     separate_windows: bool = False  # its constructor takes `window_pages`: window size -> pages to allocate
     precisions: Mapping[str, str] = MappingProxyType({})  # precision mode -> its cache type; the default mode is first
+    answering: str = ""  # the mode in which requests are answered if none is asked for; empty: the default mode
     top_values: TopValues | None = None
     decode_runner: DecodeRunner | None = None
     exact_drafts: bool = False  # drafted tokens get the bits of plain decoding, though its arithmetic is not steady

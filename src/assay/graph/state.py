@@ -40,7 +40,7 @@ class Kind:
     roles: tuple[str, ...]  # names of its nodes: `cache_k` in layer 3 is `cache_k_l3`
     per: str  # POSITION: a row for each position of a sequence; SEQUENCE: one value of fixed size for each sequence
     shape: Callable[[Shape, Node], tuple[int, ...]]  # of one row or value, from the node's shape and attributes
-    follows_cache_type: bool  # stored in the type that --cache-type chooses; else always float32
+    follows_cache_type: bool  # stored in the type that --kv-type chooses; else always float32
     zeroed: bool  # must be zero when a sequence starts; rows by position are written before they are read
     cuttable: bool  # the last tokens can be taken back at no cost; else only a snapshot at a page end can be resumed
     evicts: bool = False  # a page that lies behind the window of every later token may be evicted

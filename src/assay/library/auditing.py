@@ -71,6 +71,7 @@ def audit(
     chat: bool = True,
     draws: bool = True,
     engine_faults: bool = False,
+    engine: str = "cpu",
     progress: Report | None = None,
 ) -> Audit:
     """Does the endpoint at `url` serve `model`? If not, what does it serve?
@@ -78,7 +79,8 @@ def audit(
     `alpha` is the error rate of every statement. `tokens` limits the generated tokens, `pause` is the time between two
     requests in seconds, `timeout` the longest time for one answer. `prompts` replaces the drawn texts. `others` are
     files of models that may be served instead. `resume` is a file that keeps the answers: a stopped audit with the same
-    options continues from it. Without `api_key` it is read from ASSAY_API_KEY or OPENAI_API_KEY.
+    options continues from it. `engine` computes the claim: cpu or cuda. Without `api_key` it is read from ASSAY_API_KEY
+    or OPENAI_API_KEY.
     """
     from assay.verify.endpoint.audit_findings import AuditOptions
     from assay.verify.endpoint.audit_run import audit_endpoint
@@ -96,7 +98,8 @@ def audit(
             resume=None if resume is None else Path(resume),
         )  # fmt: skip
         options = AuditOptions(
-            alpha, tokens, seed, tuple(prompts), tuple(Path(o) for o in others), threads, chat, draws, engine_faults
-        )
+            alpha, tokens, seed, tuple(prompts), tuple(Path(o) for o in others), threads, chat, draws, engine,
+            engine_faults,
+        )  # fmt: skip
         result = audit_endpoint(on.model, client, options)
     return Audit(result.verdict, result, client.url, on.file.path.name)

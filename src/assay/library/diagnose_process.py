@@ -27,7 +27,7 @@ def diagnose_dump(model: str, dump: str, prompt: str | None, most: int) -> dict[
     from assay.runtime.opening import open_model
     from assay.verify.dumps.load import read_dump
 
-    # The report names its dump; the server's own folder is nobody's business.
+    # The report names its dump. Clients must not see the path of the server's folder.
     values, opened = replace(read_dump(Path(dump)), source=Path(dump).name), open_model(model)
     _check_length("the dump", len(values.tokens or ()), most)
     if prompt is not None:

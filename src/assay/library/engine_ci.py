@@ -57,7 +57,7 @@ class CiModel:
 
 @dataclass(frozen=True)
 class CiConfig:
-    """What the TOML file says."""
+    """Settings of the TOML file."""
 
     path: Path
     engine: str

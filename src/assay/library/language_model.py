@@ -61,7 +61,9 @@ def load(
     model       a path, a name such as smollm2 (the default) or qwen3:8b (downloaded once; `assay search` lists them),
                 hf:owner/repo[:file] or ollama:name[:tag]
     engine      "cpu", "cuda" or "reference"; default: the fastest on this machine
-    precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor or mixed (cuda), f64 or f32 (reference)
+    precision   arithmetic of the engine: fast or exact (cpu, cuda), tensor or mixed (cuda), f64 or f32 (reference);
+                default: mixed on a GPU, else fast. fast has the same bits on every engine, and `logits`,
+                `embed`, `trace` and `evaluate` have it by default
     kv_type     data type of the KV cache: f16, f32, bf16, q8_0
     ctx_size    context size in tokens; 0: the training context
     cache_size  KV cache size in tokens, for all sequences
@@ -396,7 +398,9 @@ class LanguageModel:
         checks.check_whole("decode", decode, 0)
         ids = self.generator.checked(self.ids(prompt))
         with self.generator.exclusive() as engine:
-            return Trace(self.model.graph, take_trace(engine, ids, decode=decode, nodes=nodes))
+            prompts = self.opened.options.precision is not None  # by default, numbers are those of precision fast
+            found = take_trace(engine, ids, decode=decode, nodes=nodes, prompts=prompts)
+            return Trace(self.model.graph, found)
 
     def evaluate(
         self,

@@ -37,13 +37,16 @@ from assay.verify.pictures.tower_trials import tower_model
 from assay.verify.witness.engines_by_name import open_engine
 from assay.verify.witness.llamacpp import LlamaCppEngine
 from assay.verify.witness.llamacpp_pictures import LlamaCppEyes, SeenPrompt
+from assay.verify.witness.transformers_pictures import processed_pixels
 from assay.vision.encode import trace_picture
 from assay.vision.picture import decode_boxed
+from assay.vision.preprocess import preprocess
 from assay.vision.projector import open_projector
 from assay.vision.resize import Bytes
 from assay.vision.rows import ImagePrompt, ImageRows
 
 Array = NDArray[Any]
+PROCESSOR = "transformers"
 SCORES = ("kq", "kq_soft_max")  # a value for each pair of patches
 _QUESTION = " What?"
 
@@ -59,11 +62,15 @@ def picture_checks(
 ) -> Iterator[Check]:
     """Check each picture through the tower, then a prompt that has them all (`<__media__>` says where).
 
-    Engines are assay's own and `llamacpp`, through libmtmd. `options` are those of the engine.
+    Engines are assay's own and `llamacpp`, through libmtmd; of `transformers` the pixels of its image processors are
+    checked. `options` are those of the engine.
     """
     on = opened(model)
     path = Path(mmproj or on.options.mmproj or projector_beside(on.file.path))
     pictures = [decode_boxed(picture_bytes(image)) for image in images]
+    if engine == PROCESSOR:
+        yield from _processor_checks(tower_of(None, path), pictures)
+        return
     text = marked_text(MEDIA * len(images) + _QUESTION if prompt is None else prompt, len(images))
     right, tower = image_prompts(on, images, path), tower_of(None, path)
     seen = _seen(on, engine, path, tower, text, pictures, right, options)
@@ -85,6 +92,21 @@ def picture_checks(
         first = end
         yield _tower_check(f"picture {i}, pixels and tower", tower, picture, dump)
     yield _prompt_check(on.model, placed_by(on.tokenizer, text, with_rows(right, rows)), seen)
+
+
+def _processor_checks(tower: Tower, pictures: Sequence[Bytes]) -> Iterator[Check]:
+    """The pixels of transformers' image processors. A processor that makes images of another size is only described."""
+    for i, picture in enumerate(pictures):
+        name, found = f"picture {i}, pixels", processed_pixels(tower.keys, picture)
+        right = [image.pixels for image in preprocess(tower.keys, picture).images]
+        sizes = [value.size if value.ndim == 3 else value.size // 2 for value in found.values()]  # rows have two frames
+        if sizes != [pixels.size for pixels in right]:
+            images = ", ".join(sorted({"x".join(map(str, value.shape)) for value in found.values()}))
+            theirs = ", ".join(sorted({"x".join(map(str, pixels.shape)) for pixels in right}))
+            detail = f"found {counted(len(found), 'image')} of {images}, expected {len(right)} of {theirs}"
+            yield Check(name, False, f"{detail}: transformers and llama.cpp choose other sizes")
+        else:
+            yield _tower_check(name, tower, picture, PictureDump(PROCESSOR, pixels=found))
 
 
 def _tower_check(name: str, tower: Tower, picture: Bytes, dump: PictureDump) -> Check:
@@ -127,7 +149,9 @@ def _seen(
             finally:
                 eyes.close()
         if not made.pictures:
-            raise AssayError(f"engine {engine}: takes no pictures; use cpu, cuda, reference or llamacpp")
+            raise AssayError(
+                f"engine {engine}: takes no pictures; use cpu, cuda, wgpu, reference, llamacpp or transformers"
+            )
         return _own(on, made, mmproj, text, pictures, right, nodes, keep)
     finally:
         made.close()

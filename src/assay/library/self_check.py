@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +139,7 @@ def _against_definition(model: Model) -> BitsCheck:
 
 
 @contextmanager
-def _running(engine: str, model: Model, **options: str) -> Iterator[PagedEngine]:
+def _running(engine: str, model: Model, **options: Any) -> Iterator[PagedEngine]:
     run = create(engine, model, n_pages=pages_for(len(_TOKENS)), **options)
     try:
         yield run

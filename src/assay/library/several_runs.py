@@ -71,7 +71,7 @@ class RunsComparison:
         return "\n".join(self._lines())
 
     def follows(self) -> str:
-        """What the difference follows: batch, position or time; empty if the runs agree."""
+        """The axis that the difference follows: batch, position or time; empty if the runs agree."""
         return "" if self.first is None else _follows(self.first, self.steps, self.n_tokens)[0]
 
     def _lines(self) -> list[str]:
@@ -270,7 +270,7 @@ def _old_row(values: Sequence[Array], axis: int, t: int, near: Array, honest: fl
 
 
 def _follows(first: NodeVariation, steps: Sequence[tuple[int, ...]], n: int) -> tuple[str, str]:
-    """What the difference follows, in one word and in a sentence."""
+    """The axis that the difference follows (batch, position or time), in one word and in a sentence."""
     groups = first.groups
     if len(set(steps)) > 1:
         feeds = {feed: {g for g, s in zip(groups, steps, strict=True) if s == feed} for feed in set(steps)}

@@ -27,6 +27,7 @@ from assay.system.stages import Report, note
 from assay.verify.conformance.between_requests import PAGES
 from assay.verify.conformance.engine_check import Check, check_engine, lengths_for
 from assay.verify.conformance.sample import PROMPT, sample_ids
+from assay.verify.diagnosis.time_budget import working_clock
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
@@ -36,7 +37,7 @@ from assay.verify.judge import text as judged
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
-from assay.verify.thresholds import SECONDS
+from assay.verify.thresholds import READING_LEFT, SECONDS
 from assay.verify.witness import WITNESSES
 from assay.verify.witness.engines_by_name import known, open_engine, open_talker, talkers
 
@@ -334,11 +335,11 @@ def diagnose(
     The evidence is a dump or, with `endpoint`, the answers of an OpenAI-compatible server. With `prompt`, the text of
     the run (a user message for the chat template, with `chat`), the token ids are judged, too; if the values have no
     ids, those of the prompt are taken. `progress` is called with label, amount done and total; a note has 0 of 0.
-    The search of a dump ends after about `seconds` of computing; a note then says what was not tried.
+    Reading and searching a dump end after about `seconds` of computing; a note then says what was not tried.
     """
     with watched(progress):
         on = opened(model)
-        dump = None
+        dump, spent = None, working_clock()
         if endpoint is not None:
             result = _by_endpoint(on, endpoint, api_key, api_model)
         elif values is None:
@@ -352,7 +353,7 @@ def diagnose(
                 note(f"{read.source}: has no token ids; those of {source} are taken: {', '.join(map(str, tokens))}")
             dump = load_dump(read, on, tokens=tokens, names=names, side=side)
             _report_reading(dump, note)
-            result = _by_values(on, dump, share, seconds)
+            result = _by_values(on, dump, share, max(seconds - spent(), READING_LEFT * seconds))
             if prompt is not None:
                 result = _with_token_causes(on, dump, result, prompt, chat, system)
     return _diagnosed(result, on, dump, endpoint or "")

@@ -83,7 +83,7 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 
 
 def _head_file(metadata: Mapping[str, Any]) -> str | None:
-    """What the file is, if it is a draft head for another file."""
+    """The kind of draft head that a file holds; None if it holds none."""
     arch = metadata.get("general.architecture")
     return HEAD_FILES.get(arch) if isinstance(arch, str) else None  # a damaged file may have an array there
 
@@ -112,7 +112,7 @@ def _tower(file: GGUFFile) -> tuple[Tower | None, list[str]]:
 
 
 def _projector(tower: Tower) -> dict[str, Any]:
-    """What a tower is, in plain values."""
+    """Description of a tower, in plain values."""
     keys = tower.keys
     return {
         "type": keys.projector,

@@ -8,8 +8,8 @@ logits for the token at p + 1 = token_embd · z        z = rms_norm(x);  the nex
 While it guesses, the position stays p and the keys stay the model's: only the token and h change.
 
 The graph keeps copies of these two layers' keys and values. The caller gives row p - 1 of them with h, side by side as
-`ROWS`, and the pair has slot p - 1. So no engine has to read another engine's cache. Queries have position p: RoPE
-positions are one more than the slots, for cached keys, too, and the window is therefore one shorter here.
+`ROWS`, and the pair has slot p - 1. So no engine has to read another engine's cache. RoPE positions
+are one more than slots, for queries and for cached keys. A window counts slots, so it is one shorter here.
 
 Touch this when an assistant of another form is to be read.
 """

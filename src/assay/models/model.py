@@ -43,6 +43,8 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
         raise AssayError(
             f"{file.path}: is {HEAD_FILES[arch]} and no model; use it with its model: --draft {file.path.name}"
         )
+    if str(file.metadata.get("general.type", "")) == "adapter":
+        raise AssayError(f"{file.path}: is an adapter and no model; use it with its model: --lora {file.path.name}")
     if build is None:
         known = [*ARCHITECTURES, *plugins.names("assay.architectures")]
         near = get_close_matches(arch, known, 1)

@@ -42,7 +42,7 @@ class PictureForm:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What an engine must take."""
+        """Inputs that an engine must accept."""
         found = {GIVEN_ROWS: True, GIVEN_POSITIONS: bool(self.axes), GIVEN_LAST: self.last}
         return frozenset(name for name, needed in found.items() if needed)
 

@@ -41,7 +41,7 @@ _ABANDONED_S = 3600.0  # after which an unfinished file of another process is de
 
 @dataclass(frozen=True)
 class FolderUse:
-    """What a folder holds, and how it has fared since the process started."""
+    """Size of a cache folder, and counts of writes, failures and damaged entries since the process started."""
 
     entries: int
     bytes: int
@@ -77,7 +77,7 @@ class CacheFolder:
         self._thread.start()
 
     def has(self, name: str) -> bool:
-        """Whether an entry is there or on its way to the disk."""
+        """Whether an entry is on disk or queued for writing."""
         return name in self._entries or name in self._queued
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> bool:

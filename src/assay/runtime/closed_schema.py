@@ -1,7 +1,7 @@
 """JSON schemas whose objects are closed: keys that `properties` does not name are not allowed.
 
-JSON Schema allows further keys unless `additionalProperties` forbids them. A model that may write any key writes keys
-that nobody asked for, so a schema that says nothing about them means none, as in llama.cpp.
+JSON Schema allows further keys unless `additionalProperties` forbids them. A model that may write any key writes
+surplus keys. A schema that says nothing about further keys therefore forbids them here, as in llama.cpp.
 """
 
 from __future__ import annotations

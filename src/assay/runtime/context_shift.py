@@ -19,7 +19,7 @@ MARGIN = 4  # positions at the end of a context that are never kept, as in llama
 
 @dataclass(frozen=True)
 class ContextShift:
-    """What stays when a context is full."""
+    """Tokens that stay when a context is full."""
 
     keep: int = 0  # first tokens that stay; -1: the whole prompt
     discard: int = 0  # tokens dropped at once; 0: half of those that may be dropped

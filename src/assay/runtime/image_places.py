@@ -102,7 +102,7 @@ def check_images(engine: Engine, images: Images, most: int) -> None:
 
 
 def rows_in_chunk(images: Images, start: int, n: int, m_rope: bool) -> PictureRows | None:
-    """What the chunk of slots [start, start + n) brings of the pictures; None if it is plain text."""
+    """Pictures in the chunk of slots [start, start + n); None if it is plain text."""
     end = start + n
     inside = [p for p in images if p.start < end and p.end > start]
     if not inside and not (m_rope and any(p.end <= start for p in images)):

@@ -79,6 +79,7 @@ class OpenOptions:
     cpu_experts: int | None = None  # layers whose experts the cpu engine computes beside the cuda engine
     mmproj: str | None = None  # the tower for pictures; None: found beside the model, if a picture is given
     tier: int | None = None  # how the wgpu engine computes floats; None: the first tier that gives the cpu's bits
+    portable: bool = False  # without a precision, take one whose bits every machine has: receipts are replayed anywhere
 
 
 class Opened:
@@ -123,6 +124,10 @@ class Opened:
                 factor = math.nan
             if not abs(factor) <= _LARGEST_SCALE:
                 raise AssayError(f"--lora {text}: the scale must be a number of at most {_LARGEST_SCALE:g}")
+            if Path(path).is_dir():
+                raise AssayError(
+                    f"--lora {text}: is a folder; make a file of it: assay convert {path} OUT.gguf --base FOLDER"
+                )
             if not Path(path).is_file():
                 raise AssayError(f"--lora {text}: no such file; give FILE or FILE=SCALE")
             found.append(open_adapter(Path(path), self.model, factor))
@@ -226,18 +231,24 @@ class Opened:
         and at least enough for two sequences to see their window and compute a step."""
         return max(pages_for(self._shared), 2 * pages_for(window + STEP) + 2)
 
-    def engine(self, progress: ReportProgress | None = None, *, scheduled: bool = False) -> PagedEngine:
+    def engine(
+        self, progress: ReportProgress | None = None, *, scheduled: bool = False, answering: bool | None = None
+    ) -> PagedEngine:
         """Create the engine. This is slow, because it reads and converts the weights.
 
         With `scheduled`, layers with a sliding window get separate pages. The scheduler evicts those that left the
-        window; other callers could not.
+        window; other callers could not. With `answering` (default: as `scheduled`) the default precision is the
+        engine's for requests. Pictures, experts on the cpu and receipts need the cpu's arithmetic throughout.
         """
         o = self.options
+        answering = scheduled if answering is None else answering
         name = o.engine or engines.default_name()
         apart = engines.engine_class(name).separate_windows
+        cpus = self.sees or o.cpu_experts or o.portable
         with self._reading(progress):
             return engines.create(
                 name, self.model,
+                answering=answering and self.model.graph.generates and not cpus,
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
                 window_pages=self.window_pages if scheduled and apart else None,
                 state_slots=o.state_slots if self.model.graph.state.per_sequence else None,
@@ -317,7 +328,7 @@ class Opened:
         options = replace(self.options, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None)
         small = Opened(file, replace(options, context_shift=False, lora=()))
         check_vocabularies(small.tokenizer, self.tokenizer, name)
-        return Speculator(DraftModel(small.engine(scheduled=True)))
+        return Speculator(DraftModel(small.engine(scheduled=True, answering=False)))
 
 
 def open_model(

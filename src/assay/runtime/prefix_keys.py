@@ -1,8 +1,8 @@
 """Keys and names of prefixes: what was fed at each position, as numbers that can be compared and hashed.
 
-A prefix may be reused only where exactly the same was fed. Today a sequence feeds token ids. Later some rows are given
-(an image) instead of looked up by id, and a position may have several numbers. So the prefix tree never compares ids:
-it compares the keys that `feed_keys` makes, one integer for each position.
+A prefix may be reused only where exactly the same was fed. A sequence feeds token ids, or the rows of a picture, whose
+positions may have several numbers. So the prefix tree never compares ids: it compares the keys that `feed_keys` makes,
+one integer for each position.
 
     a token at its own position    its id, 0 or larger
     the same in other arithmetic   -1 - id: in precision `mixed`, the last token of a prompt and all tokens behind it

@@ -177,7 +177,7 @@ def _state_name(digest: bytes) -> str:
 
 
 class _Restore:
-    """One prefix on its way from the folder into the cache. `step` and `close` are called by the engine's thread."""
+    """A prefix that is read from the folder into the cache. `step` and `close` are called by the engine's thread."""
 
     def __init__(self, sequence: Running, digests: list[bytes], store: PrefixStore) -> None:
         self.sequence, self._store = sequence, store
@@ -228,7 +228,7 @@ class _Restore:
         self._give(None)
 
     def _give(self, content: memoryview | None) -> bool:
-        """Queue an entry for the engine's thread. False if nobody wants it any more."""
+        """Queue an entry for the engine's thread. False if the request has ended."""
         while not self._ended.is_set():
             try:
                 self._read.put(content, timeout=0.1)

@@ -69,6 +69,13 @@ def replay(
         rows = sorted(random.Random(seed).sample(rows, positions))
     name, precision, kv_type, version = _arithmetic(receipt)
     length = len(receipt.prompt) + len(receipt.tokens)
+    known = engines.engine_class(engine).precisions
+    if known and precision not in known:
+        raise AssayError(
+            f"receipt: its arithmetic is not the {engine} engine's (found {name} {precision}, expected "
+            f"{' or '.join(known)}); use --engine cuda on a machine with an NVIDIA GPU. The receipts of a server with "
+            "--precision fast can be replayed on every machine"
+        )
     made = engines.create(
         engine, model, n_pages=pages_for(length), precision=precision, kv_type=kv_type, threads=threads
     )

@@ -1,4 +1,4 @@
-"""Receipts: which file, arithmetic and settings gave an answer, provable by anyone who has the file.
+"""Receipts: a proof of the file, arithmetic and settings that gave an answer. The file is enough to check it.
 
 A receipt is a chain of hashes over the bits of the logits at every token of an answer. The cpu and the cuda engine give
 the same bits on every machine, so anyone can compute the logits again and compare. docs/reference/receipts.md is the
@@ -42,6 +42,7 @@ ROW_KEY, ROW_NONCE = b"assay receipt 3\n", bytes(12)  # of GMAC, in version 3
 MAX_TOKENS = 1 << 22  # of a prompt or an answer
 _NAN = np.array([0x7FC00000], np.uint32).view(np.float32)[0]
 _SKIPPED = ("dry_breakers", "seed")  # settings that the header holds in another form
+_FLOATS = {f.name for f in fields(SamplerParams) if isinstance(f.default, float)}
 Array = NDArray[Any]
 
 
@@ -116,6 +117,7 @@ def header_of(
     pictures = [{"at": p.start, "rows": p.end - p.start, "digest": p.image.digest.hex()} for p in images]
     settings: dict[str, Any] = {f.name: getattr(params, f.name) for f in fields(params) if f.name not in _SKIPPED}
     settings["logit_bias"] = [[token, "-inf" if math.isinf(bias) else bias] for token, bias in params.logit_bias]
+    settings = typed_settings(settings)
     return {
         "version": VERSION,
         "file": file,
@@ -126,6 +128,19 @@ def header_of(
         "constrained": constrained or bool(params.dry_breakers),
         **({"pictures": pictures} if pictures else {}),
     }
+
+
+def typed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with floats where the page says float: a caller may give 0, and JavaScript writes 0 for 0.0."""
+    found = {name: float(v) if name in _FLOATS and type(v) is int else v for name, v in settings.items()}
+    if isinstance(bias := settings.get("logit_bias"), list):
+        found["logit_bias"] = [
+            [pair[0], float(pair[1]) if type(pair[1]) is int else pair[1]]
+            if isinstance(pair, list) and len(pair) == 2
+            else pair
+            for pair in bias
+        ]
+    return found
 
 
 def plain_ids(prompt: Sequence[int]) -> list[int]:
@@ -247,8 +262,10 @@ def read_receipt(found: Any, where: str = "receipt") -> Receipt:
         digests = tuple(bytes.fromhex(row) for row in rows)
         texts = {name: str(found.get(name, "")) for name in ("chain", "key", "signature")}
         sizes = {len(d) for d in digests} | {len(bytes.fromhex(texts["chain"]))}
+        if version == VERSION and isinstance(header.get("settings"), dict):
+            header = {**header, "settings": typed_settings(header["settings"])}
         canonical(header)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         raise AssayError(f"{where}: a hash is not hexadecimal, or the header is not plain JSON") from None
     if not sizes <= {16, 32}:
         raise AssayError(f"{where}: a hash has the wrong length")

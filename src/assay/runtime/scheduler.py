@@ -201,7 +201,7 @@ class Scheduler:
             raise AssayError(f"adapter {wrong[0]}: there is none of this number (found {len(known)} adapters)")
         sequence.salt = b"".join(known[number].digest + struct.pack("<f", scale) for number, scale in sequence.adapters)
         if self.engine.arithmetic.mixed:
-            sequence.answer_from = sequence.n_prompt - 1
+            sequence.answer_from = 0 if job.keep else sequence.n_prompt - 1
         return sequence
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -254,7 +254,7 @@ class Scheduler:
         return self.take_updates()
 
     def close(self) -> None:
-        """Close the engine, and the drafter's if there is one. What is to be saved to disk is written first."""
+        """Write pending prefixes to disk, then close the engine and the drafter's engine."""
         if self.store:
             self.store.close()
         if self._drafter:

@@ -220,8 +220,8 @@ class Sequence(Progress):
         return ids if cut >= len(ids) else ids[:cut] + answer_keys(ids[cut:])
 
     def prompt_among(self, n: int) -> int:
-        """How many of the next n tokens are prompt, without the prompt's last token."""
-        return max(0, min(self.n_prompt - 1 - self.computed, n))
+        """How many of the next n tokens have the arithmetic of a prompt: not its last one, and none of a probe."""
+        return 0 if self.job.keep else max(0, min(self.n_prompt - 1 - self.computed, n))
 
     def next_tokens(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute, drafted ones included."""
@@ -229,7 +229,7 @@ class Sequence(Progress):
         return np.array([max(token, 0) for token in ids] if self.job.images else ids, dtype=np.int32)
 
     def next_pictures(self, n: int) -> PictureRows | None:
-        """What a chunk of the next n tokens brings of the prompt's pictures."""
+        """Pictures of the prompt in a chunk of the next n tokens."""
         return rows_in_chunk(self.job.images, self.computed, n, self.m_rope) if self.job.images else None
 
     def outputs_for(self, n: int) -> str:

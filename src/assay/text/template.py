@@ -143,7 +143,7 @@ class ChatTemplate:
         answer = first = self._ask(given, timeout)
 
         def attempt(other: dict[str, Any]) -> str:
-            """What is wrong with the prompt for a rewritten conversation."""
+            """The defect of the prompt of a rewritten conversation; empty if it is right."""
             nonlocal answer
             if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError

@@ -28,6 +28,9 @@ LUCK = 0.5  # times the noise of a row: the least that is allowed for a few prin
 MISPRINTS = 3  # After this number of nodes in a row contradict it, a faulty input is no misprint.
 CLEARLY_OWN = 3.0  # times the allowed deviation of one step: wrong even where the noise of the whole run would hide it.
 
+OUTLIER = 2.0  # times the allowed deviation of one node: the most that one of many printed numbers may have.
+OUTLIERS = 50  # nodes for each such number: two deviations beyond the limit are rare, but not among hundreds.
+
 # -- diagnosis: when a fault explains a deviation ----------------------------------------------------------------------
 
 ACCEPT = 3.0  # times the allowed noise that may be left: a fault may amplify noise.
@@ -39,6 +42,8 @@ TIE = 3.0  # Residuals within this factor, or both below the noise, cannot be to
 A_GUESS = 0.5  # Highest confidence in a fault that leaves more than noise and more than COARSE.
 CUT_SHORT = 0.85  # Highest confidence where the time was up before every alternative was tried.
 SECONDS, THOROUGH_SECONDS = 30.0, 60.0  # of computing that a user waits for, without and with --thorough.
+BUSY = 10.0  # Seconds on the wall that count as one of computing, where the machine does other work.
+READING_LEFT = 0.5  # Share of the time that the search has at least, however long reading took.
 SMALL_FIRST = 0.2  # Share of the time for small faults, while a deviation larger than any noise is unexplained.
 COARSE = 0.05  # Share that a fault may leave where the engine's arithmetic is coarse.
 ONE_BIT = 0.01  # Share that a flipped bit may leave: one of thousands of bits is near any deviation.

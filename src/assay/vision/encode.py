@@ -57,7 +57,7 @@ def prepare_picture(projector: Projector, data: Picture) -> PreparedPicture:
 
 
 def picture_tokens(projector: Projector, width: int, height: int) -> PicturePlan:
-    """What a picture of this size becomes, before it is computed: images, sizes, tokens."""
+    """Images, sizes and tokens that a picture of this size will have, before it is computed."""
     return plan_picture(projector.tower.keys, (width, height))
 
 

@@ -103,7 +103,7 @@ def _pillow() -> Any:
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a WebP file; None if it is none, or its header is damaged."""
+    """Width and height of a WebP file; None for another format or a damaged header."""
     if len(data) < 30 or data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
     kind = data[12:16]

@@ -1,4 +1,4 @@
-"""What becomes of a picture of a given size: the images that a tower gets, their sizes, their tokens.
+"""Plan of a picture of a given size: the images that a tower gets, their sizes, their tokens.
 
 Sizes alone decide, so that tokens and memory are known before a picture is decoded. `RECIPES` has a row for each
 projector. All sizes follow llama.cpp, whose arithmetic is float32 where a number is not whole. Touch this when a

@@ -1,4 +1,4 @@
-"""What the language model gets for a picture: rows of numbers, and the text that stands between them.
+"""Input of the language model for a picture: rows of numbers, and the text between them.
 
 Plain data. `encode.py` makes it, the prompt side reads it.
 """

@@ -156,6 +156,17 @@ def test_a_namespace_of_tools(server: Server) -> None:
     assert chat.messages[1].tool_calls and chat.messages[1].tool_calls[0].function.name == "mcp__files__close"
 
 
+@pytest.mark.parametrize(
+    "tool",
+    ["x", 3, None, {}, {"type": "namespace", "name": "g", "tools": [{"type": "function", "name": ""}]},
+     {"type": "namespace", "name": "g", "tools": [{"type": "namespace", "name": "h", "tools": []}]}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_tool_is_an_error_of_the_request(server: Server, tool: object) -> None:
+    reply = httpx.post(f"{server.url}/v1/responses", json={"input": "x", "tools": [tool]}, timeout=60)
+    assert reply.status_code == 400, reply.text
+
+
 def test_reasoning_items_go_back_to_the_template() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "hm"}], "summary": []}
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}

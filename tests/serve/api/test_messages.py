@@ -167,9 +167,15 @@ def test_a_billing_block_does_not_end_the_shared_prefix(server: Server) -> None:
     [
         ({"model": None, "max_tokens": 0}, "BadRequestError", "max_tokens"),
         ({"messages": [{"role": "user", "content": "hello " * 600}]}, "BadRequestError", "shorten"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError", "runs no tools"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError",
+         "needs an input_schema"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "BadRequestError",
          "images are not supported by this model"),
+        ({"messages": [{"role": "user", "content": [{"type": "picture"}]}]}, "BadRequestError",
+         r"content.*type: input should be 'text', 'image', 'tool_use', 'tool_result', 'thinking'"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a",
+                                                     "content": [{"type": "picture"}]}]}]},
+         "BadRequestError", "'picture' found using 'type' does not match any of the expected tags: 'text', 'image'"),
     ],
 )  # fmt: skip
 def test_errors_have_anthropics_form(client: Any, given: dict[str, Any], error: str, words: str) -> None:
@@ -177,6 +183,17 @@ def test_errors_have_anthropics_form(client: Any, given: dict[str, Any], error: 
         client.messages.create(**SHORT | given)
     assert found.value.body["error"]["type"] == "invalid_request_error"
     assert found.value.request_id
+
+
+def test_errors_of_shared_routes_have_anthropics_form_for_its_client(client: Any, server: Server) -> None:
+    with pytest.raises(anthropic.NotFoundError) as found:
+        client.models.retrieve("nobody")
+    assert (found.value.body["type"], found.value.body["error"]["type"]) == ("error", "not_found_error")
+    assert found.value.request_id
+    openai = httpx.get(f"{server.url}/v1/models/nobody").json()
+    assert openai["error"]["code"] == "model_not_found"
+    asked = httpx.get(f"{server.url}/v1/nothing", headers={"anthropic-version": "2023-06-01"})
+    assert asked.json()["error"]["type"] == "not_found_error"
 
 
 def test_the_key_may_be_anthropics_header(thinker: Server) -> None:

@@ -58,10 +58,7 @@ def cross_encoder(path: Path, *, hidden: bool, roberta: bool) -> Path:
 
 def judge(path: Path) -> Path:
     """A causal model whose vocabulary has `yes` and `no` as one token each."""
-    tokens, spare = list(tiny.TOKENS), tiny.TOKENS.index("▁word0")
-    tokens[spare : spare + 5] = ["▁y", "▁ye", "▁yes", "▁n", "▁no"]
-    scores = np.array([float(len(t)) for t in tokens], np.float32)
-    return tiny.make(path, n_ctx=1024, metadata={PREFIX + "tokens": tokens, PREFIX + "scores": scores})
+    return tiny.make(path, n_ctx=1024, metadata=tiny.ranking())
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,31 @@ def test_conversations_survive_are_edited_exported_and_deleted(tab: Tab) -> None
     expect(rows).to_have_count(1)
 
 
+def test_on_a_phone_a_message_is_edited_within_the_screen_and_escape_gives_it_back(
+    browser: Any, chatty: Server
+) -> None:
+    expect = playwright.expect
+    tab = Tab(browser, chatty, viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    page = tab.page
+    tab.ask("hello the world", 4)
+    tab.wait()
+    edit = page.locator(".message.user .edit")
+    edit.click()
+    field = page.locator(".editing textarea")
+    field.fill("half typed")
+    box = field.bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 360
+    assert page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('#messages'))") == 0
+    edit.click()
+    expect(field).to_have_value("half typed")
+    field.press("Escape")
+    expect(page.locator(".editing")).to_have_count(0)
+    expect(page.locator(".message.user .body")).to_have_text("hello the world")
+    expect(edit).to_be_focused()
+    assert tab.complaints == []
+    page.close()
+
+
 def test_search_and_rename(tab: Tab) -> None:
     expect, page = playwright.expect, tab.page
     tab.ask("hello the world", 4)

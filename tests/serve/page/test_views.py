@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
+from assay.verify.judge.known import KINDS
 from tests.serve.conftest import Server
 from tests.serve.page.conftest import Tab, dump_lines
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
 pytestmark = pytest.mark.slow
 VIEWS = ["chat", "tokens", "layers", "compare", "diagnose", "server"]
+
+# What a cell of each kind looks like in the map: its mark and its colours.
+DRAWN = """kinds => kinds.map(([id, mark]) => {
+  const cell = document.createElement("span");
+  cell.className = "cell " + id;
+  document.querySelector(".report").append(cell);
+  const style = getComputedStyle(cell), look = [mark, style.backgroundColor, style.borderTopWidth];
+  cell.remove();
+  return look;
+})"""
 
 
 def test_tokens_view(tab: Tab) -> None:
@@ -161,6 +172,8 @@ def test_diagnose_shows_the_map_and_the_cause(tab: Tab, chatty: Server, tmp_path
     page.locator("#map button[tabindex='0']").focus()
     page.keyboard.press("ArrowUp")
     expect(page.locator("#detail h2")).to_have_text("l_out-0")
+    looks = page.evaluate(DRAWN, [[kind.id, kind.mark] for kind in KINDS])
+    assert len({tuple(look) for look in looks}) == len(KINDS), looks  # a legend tells the kinds apart
     dump = tmp_path / "dump.jsonl"
     dump.write_text("not a dump at all")
     page.set_input_files("#dump", dump)

@@ -110,6 +110,7 @@ def test_models_are_loaded_and_unloaded_by_request(url: str) -> None:
     with httpx.stream("POST", f"{url}/models/load", json={"model": name, "stream": True}, timeout=30) as reply:
         events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: ")]
     assert events[-1] == {"model": name, "status": "loaded"}
+    assert {event["status"] for event in events[:-1]} == {"loading"}
     assert httpx.post(f"{url}/models/unload", json={"model": name}).json() == {"success": True}
     assert name not in loaded(url)
     assert chat(url, name, messages=[])["done_reason"] == "load"
@@ -148,6 +149,26 @@ def test_presets_are_made_copied_and_deleted(url: str, home: Path) -> None:
     assert "ollama rm" in refused.json()["error"]
     assert httpx.request("DELETE", f"{url}/api/delete", json={"model": "/etc/passwd"}).status_code == 404
     assert post("pull", model="/etc/passwd").status_code == 404
+
+
+def test_ollamas_client_manages_models(url: str) -> None:
+    """The `ollama` package unchanged: create with its progress, copy, list, use, delete; a pull that fails."""
+    client = pytest.importorskip("ollama", reason="the ollama package is not installed").Client(host=url)
+    events = [event.status for event in client.create(model="mine", from_="one", system="c" * 40, stream=True)]
+    assert events[-1] == "success"
+    assert client.create(model="mine", from_="one", system="d" * 40).status == "success"
+    assert client.copy(source="mine", destination="yours").status == "success"
+    assert {"mine", "yours"} <= {model.model for model in client.list().models}
+    assert len({model.digest for model in client.list().models if model.model in ("mine", "yours")}) == 1
+    made = client.generate(model="yours", prompt="a", options={"num_predict": 2}, keep_alive="5m")
+    assert (made.done_reason, made.eval_count) == ("length", 2)
+    assert "yours" in {model.model for model in client.ps().models}
+    for name in ("mine", "yours"):
+        assert client.delete(model=name).status == "success"
+    for fails in (lambda: client.delete(model="mine"), lambda: list(client.pull(model="/etc/passwd", stream=True))):
+        with pytest.raises(Exception, match=r"does not exist|no such|not") as error:
+            fails()
+        assert type(error.value).__name__ == "ResponseError"
 
 
 def test_nobody_manages_models_without_a_key(start: Any, tiny: Path) -> None:

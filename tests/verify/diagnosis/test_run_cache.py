@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
@@ -32,6 +35,28 @@ def test_another_dump_of_the_same_tokens(model: Model, tmp_path: Path, style: st
         assert found.causes[0].fault == bug
         if bug == bugs[-1]:  # with the cached runs of the case before
             assert found.to_dict() == diagnose(model, dump, weights=Weights(model.file)).to_dict()
+
+
+@pytest.mark.slow
+def test_composed_runs_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that no row names in a word, in logits: the grammar's runs are computed for the first dump alone."""
+    model = load(open_file(tiny.make(tmp_path / "tiny.gguf", type="Q8_0", n_layer=1)))
+    dump = planting.dump(planting.second(model.file.path, "softmax-unfilled"), "logits", model, tmp_path / "dump")
+    found, missed = [], list[int]()
+    recall = RunCache.recall
+
+    def counted(self: RunCache, key: Hashable) -> dict[str, NDArray[Any]] | None:
+        value = recall(self, key)
+        missed[-1] += value is None
+        return value
+
+    monkeypatch.setattr(RunCache, "recall", counted)
+    weights = Weights(model.file)
+    for _ in range(2):
+        missed.append(0)
+        found.append(diagnose(model, dump, weights=weights).to_dict())
+    assert missed[0] > 1000 and missed[1] == 0
+    assert found[0] == found[1] and found[0]["causes"][0]["fault"] == "softmax-unfilled"
 
 
 def test_other_tokens_are_other_runs(model: Model, tmp_path: Path) -> None:

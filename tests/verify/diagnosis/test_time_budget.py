@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from assay.models import Model, load
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.early_layers import early_part
-from assay.verify.diagnosis.time_budget import TimeBudget
+from assay.verify.diagnosis.time_budget import TimeBudget, working_clock
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.thresholds import CUT_SHORT
+from assay.verify.thresholds import BUSY, CUT_SHORT
 from tests import planting, tiny
 
 BUG = "rope-type"
@@ -47,6 +48,15 @@ def test_a_stage_stops_when_the_time_is_up_and_is_named_once() -> None:
 def test_without_a_limit_nothing_is_cut() -> None:
     budget = TimeBudget()
     assert list(budget.each(range(3), "x")) == [0, 1, 2] and budget.untried() == ()
+
+
+def test_the_clock_of_a_busy_machine_goes_on() -> None:
+    """A thread that computes nothing for a while has spent a tenth of it."""
+    clock = working_clock()
+    before = time.monotonic()
+    time.sleep(0.5)
+    spent, passed = clock(), time.monotonic() - before
+    assert passed / BUSY * 0.9 < spent < passed
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from assay.models import Model
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.advice import relations_of_prints
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials
+from assay.verify.diagnosis.relations import Relation
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import LANGUAGES, facts, words
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, number_in_words
@@ -64,6 +65,10 @@ def test_below_half_it_is_a_best_guess(model: Model) -> None:
     found = Diagnosis("inconclusive", "Qcur-0", ("Qcur-0",), (weak,), "")
     text = answer.text(found, model)
     assert "best guess: rope-base" in text and "cause" not in text
+    doubled = Relation("ratio", "every printed number is 2 times what it should be", 0.0)
+    assert "what can be said: every printed number is 2 times" in answer.text(
+        replace(found, relations=(doubled,)), model
+    )
     text = answer.text(replace(found, verdict="fault", causes=(replace(weak, confidence=0.8),)), model)
     assert "cause: rope-base" in text and "your base is 500000" in text and "look for a line like" in text
 

@@ -10,6 +10,8 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.other_evidence import claims_of, different_sizes
+from assay.verify.dumps.resolve import Truth
+from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 
 LOADER = """\
@@ -73,3 +75,12 @@ def test_without_a_model_the_kind_is_said(tmp_path: Path) -> None:
 )
 def test_what_may_be_this_model_is_not_refused(model: Model, text: str) -> None:
     assert different_sizes(claims_of(text), model) == ""
+
+
+def test_right_values_are_of_this_model_whatever_sizes_the_text_states(model: Model, tmp_path: Path) -> None:
+    """A width may be the feed-forward's, a number of layers a percentage: the values decide."""
+    rows = Truth(model, TOKENS, range(len(TOKENS)))(["l_out-0"])["l_out-0"]
+    lines = ["n_embd = 4096", f"tokens: {list(TOKENS)}", f"layer 0 out: {[round(float(x), 5) for x in rows[-1, :6]]}"]
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(lines) + "\n")
+    assert judge(model, load_dump(path, model)).verdict == "same"

@@ -182,6 +182,57 @@ def test_other_model_other_tokens_duplicate_names(model: Model, truth: Dump, tmp
         load_dump(tmp_path / "none.npz", model)
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_texts_and_flags_beside_the_arrays_are_left_out(model: Model, truth: Any, tmp_path: Path, folder: bool) -> None:
+    """A name of the type and a mask are saved with the values: neither is evidence."""
+    others = {"dtype": np.array("float16"), "mask": np.ones((3, 3), bool), "meta": np.array([b"x"])}
+    found = {"tokens": np.array(TOKENS), **others, "embd": arrays(truth)["embd"]}
+    path = tmp_path / ("d" if folder else "d.npz")
+    if folder:
+        path.mkdir()
+        for name, value in found.items():
+            np.save(path / f"{name}.npy", value)
+    else:
+        np.savez(path, **found)  # type: ignore[arg-type]
+    assert {obs.name for obs in load_dump(path, model).observations} == {"embd"}
+    alone = tmp_path / "alone.npz"
+    np.savez(alone, dtype=np.array("float16"))
+    with pytest.raises(AssayError, match=r"dtype: must hold numbers \(found dtype <U7\)"):
+        load_dump(alone, model)
+
+
+@pytest.mark.parametrize("form", ["c{}/{}", "step_{}.{}", "jsonl"])
+def test_arrays_of_several_calls_are_steps(model: Model, truth: Any, tmp_path: Path, form: str) -> None:
+    """A prompt and two decode calls, whose ids the caller gives."""
+    cut = [(0, 4), (4, 5), (5, 6)]
+    whole = arrays(truth)
+    calls = [{name: whole[name][a:b] for name in ("embd", "ffn_norm-0", "l_out-1")} for a, b in cut]
+    if form == "jsonl":
+        path = tmp_path / "d.jsonl"
+        records = [
+            {"v": f"my_{name}", "block": -1, "call": i, "rows": len(value), "data": value.reshape(-1).tolist()}
+            for i, call in enumerate(calls)
+            for name, value in call.items()
+        ]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    else:
+        path = tmp_path / "d.npz"
+        np.savez(path, **{form.format(i, f"my_{name}"): v for i, call in enumerate(calls) for name, v in call.items()})
+    dump = load_dump(path, model, tokens=TOKENS)
+    assert dump.steps == (4, 1, 1) and dump.tokens == tuple(TOKENS)
+    assert {"embd", "ffn_norm-0", "l_out-1"} <= {obs.name for obs in dump.observations}
+    assert judge(model, dump).verdict == "same"
+    with pytest.raises(AssayError, match=r"calls of 4, 1, 1 tokens \(found 5 ids, expected 6\)"):
+        load_dump(path, model, tokens=TOKENS[:5])
+
+
+def test_more_values_than_a_node_has_are_refused(model: Model, tmp_path: Path) -> None:
+    found = {"assay_dump": 1, "tokens": list(TOKENS)}, {"name": "Vcur-0", "first": [0.5] * 100_000}
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+    with pytest.raises(AssayError, match=r"more values than Vcur-0 has \(found 100000"):
+        load_dump(tmp_path / "d.jsonl", model)
+
+
 def test_an_index_beyond_the_values_is_one_line(model: Model, tmp_path: Path) -> None:
     """In a dump whose row is open, too: the values are asked before the index is checked."""
     path = tmp_path / "d.jsonl"

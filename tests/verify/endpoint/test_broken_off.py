@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import assay
+from assay import engines
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -126,6 +127,16 @@ def test_exit_codes(engine: OwnServer, path: Path, tmp_path: Path, capsys: pytes
         with http_server(Served(engine, most, habit)) as url:
             assert main(["audit", url, *words]) == code
         assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+
+
+@pytest.mark.skipif("cuda" in engines.ENGINES, reason="there is a card")
+def test_an_engine_that_is_missing_is_named_before_anything_is_asked(engine: OwnServer) -> None:
+    """The claim is computed on another engine only if that was asked for."""
+    asked = list[str]()
+    client = Client("here", engine.tokenizer, ask=lambda path, body: asked.append(path) or engine.ask(path, body))
+    with pytest.raises(AssayError, match="cuda"):
+        audit_endpoint(engine.model, client, AuditOptions(compute="cuda"), lambda _: None)
+    assert not asked
 
 
 def test_no_model_is_no_claim() -> None:

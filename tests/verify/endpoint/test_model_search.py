@@ -13,7 +13,14 @@ from assay.gguf import open_file
 from assay.gguf.writer import Tensor, write
 from assay.models import Model, load
 from assay.text import ChatTemplate, Tokenizer
-from assay.verify.endpoint.alternatives import Alternative, chat_prompts, cut_prompts, penalties
+from assay.verify.endpoint.alternatives import (
+    Alternative,
+    chat_prompts,
+    cut_prompts,
+    no_rope,
+    penalties,
+    rope_scales,
+)
 from assay.verify.endpoint.audit_findings import AuditOptions, AuditResult
 from assay.verify.endpoint.audit_report import text
 from assay.verify.endpoint.audit_run import audit_endpoint
@@ -22,6 +29,7 @@ from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.dialects import CHAT
 from assay.verify.endpoint.fitted_numbers import Numbered, fitted
 from assay.verify.endpoint.served_text import Place, ServedText
+from assay.verify.endpoint.standings import Scoreboard
 from tests.synthetic import make_kquant
 from tests.verify.endpoint.own_server import Habits, OwnServer
 
@@ -69,6 +77,26 @@ def test_no_number_is_named_where_none_is_better() -> None:
     assert fitted(numbered(5e4), {1e4: 1.0, 5e4: 0.0, 1e5: 1.0}, lambda a: abs(math.log(float(a.name) / 5e4))) is None
 
 
+def test_no_rotation_is_an_alternative_of_its_own(model: Model) -> None:
+    """Positions multiplied by next to nothing predict the same, and have another name."""
+    served = ServedText((1, 7, 8, 9, 20), 2, (Place(5, {}, 9),))
+    with ClaimedModel(model, threads=1) as claimed:
+        (none,), (nearly,) = no_rope(model), rope_scales(model, [1e-6])
+        rows = [found for a in (none, nearly) if (found := a.rows(claimed, served)) is not None]
+        assert none.fault == "rope-missing" and np.allclose(*rows, atol=1e-3)
+        assert not np.allclose(rows[0], claimed.rows(served), atol=1e-2)
+
+
+def test_an_audit_goes_on_while_the_capital_grows(model: Model) -> None:
+    """Two and a half times the honest noise at every block: too little for an alarm at first."""
+    with ClaimedModel(model, threads=1) as claimed:
+        board = Scoreboard(claimed, 1e-3, texts=[ServedText((1, 7), 1, (Place(1, {}, 7),) * 48)], alone=False)
+        for blocks, odd in ((2, False), (12, True)):
+            board.claim, board.gaps = [0.04**2] * blocks, [0.015**2] * blocks
+            assert board.suspicious == odd and max(board.evidence_path()) < board.goal
+        assert board.more_tokens()
+
+
 def test_cut_prompts(model: Model) -> None:
     """By the number that the server counts; a prompt that is short enough stays as it is."""
     tokenizer = Tokenizer.from_gguf(model.file)
@@ -112,8 +140,8 @@ def test_an_odd_base_is_named(model: Model, odd: Model) -> None:
     with OwnServer(odd, Habits()) as server:
         found = audited(model, server.ask)
     words = found.findings[0].words
-    assert words.startswith("RoPE with a base of 3"), text(found)
-    assert float(words.split("base of ")[1].split(" ")[0]) == pytest.approx(31415, rel=0.06)
+    assert words.startswith("RoPE with a base of about 3"), text(found)
+    assert float(words.split("about ")[1].split(" ")[0]) == pytest.approx(31415, rel=0.06)
 
 
 def test_what_differs_in_conversations_is_the_model_or_the_prompt(model: Model, odd: Model) -> None:

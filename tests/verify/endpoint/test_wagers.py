@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from assay.verify.endpoint.draw_settings import SETTINGS, DrawnToken, payoff
-from assay.verify.endpoint.own_draws import against_stated
+from assay.verify.endpoint.own_draws import ONE_SEED, against_stated
 from assay.verify.endpoint.wagers import (
     FURTHER,
     blocks_needed,
@@ -80,3 +81,42 @@ def test_draws_at_another_temperature_are_noticed() -> None:
     assert honest < math.log(1000)
     capital, ranked = against_stated([_drawn(rng, row, 20, 0.5) for row in rows])
     assert capital > math.log(1000) and ranked[0].best == "temperature 0.5"
+
+
+def test_top_p_shows_in_tokens_that_are_not_listed() -> None:
+    """The listed tokens hold less than the mass that is kept: unlisted ones come too seldom."""
+    rng, draws = np.random.default_rng(6), []
+    for _ in range(400):
+        p = np.sort(rng.dirichlet(np.full(200, 2.0)))[::-1]
+        kept = np.where(np.cumsum(p) - p < 0.5, p, 0.0)
+        token = int(rng.choice(len(p), p=kept / kept.sum()))
+        listed = {*range(20), token}
+        draws.append(DrawnToken(token, {i: float(np.log(p[i])) for i in listed}, (), 20))
+    capital, ranked = against_stated(draws)
+    assert capital > math.log(1000) and ranked[0].family == "top-p"
+
+
+def _twice(rng: np.random.Generator, rows: list[np.ndarray], temperature: float, *, same: bool) -> list[DrawnToken]:
+    """Answers of two seeds, or of one that stands for both."""
+    first = [_drawn(rng, row, 20, temperature) for row in rows]
+    second = first if same else [_drawn(rng, row, 20, temperature) for row in rows]
+    return [*first, *(replace(b, repeats=a.token) for a, b in zip(first, second, strict=True))]
+
+
+def test_one_seed_for_all_is_told_from_a_low_temperature() -> None:
+    """Few tokens that happen to be likely ones look like a low temperature too; then nothing is certain."""
+    rng, wrong = np.random.default_rng(5), 0
+    for _ in range(60):
+        rows = [rng.normal(0, 2.5, 200) for _ in range(8)]
+        _, ranked = against_stated(_twice(rng, rows, 1.0, same=True))
+        wrong += ranked[0].family != ONE_SEED.family and ranked[0].share >= 0.9
+        _, ranked = against_stated(_twice(rng, rows, 0.3, same=False))
+        wrong += ranked[0].family == ONE_SEED.family and ranked[0].share >= 0.9
+    assert wrong == 0
+    rows = [rng.normal(0, 2.5, 200) for _ in range(48)]
+    capital, ranked = against_stated(_twice(rng, rows, 1.0, same=True))
+    assert capital > math.log(1000) and ranked[0].family == ONE_SEED.family and ranked[0].share > 0.99
+    honest, _ = against_stated(_twice(rng, rows, 1.0, same=False))
+    assert honest < math.log(1000)
+    _, ranked = against_stated(_twice(rng, rows, 0.3, same=False))
+    assert ranked[0].family == "temperature"

@@ -19,7 +19,7 @@ from assay.verify.diagnosis.by_calls import BOTH, FedCall, dumped_calls, hidden_
 from assay.verify.diagnosis.diagnose_dump import PROMPT_ONLY, diagnose
 from assay.verify.dumps.draft_tracing import PREFIX, with_draft_head
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, token_axis
-from assay.verify.faults import FAULTS, Context, Planted, Probe, Variant, known_as, planted
+from assay.verify.faults import CODE, FAULTS, Context, Planted, Probe, Variant, known_as, planted
 from tests.models import recurrent
 from tests.planting import grade
 
@@ -143,6 +143,9 @@ def test_every_fault_of_the_list_is_known() -> None:
     assert all(known_as(fault) for fault in listed)
     ids = {id for fault in listed for id in known_as(fault)}
     assert all(FAULTS[id].variants for id in ids - {"st-leak"})
+    lines = [{**CODE[FAULTS[id].stage], **CODE.get(id, {})} for id in ids]
+    assert all({"c", "rust", "python", "wgsl"} <= set(row) for row in lines)
+    assert sum(id in CODE for id in ids) >= 100  # lines of their own; the others have those of their stage
     second_call = {f for text in MEASURED.values() for f, row in rows(text).items() if row[1]}
     assert all(FAULTS[id].run == Probe.DECODE for f in second_call for id in known_as(f))
 

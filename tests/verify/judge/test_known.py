@@ -58,6 +58,19 @@ def test_a_partial_dump_is_not_told_as_a_whole_one(model: Model, tmp_path: Path)
     assert "operations, embd to Qcur-0" in repr(first)
 
 
+@pytest.mark.parametrize("style", ["full", "layers"])
+def test_diagnosis_and_diff_count_the_same_nodes(model: Model, tmp_path: Path, style: str) -> None:
+    dump = planting.dump(planting.second(model.file.path, "rope-type"), style, model, tmp_path)
+    notes: list[str] = []
+    found = diagnose(model, dump, progress=notes.append)
+    said = answer.text(found, model)
+    assert told(judge(model, dump).nodes) in notes
+    if style == "full":
+        assert "first of 6 wrong on their own inputs" in said
+    else:
+        assert "first of 5 that differ (2 own, 1 own or before, 2 inherited)" in said
+
+
 def test_without_a_model_nothing_tells_whose_fault_it_is(model: Model, tmp_path: Path) -> None:
     a, b = (
         planting.dump(planting.second(model.file.path, *bugs), "full", model, tmp_path / str(i))

@@ -48,6 +48,7 @@ from assay.engines.contract import (
     Chunk,
     Emit,
     MemoryUse,
+    NoRoom,
     Output,
     PagedEngine,
     check_batch,
@@ -91,6 +92,7 @@ class CudaEngine(PagedEngine):
     pictures: Collection[str] = EVERYTHING
     token_types = True
     precisions = PRECISIONS
+    answering = "mixed"
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class CudaEngine(PagedEngine):
         free, total = self._device.memory()
         pages = self._layout.page_bytes * self.n_pages
         if weights + pages + _SPARE > free:
-            raise AssayError(
+            raise NoRoom(
                 f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights, "
                 f"{pages >> 20} MB for {self.n_pages} pages and {_SPARE >> 20} MB for buffers, {free >> 20} of "
                 f"{total >> 20} MB free); use fewer pages or --engine cpu"

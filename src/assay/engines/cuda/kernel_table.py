@@ -28,6 +28,7 @@ from assay.engines.cuda.abi.arguments import (
     StepArgs,
     TensorArgs,
     TensorAttentionArgs,
+    TotalArgs,
     WalkArgs,
 )
 
@@ -113,6 +114,8 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "attention_prompt": {"attend_prompt_64": (AttentionArgs, 512), "attend_prompt_128": (AttentionArgs, 256)},
     "rows": {
         "map": (MapArgs, 256),
+        "total_experts": (TotalArgs, 256),
+        "part_norm": (RowArgs, 256),
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),

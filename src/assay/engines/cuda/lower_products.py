@@ -146,7 +146,11 @@ def _sort_pairs(r: Resolver, w: SortPairs) -> Launch:
 
 
 def _quantise_pairs(r: Resolver, w: QuantisePairs) -> Launch:
-    args = structs.PairArgs(r.at(w.x), r.at(w.order), r.acts(w.out), w.columns, w.pairs_per_row)
+    args = structs.PairArgs(
+        x=r.at(w.x), pairs=r.at(w.order), acts=r.acts(w.out), width=w.columns, share=w.pairs_per_row
+    )
+    if g := w.gating:
+        args.up, args.act, args.oai, args.alpha, args.limit = r.at(g.up), g.act, g.oai, g.alpha, g.limit
     return Launch("quantise_pairs", (w.out.padded_rows, -(-w.out.stride // 2048), 1), 256, args)
 
 

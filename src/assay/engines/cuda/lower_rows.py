@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,10 @@ from assay.engines.cuda.steps import (
     ScaleByPosition,
     SortRow,
     TakeOutputRows,
+    TotalExperts,
 )
+
+SHORT_PART = 256  # values of a part of a row that a warp norms
 
 
 def _step_args(r: Resolver, **fields: Any) -> Any:
@@ -121,6 +125,7 @@ def _map(r: Resolver, w: Map) -> Launch:
 def _norm_rows(r: Resolver, w: NormRows) -> Launch:
     weights, bias = (*map(r.weights, w.weights), 0, 0)[:2]
     each = w.width // w.parts
+    short = w.kernel == "rms_norm" and w.parts > 1 and w.rows > 1 and each % 4 == 0 and each <= SHORT_PART
     args = structs.RowArgs(
         x=r.at(w.x),
         w=weights,
@@ -131,7 +136,16 @@ def _norm_rows(r: Resolver, w: NormRows) -> Launch:
         eps=w.eps,
         w_step=each if w.own_weights else 0,
     )
-    return Launch(w.kernel, (w.rows * w.parts, 1, 1), 256 if each >= 256 else 64, args, normed_row_bytes(each))
+    parts = w.rows * w.parts
+    if short:
+        warps = math.gcd(parts, 8)
+        return Launch("part_norm", (parts // warps, 1, 1), 32 * warps, args)
+    return Launch(w.kernel, (parts, 1, 1), 256 if each >= 256 else 64, args, normed_row_bytes(each))
+
+
+def _total_experts(r: Resolver, w: TotalExperts) -> Launch:
+    args = structs.TotalArgs(r.at(w.x), r.at(w.weights), r.at(w.residual), r.at(w.out), w.rows, w.width, w.count)
+    return Launch("total_experts", (w.rows, -(-w.width // 1024), 1), 256, args)
 
 
 def _sort_row(r: Resolver, w: SortRow) -> Launch:
@@ -181,6 +195,7 @@ ROWS: Mapping[type, Callable[[Resolver, Any], Launch]] = {
     ScaleByPosition: _scale_by_position,
     PoolRows: _pool_rows,
     Map: _map,
+    TotalExperts: _total_experts,
     NormRows: _norm_rows,
     SortRow: _sort_row,
     QuantiseRows: _quantise_rows,

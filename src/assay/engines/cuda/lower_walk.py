@@ -2,8 +2,8 @@
 
 Each kernel step becomes one WalkStep. Then `_link` sets the fields that depend on other steps and on the ring buffer:
 
-    first   the thread block that takes the first group of rows. It is the block after the last one that the step
-            before occupied beyond full rounds, so that idle blocks get work first.
+    first   the thread block that takes the first group of rows. The groups of the step before fill some blocks once
+            more than others; counting goes on behind those, so that idle blocks get work first.
     ahead   how many pieces of weights the producer warps may have requested before the consumer warps use them. A
             piece fills one slot of the ring buffer in shared memory.
 

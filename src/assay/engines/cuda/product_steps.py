@@ -118,14 +118,26 @@ class SortPairs:
 
 
 @dataclass(frozen=True)
+class PairGate:
+    """An activation of the gate, times up: the step that quantises the rows computes it."""
+
+    up: Value
+    act: int = 0
+    oai: bool = False
+    alpha: float = 0.0
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
 class QuantisePairs:
-    """The quantised row of each slot."""
+    """The quantised row of each slot, of x or of x with a gate."""
 
     x: Value
     order: Value
     out: Quantised
     columns: int
     pairs_per_row: int
+    gating: PairGate | None = None
 
 
 @dataclass(frozen=True)

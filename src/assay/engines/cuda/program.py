@@ -24,6 +24,7 @@ from typing import Any
 from assay.engines.cuda.chain_maps import chain_maps
 from assay.engines.cuda.context import CompileContext, DeviceLimits
 from assay.engines.cuda.device import HostCall, Launch, Played
+from assay.engines.cuda.fold_maps import fold_maps
 from assay.engines.cuda.folding import find_folds
 from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.lower import lower
@@ -103,7 +104,7 @@ def _schedule(c: CompileContext) -> _Scheduled:
     if c.walk and c.shape.tokens > 1 and not batch_possible(c):
         raise NoWalk
     c = replace(c, folds=find_folds(c))
-    scheduled = chain_maps(schedule(c)) if c.walk else schedule(c)
+    scheduled = chain_maps(schedule(c)) if c.walk else fold_maps(schedule(c))
     return c, scheduled, find_walks(c, scheduled.steps) if c.walk else []
 
 

@@ -73,7 +73,7 @@ class Kernels:
         return module if module in SMALL_MODULES or self._shipped(module).is_file() else kernel
 
     def begin(self, kernels: Iterable[str]) -> None:
-        """Have the machine code of these kernels made, if there is none yet."""
+        """Compile these kernels, unless their machine code is cached."""
         units = {self.unit(kernel): MODULE_OF[kernel] for kernel in kernels}
         for unit, module in sorted(units.items(), key=lambda pair: not pair[0].startswith("walk")):  # the longest first
             if unit in self.begun:

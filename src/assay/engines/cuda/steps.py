@@ -154,6 +154,19 @@ class Map:
 
 
 @dataclass(frozen=True)
+class TotalExperts:
+    """The chosen experts' rows times their weights, added in the order of the choices, and a residual behind them."""
+
+    x: Value
+    weights: Value
+    residual: Value | None
+    out: Value
+    rows: int
+    width: int
+    count: int
+
+
+@dataclass(frozen=True)
 class MapChain:
     """Elementwise operations as one step of a walk: x of each behind the first is the result of the one before."""
 
@@ -488,7 +501,7 @@ class WalkAttend:
 
 RowWork = (
     Embed | TakeOutputRows | FillRopeTable | RotateRows | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map
-    | NormRows | SortRow | QuantiseRows | HalveRows | BestLogits
+    | NormRows | SortRow | QuantiseRows | HalveRows | BestLogits | TotalExperts
 )  # fmt: skip
 ProductWork = (
     RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct | HostWork

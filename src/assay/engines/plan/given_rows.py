@@ -17,7 +17,7 @@ from assay.models.pictures import AXES, IS_TEXT, LAST, POSITIONS, ROWS, PictureF
 
 
 def picture_form(engine: Engine, batch: Sequence[Chunk]) -> PictureForm | None:
-    """What the graph of a batch must be given for the pictures of its chunks; None if it has none."""
+    """Inputs of the graph for the pictures in the chunks of a batch; None without pictures."""
     found = [chunk.pictures for chunk in batch if chunk.pictures]
     if not found:
         return None

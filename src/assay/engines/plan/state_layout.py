@@ -82,7 +82,7 @@ class StateMemory:
 
 
 def state_memory(graph: Graph, slots: int | None = None) -> StateMemory:
-    """What the states of a graph take, with as many slots as were asked for, else as many as an engine has."""
+    """Memory of the states of a graph, for the number of slots asked for, by default those of an engine."""
     return StateMemory(state_slots(graph, slots), graph.state.bytes_per_sequence("f32"))
 
 

@@ -33,6 +33,11 @@ def _by_head(w: Array, parts: Array) -> Array:
     return np.asarray(w) if w.shape[-1] == parts.shape[-1] else np.asarray(w).reshape(parts.shape[1:])
 
 
+def _mean(x: Array) -> Array:
+    """The mean over the last axis, which is kept with one value; the bits of `np.mean`."""
+    return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
+
+
 def embed(tokens: Array, W: Any) -> Array:
     """y[t] = W[token[t]]; W [V, E] gives [T, E]. A table of learned positions takes positions for tokens."""
     return np.asarray(W[tokens])
@@ -59,17 +64,15 @@ def add_scalar(x: Array, *, value: float) -> Array:
 def rms_norm(x: Array, w: Array | None = None, *, eps: float, n_head: int) -> Array:
     """y = w * x / sqrt(mean(x²) + eps), w = 1 if not given; the mean over all features, or each of `n_head` heads'."""
     parts = _split(x, n_head)
-    mean = np.mean(parts * parts, axis=-1, keepdims=True)
-    y = parts / np.sqrt(mean + x.dtype.type(eps))
+    y = parts / np.sqrt(_mean(parts * parts) + x.dtype.type(eps))
     return np.asarray((y if w is None else y * _by_head(w, parts)).reshape(x.shape))
 
 
 def layer_norm(x: Array, w: Array, b: Array | None = None, *, eps: float, n_head: int) -> Array:
     """y = w * (x - μ) / sqrt(σ² + eps) + b; μ and σ² = mean((x - μ)²) over all features, or over each head's."""
     parts = _split(x, n_head)
-    centred = parts - np.mean(parts, axis=-1, keepdims=True)
-    variance = np.mean(centred * centred, axis=-1, keepdims=True)
-    y = centred / np.sqrt(variance + x.dtype.type(eps)) * _by_head(w, parts)
+    centred = parts - _mean(parts)
+    y = centred / np.sqrt(_mean(centred * centred) + x.dtype.type(eps)) * _by_head(w, parts)
     return np.asarray((y if b is None else y + _by_head(b, parts)).reshape(x.shape))
 
 
@@ -339,13 +342,13 @@ def head_linear(x: Array, W: Any) -> Array:
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), written so that exp never overflows."""
     e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
+    return np.asarray(np.where(x >= 0, 1, e) / (1 + e))
 
 
 def silu(x: Array) -> Array:
     """x / (1 + exp(-x)), written so that exp never overflows."""
     e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, x / (1 + e), x * e / (1 + e)))
+    return np.asarray(np.where(x >= 0, x, x * e) / (1 + e))
 
 
 def gelu_tanh(x: Array) -> Array:

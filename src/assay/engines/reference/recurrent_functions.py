@@ -108,12 +108,12 @@ def wkv7(r: Array, w: Array, k: Array, v: Array, kk: Array, a: Array, S: Array, 
 
 
 def state_before(*states: Array, state: tuple[int, ...]) -> Array:
-    """What the nodes keep before this step, given their states: stacked along the first axis."""
+    """States of the nodes before this step, stacked along the first axis."""
     return np.concatenate(states).reshape(state)
 
 
 def state_after(*states: Array, state: tuple[int, ...]) -> Array:
-    """What the nodes keep after this step, given their states: stacked along the first axis."""
+    """States of the nodes after this step, stacked along the first axis."""
     return np.concatenate(states).reshape(state)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay import _native
 from assay.engines.wgpu.shaders import Kernel
 from assay.errors import AssayError
 from assay.system.extras import install
@@ -37,6 +38,7 @@ class GpuError(AssayError):
 
 
 Command = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
+Prepared = NDArray[np.uint64] | list[Command]  # a row for each command: two C handles, three counts
 
 
 @dataclass(frozen=True)
@@ -200,35 +202,28 @@ class Gpu:
             landing.destroy()
             return found
 
-    def prepared(self, commands: Sequence[Command]) -> list[tuple[Any, ...]]:
+    def prepared(self, commands: Sequence[Command]) -> Prepared:
         """Commands as `submit` takes them: handles of C where they are known, no pipeline where it stays the same."""
-        found: list[tuple[Any, ...]] = []
-        before = None
-        for pipeline, group, counts in commands:
-            new = None if pipeline is before else pipeline._internal if self._calls else pipeline
-            found.append((new, group._internal if self._calls else group, *counts))
-            before = pipeline
-        return found
+        pipelines = [p if i == 0 or p is not commands[i - 1][0] else None for i, (p, _, _) in enumerate(commands)]
+        if not self._calls:
+            return [(new, group, counts) for new, (_, group, counts) in zip(pipelines, commands, strict=True)]
+        rows = [
+            (self._calls.address(new) if new else 0, self._calls.address(group), *counts)
+            for new, (_, group, counts) in zip(pipelines, commands, strict=True)
+        ]
+        return np.array(rows, np.uint64).reshape(-1, 5)
 
-    def submit(
-        self, commands: Sequence[tuple[Any, ...]], before: Sequence[Copy] = (), after: Sequence[Copy] = ()
-    ) -> None:
+    def submit(self, commands: Prepared, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> None:
         """One pass of prepared commands, in order, with copies before and after it."""
         with named_errors("running a step"):
             encoder = self._device.create_command_encoder()
             for c in before:
                 encoder.copy_buffer_to_buffer(c.source, c.byte, c.to, c.to_byte, c.count)
             run = encoder.begin_compute_pass()
-            if self._calls:
-                set_pipeline, set_group, dispatch, nothing = self._calls
-                handle = run._internal
-                for pipeline, group, x, y, z in commands:
-                    if pipeline is not None:
-                        set_pipeline(handle, pipeline)
-                    set_group(handle, 0, group, 0, nothing)
-                    dispatch(handle, x, y, z)
+            if self._calls and isinstance(commands, np.ndarray):
+                _native.encode_dispatches(self._calls.address(run), self._calls.functions, commands)
             else:
-                for pipeline, group, *counts in commands:
+                for pipeline, group, counts in commands:
                     if pipeline is not None:
                         run.set_pipeline(pipeline)
                     run.set_bind_group(0, group)
@@ -311,12 +306,26 @@ def _wgpu() -> Any:
     return module
 
 
-def _c_calls() -> tuple[Any, ...] | None:
-    """The C functions that encode a dispatch, which take a third of the time of wgpu's methods; None if not found."""
+@dataclass(frozen=True)
+class CCalls:
+    """Addresses of the C functions that encode a dispatch. Calling them from C takes a third of the time."""
+
+    ffi: Any
+    functions: tuple[int, int, int]  # set pipeline, set bind group, dispatch
+
+    def address(self, thing: Any) -> int:
+        """The C handle of a pipeline, a bind group or a pass."""
+        return int(self.ffi.cast("uintptr_t", thing._internal))
+
+
+def _c_calls() -> CCalls | None:
+    """None if this version of wgpu does not show them."""
     try:
         api = import_module("wgpu.backends.wgpu_native._api")
         names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
-        return *(getattr(api.lib, f"wgpuComputePassEncoder{name}") for name in names), api.ffi.NULL
+        found = [api.ffi.addressof(api.lib, f"wgpuComputePassEncoder{name}") for name in names]
+        one, two, three = (int(api.ffi.cast("uintptr_t", address)) for address in found)
+        return CCalls(api.ffi, (one, two, three))
     except (ImportError, AttributeError):
         return None
 

@@ -1,4 +1,4 @@
-"""A program as plain data: dispatches in order, and the buffers that they name.
+"""A program as plain data: dispatches in order, the buffers that they name, and which values share memory.
 
 Nothing here knows the device, so a program can be printed, exported as JSON, or run by another host than Python.
 Buffers are named by strings. `v0`, `v1`, … are memory of the program; every other name is a buffer of the engine:

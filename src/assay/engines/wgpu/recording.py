@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.wgpu.adapter import ALIGNMENT, Command, Copy, Gpu
+from assay.engines.wgpu.adapter import ALIGNMENT, Command, Copy, Gpu, Prepared
 from assay.engines.wgpu.dispatches import Count, Dispatch, DispatchPlan
 
 
@@ -33,7 +33,7 @@ class Recording:
              d.groups)
             for i, d in enumerate(plan.dispatches)
         ]  # fmt: skip
-        self._prepared: dict[tuple[int, int, int, int], list[tuple[Any, ...]]] = {}
+        self._prepared: dict[tuple[int, int, int, int], Prepared] = {}
 
     @property
     def bytes(self) -> int:

@@ -43,9 +43,7 @@ class Kernel:
     @property
     def template(self) -> str:
         """The WGSL of this variant, without the arithmetic of a tier."""
-        chosen = dict(word.split("=") for word in self.words if "=" in word)
-        text = "\n".join(_lines(self.name, self.words, chosen)) + "\n"
-        return text.replace("EXPRESSION", self.expression)
+        return _template(self.name, self.words, self.expression)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -57,8 +55,7 @@ class Kernel:
     @property
     def bindings(self) -> dict[str, bool]:
         """The buffers after `par`, by name in order of their binding: whether the kernel writes it."""
-        found = re.findall(r"@binding\((\d+)\) var<storage, (read\w*)> (\w+)", self.template)
-        return {name: access == "read_write" for _, access, name in sorted(found, key=lambda f: int(f[0]))[1:]}
+        return _bindings(self.template)
 
 
 def arithmetic(tier: int) -> str:
@@ -69,6 +66,19 @@ def arithmetic(tier: int) -> str:
 @cache
 def _text(name: str) -> str:
     return (_FOLDER / f"{name}.wgsl").read_text()
+
+
+@cache  # asked for at every dispatch of every recording
+def _template(name: str, words: frozenset[str], expression: str) -> str:
+    chosen = dict(word.split("=") for word in words if "=" in word)
+    text = "\n".join(_lines(name, words, chosen)) + "\n"
+    return text.replace("EXPRESSION", expression)
+
+
+@cache
+def _bindings(template: str) -> dict[str, bool]:
+    found = re.findall(r"@binding\((\d+)\) var<storage, (read\w*)> (\w+)", template)
+    return {name: access == "read_write" for _, access, name in sorted(found, key=lambda f: int(f[0]))[1:]}
 
 
 def _lines(name: str, words: frozenset[str], chosen: dict[str, str]) -> Iterator[str]:

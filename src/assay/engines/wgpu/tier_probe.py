@@ -119,7 +119,7 @@ def fma(a: float, b: float, c: float) -> float:
 
 @cache
 def expected_results() -> NDArray[np.uint32]:
-    """What every operation gives for the vectors, exactly rounded."""
+    """Exactly rounded results of every operation for the recorded vectors."""
     with np.errstate(all="ignore"):
         a, b, c = probe_vectors().view(np.float32).T
         fused = np.array([fma(*row) for row in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float32)
@@ -173,7 +173,7 @@ def _wrong_kernel(gpu: Gpu, first: Found, tier: int, shared: Callable[[str], Any
 def _outputs(
     gpu: Gpu, plan: DispatchPlan, dispatch: Dispatch, step: Step, tier: int, shared: Callable[[str], Any]
 ) -> dict[str, NDArray[np.uint32]]:
-    """What a dispatch writes where its inputs are recorded numbers; weights are the model's."""
+    """Output of a dispatch for recorded inputs and the model's weights."""
     kernel, made = dispatch.kernel, {}
     for binding, writes in kernel.bindings.items():
         name = dispatch.buffers[binding]

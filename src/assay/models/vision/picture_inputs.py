@@ -1,4 +1,4 @@
-"""What a tower's graph is given beside the pixels: which rows form a token, angles, weights of a resized table.
+"""Inputs of a tower's graph beside the pixels: which rows form a token, angles, weights of a resized table.
 
 All of it follows from the grid of patches, gx columns and gy rows. `INPUTS` has a row for each projector. Tables are in
 float64; an engine rounds them once. Touch this when a tower reads another layout.

@@ -24,7 +24,7 @@ MAX_LAYERS = 1 << 10
 
 @dataclass(frozen=True)
 class ProjectorRow:
-    """What a kind of projector fixes."""
+    """Constants of a kind of projector."""
 
     models: str  # known models, for people
     merge_key: str = ""  # the key of the merge factor; none where patches are not merged

@@ -31,7 +31,7 @@ CAUSAL_GEMMA4 = (1536, 2560)  # widths of E2B and E4B, whose image rows are caus
 
 @dataclass(frozen=True)
 class Tower:
-    """What an engine needs to encode pictures: weights, graph, keys."""
+    """Weights, graph and keys of a tower, which an engine needs to encode pictures."""
 
     file: GGUFFile  # tensors as the graph names them
     keys: ProjectorKeys

@@ -16,9 +16,9 @@ from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.answer_receipts import signed
 from assay.serve.api.reasoning import allowed_tokens, thinking_budget
-from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat, Tool
+from assay.serve.api.schemas import ChatRequest, Function, SchemaFormat, Tool
 from assay.serve.api.server_state import HttpCall
-from assay.serve.api.tools import offered_rule, required_rule
+from assay.serve.api.tools import callable_tools, offered_rule, required_rule, requires_call
 from assay.serve.api.turns import TAUGHT, plain_tools
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Event, Events, HttpReply, dumps, json_template, large_reply
@@ -63,7 +63,8 @@ async def prompt_of(call: HttpCall, request: ChatRequest, *, counted: bool = Fal
     """Render and tokenize the conversation of a request. `counted`: pictures are not encoded."""
     state = call.state
     entry = state.models.find(request.model)
-    tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
+    callable_ones = callable_tools(request)
+    tools = request.tools if callable_ones and entry.template else None  # all are described
     native = entry.template is not None and takes_tools(entry.template.tool_source)
     said = request_tokens.RenderInput(
         request.messages, tools=tools if native else None, described=None if native else tools,
@@ -74,7 +75,7 @@ async def prompt_of(call: HttpCall, request: ChatRequest, *, counted: bool = Fal
     family = family_of(entry.template.tool_source if tools else entry.template.source)
     if tools and not native:
         family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
-    return ChatPrompt(entry, ids, family, tools, native, images)
+    return ChatPrompt(entry, ids, family, callable_ones if tools else None, native, images)
 
 
 async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
@@ -84,8 +85,8 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     limits, origin = state.limits, common.Origin.of(call.headers)
     request_tokens.check(ids, entry, param="messages", images=prompt.images)
     thinking = opened(family, entry.tokenizer.decode(only_tokens(ids[-TAIL:])))
-    make = _constraint(request, entry, family, thinking=thinking)
-    free = make is None or _requires_call(request)  # without a grammar that fixes the start of the answer
+    make = _constraint(request, entry, family, tools, thinking=thinking)
+    free = make is None or requires_call(request)  # without a grammar that fixes the start of the answer
     if make is None and tools and not native and not thinking:  # reasoning is not constrained
         make = _offered(entry, family, [tool.function for tool in tools])
     constraint = await common.compile_grammar(make, state.threads) if make else None
@@ -126,6 +127,7 @@ async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
             entry,
             ReplyParser(family, offered, thinking=thinking, apart=apart, stream=bool(request.stream)),
             f"{origin.id}/{index}",
+            parallel=request.parallel_tool_calls is not False,
         )
         for index in range(len(jobs))
     ]
@@ -209,8 +211,10 @@ def _usage(reader: Reader, answers: list[ChoiceBuilder]) -> dict[str, Any]:
 class ChoiceBuilder:
     """Builds one choice from its updates."""
 
-    def __init__(self, entry: ServedModel, reply: ReplyParser, name: str) -> None:
+    def __init__(self, entry: ServedModel, reply: ReplyParser, name: str, *, parallel: bool = True) -> None:
         self._entry = entry
+        self._parallel = parallel  # otherwise calls after the first are left out
+        self._left_out = False  # whether the call that grows is
         self._name = name  # unique; ids of tool calls are derived from it
         self._reply = reply
         self._content: list[str] = []
@@ -248,13 +252,21 @@ class ChoiceBuilder:
         calls: list[dict[str, Any]] = []
         for part in piece.parts:
             if part.name:
+                self._left_out = self._full
+            if self._left_out:
+                continue
+            if part.name:
                 calls.append(self._begin(part.name, part.arguments))
             else:
                 self._calls[-1]["function"]["arguments"] += part.arguments
                 calls.append({"index": len(self._calls) - 1, "function": {"arguments": part.arguments}})
-        calls += [self._begin(call.name, call.arguments) for call in piece.calls]
+        calls += [self._begin(call.name, call.arguments) for call in piece.calls if not self._full]
         found = {"reasoning_content": piece.reasoning, "content": piece.content, "tool_calls": calls}
         return [{name: value} for name, value in found.items() if value]
+
+    @property
+    def _full(self) -> bool:
+        return bool(self._calls) and not self._parallel
 
     def _begin(self, name: str, arguments: str) -> dict[str, Any]:
         """The delta of a new call: all of it, or its name and the beginning of its arguments."""
@@ -298,18 +310,13 @@ def _variables(request: ChatRequest) -> dict[str, Any]:
     return effort | (request.chat_template_kwargs or {})
 
 
-def _requires_call(request: ChatRequest) -> bool:
-    choice = request.tool_choice
-    return bool(request.tools) and (choice == "required" or isinstance(choice, NamedTool))
-
-
 def _constraint(
-    request: ChatRequest, entry: ServedModel, family: Family, *, thinking: bool
+    request: ChatRequest, entry: ServedModel, family: Family, tools: list[Tool] | None, *, thinking: bool
 ) -> Callable[[], Callable[[], Constraint]] | None:
     """The grammar that the request needs, for a required call, a response format or a given grammar."""
     grammars, wanted = entry.grammars, request.response_format
-    if _requires_call(request):
-        functions = _chosen(request, request.tool_choice)
+    if tools and requires_call(request):
+        functions = [tool.function for tool in tools]
         return lambda: grammars.lark(required_rule(family, functions, entry.tokenizer, thinking=thinking), "tools")
     if wanted and request.grammar:
         raise ApiError("invalid_value", "grammar: response_format is given too; use one of them", "grammar")
@@ -327,15 +334,3 @@ def _constraint(
 def _offered(entry: ServedModel, family: Family, functions: list[Function]) -> Callable[[], Callable[[], Constraint]]:
     """The grammar of an answer that may be a call."""
     return lambda: entry.grammars.lark(offered_rule(family, functions, entry.tokenizer), "tools")
-
-
-def _chosen(request: ChatRequest, choice: NamedTool | str | None) -> list[Function]:
-    functions = [tool.function for tool in request.tools or ()]
-    if not isinstance(choice, NamedTool):
-        return functions
-    named = [function for function in functions if function.name == choice.function.name]
-    if not named:
-        raise ApiError(
-            "invalid_value", f"tool_choice: there is no tool {choice.function.name!r:.80}", "tool_choice.function.name"
-        )
-    return named

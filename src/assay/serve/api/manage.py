@@ -178,7 +178,7 @@ async def _add_preset(call: HttpCall, name: str, source: str, settings: dict[str
 
 
 def _file_of(call: HttpCall, source: str) -> str:
-    """What a preset names as its model: the offered name, or the path of a file that the server was given."""
+    """The model of a preset: the offered name, or the path of a file that the server was given."""
     pool = call.state.models
     if source in pool.offers:
         offer = pool.offers[source]

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
@@ -19,7 +19,6 @@ from assay.serve.api.schemas import (
     LIMITS,
     ChatRequest,
     FunctionName,
-    ImagePart,
     ImageUrl,
     Name,
     NoMedia,
@@ -40,6 +39,33 @@ SIGNATURE = "assay"  # of a thinking block: clients send it back, and nothing ch
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+def _written(value: Any) -> Any:
+    """A document or a search result that consists of texts, as a text block; any other block as it is."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("document", "search_result"):
+        return value
+    holder = value if kind == "search_result" else value.get("source")
+    if not isinstance(holder, dict):
+        return value
+    found: Any = holder.get("data") if holder.get("type") == "text" else holder.get("content")
+    texts: list[Any] = (
+        [part.get("text") if isinstance(part, dict) else None for part in found] if isinstance(found, list) else [found]
+    )
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return value
+    heads = [value.get(name) for name in ("title", "source", "context")]
+    return {"type": "text", "text": "\n".join([*(head for head in heads if isinstance(head, str)), *texts])}
+
+
+def _as_image(value: Any) -> Any:
+    """A picture under Anthropic's own name, which the refusal of an unknown block lists."""
+    return {**value, "type": "image"} if isinstance(value, dict) and value.get("type") == "image_url" else value
+
+
+Written = BeforeValidator(_written)
+AsImage = BeforeValidator(_as_image)
+
+
 class TextBlock(Schema):
     type: Literal["text"]
     text: Text
@@ -48,14 +74,23 @@ class TextBlock(Schema):
 TextBlocks = Annotated[list[Annotated[TextBlock, NoMedia]], Field(max_length=256, fail_fast=True)]
 
 
-ResultBlocks = Annotated[list[Annotated[TextBlock | ImagePart, OnlyPictures]], Field(max_length=256, fail_fast=True)]
+class ImageBlock(Schema):
+    type: Literal["image"]
+    image_url: ImageUrl = Field(description="the `source` of an image is read as this")
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type"), AsImage, OnlyPictures, Written]
+ResultBlocks = Annotated[list[ResultBlock], Field(max_length=256, fail_fast=True)]
 
 
 class MessageBlock(Schema, wire="Block"):
-    """A text, a picture, a call (`tool_use`), the result of a call, or reasoning."""
+    """A text, a picture, a call (`tool_use`), the result of a call, or reasoning.
 
-    type: Literal["text", "image_url", "tool_use", "tool_result", "thinking", "redacted_thinking"]
-    image_url: ImageUrl | None = Field(None, description="an `image` block is read as this")
+    A `document` or `search_result` that consists of texts is read as a text.
+    """
+
+    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    image_url: ImageUrl | None = Field(None, description="the `source` of an image is read as this")
     text: Text | None = None
     id: Name | None = None
     name: Name | None = None
@@ -67,7 +102,12 @@ class MessageBlock(Schema, wire="Block"):
 
 class TurnMessage(Schema, wire="Turn"):
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[Annotated[MessageBlock, OnlyPictures]], Field(max_length=1024, fail_fast=True)]
+    content: (
+        Text
+        | Annotated[
+            list[Annotated[MessageBlock, AsImage, OnlyPictures, Written]], Field(max_length=1024, fail_fast=True)
+        ]
+    )
 
 
 class InputTool(Schema):
@@ -80,6 +120,7 @@ class InputTool(Schema):
 class ToolChoice(Schema):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Schema):
@@ -146,6 +187,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
         "messages": _conversation(request),
         "tools": [_tool(i, tool) for i, tool in enumerate(request.tools or ())] or None,
         "tool_choice": _choice(request.tool_choice),
+        "parallel_tool_calls": not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         "continue_final_message": request.messages[-1].role == "assistant",
     }
     if request.thinking:
@@ -216,10 +258,10 @@ def _content(texts: list[str | dict[str, Any]]) -> Any:
     return parts
 
 
-def _result(content: str | Sequence[TextBlock | ImagePart] | None) -> Any:
+def _result(content: str | Sequence[TextBlock | ImageBlock] | None) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
-    return _content([_picture(block.image_url) if isinstance(block, ImagePart) else block.text for block in content])
+    return _content([_picture(block.image_url) if isinstance(block, ImageBlock) else block.text for block in content])
 
 
 def _picture(image: ImageUrl) -> dict[str, Any]:
@@ -231,7 +273,8 @@ def _tool(index: int, tool: InputTool) -> dict[str, Any]:
         kind = tool.type or "none"
         raise ApiError(
             "unsupported",
-            f"tools.{index}: the server runs no tools (found type {kind!r:.64}); give a tool with an input_schema",
+            f"tools.{index}: a tool needs an input_schema (found type {kind!r:.64}, which only Anthropic's servers and "
+            "models know); describe it as a tool of your own",
             f"tools.{index}",
         )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}

@@ -1,6 +1,7 @@
 """`/v1/responses`: OpenAI's newer chat API, with items for input and output, translated to a chat request.
 
-Responses are not stored. The client sends the whole conversation, so `previous_response_id` is refused.
+Responses are not stored. The client sends the whole conversation, so `previous_response_id` is refused, and so is
+`background`, whose answer a client would fetch later.
 """
 
 from __future__ import annotations
@@ -57,15 +58,24 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+_OWN_KINDS = ("function", "namespace")
+
+
 def _kind(value: Any) -> str:
-    found = value.get("type") if isinstance(value, dict) else value.type
-    return found if found in ("function", "namespace") else "other"
+    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return found if found in _OWN_KINDS else "other"
 
 
 class HostedTool(Schema):
     """A tool that OpenAI's servers run, or that has no schema. The model is not told of it, as in llama-server."""
 
-    type: Annotated[str, Field(max_length=64)]
+    type: Annotated[str, Field(max_length=64, json_schema_extra={"not": {"enum": [*_OWN_KINDS]}})]
+
+
+_GroupedTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    Discriminator(_kind),
+]
 
 
 class NamespaceTool(Schema):
@@ -73,7 +83,7 @@ class NamespaceTool(Schema):
 
     type: Literal["namespace"]
     name: FunctionName
-    tools: Annotated[list[FunctionTool | HostedTool], Field(max_length=LIMITS.tools, fail_fast=True)]
+    tools: Annotated[list[_GroupedTool], Field(max_length=LIMITS.tools, fail_fast=True)]
 
 
 AnyTool = Annotated[
@@ -88,6 +98,12 @@ class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
     namespace: Name | None = None
+
+
+class AllowedChoice(Schema):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=LIMITS.tools, fail_fast=True)]
 
 
 class TextFormat(Schema):
@@ -114,10 +130,15 @@ class ResponsesRequest(Schema):
     top_p: Share | None = None
     stream: bool | None = None
     tools: Annotated[list[AnyTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
+    parallel_tool_calls: bool | None = Field(None, description="false: an answer has one call at most")
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     previous_response_id: Name | None = Field(None, description="refused: responses are not stored")
+    conversation: Name | dict[str, Any] | None = Field(None, description="refused: conversations are not stored")
+    background: bool | None = Field(None, description="true is refused: responses are not stored")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
 
 
@@ -134,11 +155,15 @@ async def input_tokens(call: HttpCall, request: ResponsesRequest) -> HttpReply:
 
 
 async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
-    if request.previous_response_id is not None:
+    for name in ("previous_response_id", "conversation"):
+        if getattr(request, name) is not None:
+            raise ApiError(
+                "unsupported", f"{name}: responses are not stored; send the whole conversation as input", name
+            )
+    if request.background:
         raise ApiError(
-            "unsupported", "previous_response_id: responses are not stored; send the whole conversation as input",
-            "previous_response_id",
-        )  # fmt: skip
+            "unsupported", "background: responses are not stored for later; leave it out, or stream", "background"
+        )
     begun = await begin(call, await call.state.threads.run("text", lambda: as_chat(request)))
     made = _Response(request, begun)
     if request.stream:
@@ -159,11 +184,19 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _format(request.text.format if request.text else None),
-        "tools": functions, "tool_choice": request.tool_choice, "stream": request.stream,
+        "tools": functions, "tool_choice": request.tool_choice, "parallel_tool_calls": request.parallel_tool_calls,
+        "stream": request.stream,
     }  # fmt: skip
     if isinstance(chosen := request.tool_choice, NamedChoice):
-        given["tool_choice"] = {"type": "function", "function": {"name": _full_name(chosen.namespace, chosen.name)}}
+        given["tool_choice"] = _named(chosen)
+    elif isinstance(chosen, AllowedChoice):
+        allowed = {"mode": chosen.mode, "tools": [_named(tool) for tool in chosen.tools]}
+        given["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     return as_chat_request(given, "input")
+
+
+def _named(chosen: NamedChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": _full_name(chosen.namespace, chosen.name)}}
 
 
 def _full_name(namespace: str | None, name: str) -> str:
@@ -359,7 +392,7 @@ class _Response:
             "max_output_tokens": request.max_output_tokens,
             "model": self._begun.entry.id,
             "output": self._output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "store": False,

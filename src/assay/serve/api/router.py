@@ -65,9 +65,10 @@ async def _load_events(call: HttpCall, entry: ServedModel) -> AsyncIterator[dict
     try:
         said: Any = None
         while not loading.done():
-            label, done, total = entry.base.progress
-            event = {"model": entry.id, "status": _status(entry), "label": label, "done": done, "total": total}
-            if event != said and event["status"] != "loaded":
+            # Before it begins it waits for memory, and the progress is that of an earlier load.
+            label, done, total = entry.base.progress if entry.base.loading else ("", 0, 0)
+            event = {"model": entry.id, "status": "loading", "label": label, "done": done, "total": total}
+            if event != said and not entry.base.worker:
                 said = event
                 yield event
                 await call.pause()

@@ -171,7 +171,7 @@ class ImagePart(Schema):
 
     @property
     def text(self) -> str:
-        """What stands for it in the text of the message."""
+        """The marker of this part in the text of the message."""
         return MARK
 
 
@@ -223,6 +223,18 @@ class NamedTool(Schema):
     function: NamedFunction
 
 
+class AllowedNames(Schema):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=LIMITS.tools, fail_fast=True)]
+
+
+class AllowedTools(Schema):
+    """A choice of some tools: the model is told of all, and may call these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
 class JsonSchema(Schema):
     name: Name | None = None
     description: Annotated[str, Field(max_length=65536)] | None = None
@@ -255,8 +267,10 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     response_format: PlainFormat | SchemaFormat | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="accepted and ignored")
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+    ) = None
+    parallel_tool_calls: bool | None = Field(None, description="false: an answer has one call at most")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template")
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
         None,
@@ -392,6 +406,8 @@ class ModelCard(Schema):
     created_at: str
     loaded: bool
     context_length: int | None = Field(None, description="absent until the model is first used, as the next fields are")
+    max_input_tokens: int | None = Field(None, description="the context, as Anthropic names it")
+    max_tokens: int | None = Field(None, description="the most tokens of an answer: the context")
     n_params: int | None = None
     size: int
     template: bool | None = None

@@ -56,6 +56,8 @@ def _card(entry: ServedModel, state: State) -> dict[str, Any]:
     return _named(entry.id, entry.created) | {
         "loaded": entry.base.worker is not None,
         "context_length": entry.n_ctx,
+        "max_input_tokens": entry.n_ctx,
+        "max_tokens": entry.n_ctx,
         "n_params": entry.n_params,
         "size": entry.file.size,
         "template": entry.template is not None,

@@ -10,9 +10,38 @@ import json
 from collections.abc import Sequence
 
 from assay.runtime.grammar import json_rule
-from assay.serve.api.schemas import Function
+from assay.serve.api.schemas import AllowedTools, ChatRequest, Function, NamedTool, Tool
+from assay.serve.api_errors import ApiError
 from assay.text import Tokenizer
 from assay.text.reply import Family
+
+
+def callable_tools(request: ChatRequest) -> list[Tool] | None:
+    """The tools that an answer may call, which `tool_choice` may restrict; None if it may call none."""
+    choice = request.tool_choice
+    if not request.tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(
+                "invalid_value", "tool_choice: the request has no tools; send them as `tools`", "tool_choice"
+            )
+        return None
+    if isinstance(choice, NamedTool):
+        names = [choice.function.name]
+    elif isinstance(choice, AllowedTools):
+        names = [tool.function.name for tool in choice.allowed_tools.tools]
+    else:
+        return None if choice == "none" else request.tools
+    known = {tool.function.name for tool in request.tools}
+    for name in names:
+        if name not in known:
+            raise ApiError("invalid_value", f"tool_choice: there is no tool {name!r:.80}", "tool_choice")
+    return [tool for tool in request.tools if tool.function.name in names]
+
+
+def requires_call(request: ChatRequest) -> bool:
+    choice = request.tool_choice
+    allowed = isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedTool) or allowed
 
 
 def required_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenizer, *, thinking: bool) -> str:

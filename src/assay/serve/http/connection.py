@@ -22,7 +22,7 @@ from assay.serve.limits import ServerLimits
 
 log = logging.getLogger("assay.serve")
 _END = re.compile(rb"\n\r?\n")  # of the headers
-GRACE = 1.0  # seconds in which a new connection is not evicted
+GRACE = 1.0  # seconds in which a connection is not evicted after it was made or a response ended
 AT_ONCE = 16  # connections accepted before the event loop runs other tasks
 
 
@@ -35,7 +35,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._made = self.loop.time()
+        self._used = self.loop.time()
         # Bytes that the kernel does not take at once count as unread. With TLS, asyncio takes an empty buffer for full
         # if the limit is 0.
         transport.set_write_buffer_limits(high=1 if transport.get_extra_info("sslcontext") else 0)
@@ -43,7 +43,7 @@ class Protocol(H11Protocol):
         self._watch()
 
     def _make_room(self) -> None:
-        """Evict the oldest idle connection when there are too many, unless it is so new that a request may follow.
+        """Evict an idle connection when there are too many, unless it was used so lately that a request may follow.
         If none can be evicted and the spare ones are in use, refuse the new connection."""
         limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
         present: dict[Protocol, None] = self.config.present  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ class Protocol(H11Protocol):
     @property
     def _idle_since(self) -> float:
         """The time since which the connection is idle; infinity while a request runs."""
-        return self._made if self.cycle is None or self.cycle.response_complete else math.inf
+        return self._used if self.cycle is None or self.cycle.response_complete else math.inf
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -93,6 +93,10 @@ class Protocol(H11Protocol):
                 self.send_400_response("the headers are too long, or too many")
                 return
         super().handle_events()
+
+    def on_response_complete(self) -> None:
+        self._used = self.loop.time()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -195,15 +195,22 @@ def large_reply(value: Any) -> HttpReply:
     return HttpReply(b"".join(json_pieces(value)))
 
 
-def error_reply(error: ApiError, path: str) -> HttpReply:
-    """An error in the form that the clients of a route expect."""
-    return HttpReply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
+def error_dialect(scope: Scope) -> str:
+    """In whose form a client expects errors. Anthropic's client shows by a header what it is, on any route."""
+    if scope["path"].startswith("/api/"):
+        return "ollama"
+    named = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return "anthropic" if named or scope["path"].startswith("/v1/messages") else "openai"
 
 
-def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    if path.startswith("/api/"):
+def error_reply(error: ApiError, dialect: str) -> HttpReply:
+    return HttpReply(dumps(error_body(error, dialect)), status=error.status, headers=error.headers)
+
+
+def error_body(error: ApiError, dialect: str) -> dict[str, Any]:
+    if dialect == "ollama":
         return {"error": error.message}
-    return error.anthropic_body() if path.startswith("/v1/messages") else error.body()
+    return error.anthropic_body() if dialect == "anthropic" else error.body()
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ def endpoint(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
+        owner, dialect = ((scope["client"] or ("",))[0], uuid.uuid4().hex), error_dialect(scope)
         CLIENT.set(owner[0])
         async with AsyncExitStack() as stack:
             query = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["query_string"] else {}
@@ -242,9 +249,9 @@ def endpoint(
                     await service.prepare(body, call.path)
             except ApiError as error:
                 # Do not wait for the rest of the body.
-                await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
+                await write(error_reply(error, dialect), send, close=error.status in (408, 413))
                 return
-            await _watched(call, handler, body, receive, send, scope["path"], service.limits.ping_s)
+            await _watched(call, handler, body, receive, send, dialect, service.limits.ping_s)
 
     return app
 
@@ -276,10 +283,10 @@ async def _uploaded(
 
 
 async def _watched(
-    call: HttpCall[Any], handler: Handler, body: Any, receive: Receive, send: Send, path: str, ping_s: float
+    call: HttpCall[Any], handler: Handler, body: Any, receive: Receive, send: Send, dialect: str, ping_s: float
 ) -> None:
     """Answer, and stop when the client disconnects."""
-    work = asyncio.create_task(_answer(call, handler, body, send, path, ping_s))
+    work = asyncio.create_task(_answer(call, handler, body, send, dialect, ping_s))
     watch = asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -296,14 +303,14 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, path: str, ping_s: float) -> None:
+async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, dialect: str, ping_s: float) -> None:
     async with call.stack:
         try:
             reply = await handler(call, body)
         except Exception as error:
-            reply = error_reply(as_api_error(error), path)
+            reply = error_reply(as_api_error(error), dialect)
         if isinstance(reply, Events):
-            await _stream(reply, send, path, call.pause, ping_s)
+            await _stream(reply, send, dialect, call.pause, ping_s)
         elif isinstance(reply, Pieces):
             await _begin(reply, reply.length, send)
             async for piece in reply.pieces:
@@ -333,7 +340,7 @@ async def _send_body(data: bytes, send: Send) -> None:
         await send({"type": "http.response.body", "body": data[start : start + PIECE], "more_body": True})
 
 
-async def _stream(reply: Events, send: Send, path: str, pause: Pause, ping_s: float) -> None:
+async def _stream(reply: Events, send: Send, dialect: str, pause: Pause, ping_s: float) -> None:
     """Send an event stream.
 
     The status is sent with the first event, so an earlier error is still a regular response. Events that are available
@@ -388,9 +395,9 @@ async def _stream(reply: Events, send: Send, path: str, pause: Pause, ping_s: fl
         await stop_pinging()
         fault = as_api_error(error)
         if not started and not held:
-            await write(error_reply(fault, path), send)
+            await write(error_reply(fault, dialect), send)
         else:
-            await put(bytes(held) + form.event(error_body(fault, path)) + form.end, more=False)
+            await put(bytes(held) + form.event(error_body(fault, dialect)) + form.end, more=False)
     finally:
         if pinging:
             pinging.cancel()

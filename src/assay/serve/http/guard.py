@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from assay.serve.api_errors import ApiError, as_api_error
-from assay.serve.http.exchange import HttpReply, error_reply, write
+from assay.serve.http.exchange import HttpReply, error_dialect, error_reply, write
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -66,7 +66,7 @@ class Guard:
                 started = True
                 policy = [h for h in _HEADERS if not shared or h[0] != b"cross-origin-resource-policy"]
                 message["headers"] = [*message["headers"], *policy, *shared, (b"x-request-id", name)]
-                if scope["path"].startswith("/v1/messages"):
+                if error_dialect(scope) == "anthropic":
                     message["headers"].append((b"request-id", name))
                 route = scope["path"] if scope["path"] in self._paths else "other"
                 self._count(route, message["status"])
@@ -84,7 +84,7 @@ class Guard:
         except Exception as error:
             if started:
                 raise
-            await write(error_reply(self._fault(error, scope), scope["path"]), guarded)
+            await write(error_reply(self._fault(error, scope), error_dialect(scope)), guarded)
         finally:
             self._busy -= 1
 

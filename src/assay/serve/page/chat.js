@@ -74,7 +74,9 @@ export const redraw = () => { if (!running) draw(); };
 // --- changing
 
 function edit(node, body) {
-  if (running) return;
+  if (running || body.querySelector(".editing")) return;
+  const before = [...body.childNodes];
+  const cancel = () => { body.replaceChildren(...before); body.closest(".message").querySelector(".edit").focus(); };
   const field = make("textarea", { rows: 3, "aria-label": "Edit the message" });
   field.value = node.content;
   const form = make("form", { class: "editing", onsubmit: (event) => {
@@ -83,7 +85,8 @@ function edit(node, body) {
     talk.leaf = node.parent;
     store.add(talk, { role: "user", content: field.value.trim(), files: node.files, raw: isRaw() });
     answer();
-  } }, field, make("div", { class: "actions" }, make("button", { type: "submit", class: "main" }, "Send"), make("button", { type: "button", onclick: draw }, "Cancel")));
+  }, onkeydown: (event) => { if (event.key === "Escape") cancel(); } },
+  field, make("div", { class: "actions" }, make("button", { type: "submit", class: "main" }, "Send"), make("button", { type: "button", onclick: cancel }, "Cancel")));
   body.replaceChildren(form);
   field.focus();
 }

@@ -295,7 +295,7 @@ class ModelPool:
                     await self.unload(entry)
 
     def expires(self, entry: ServedModel) -> float:
-        """When a loaded model is unloaded if nobody uses it, on the clock of time.monotonic()."""
+        """When an idle model is unloaded, on the clock of time.monotonic()."""
         return entry.used + (self._idle_s if entry.keep_s is None else entry.keep_s)
 
     def find(self, name: str | None, *, exact: bool = False) -> ServedModel:
@@ -339,7 +339,7 @@ class ModelPool:
                     if self.closing:
                         raise self.closing
                     if self._draining is entry and self._wanted[:1] in ([], [entry]):
-                        self._draining = None  # nobody else waits before it
+                        self._draining = None  # no other request waits before it
                     if entry.worker and entry is not self._draining:
                         entry.users += 1
                         return entry.worker

@@ -52,7 +52,7 @@ class Backend(Protocol):
         ...
 
     def arithmetic(self, sequence: Progress) -> Arithmetic | None:
-        """What identifies the bits of a sequence's logits; None if it is not known."""
+        """Arithmetic that decides the bits of a sequence's logits; None if it is not known."""
         ...
 
     def rows(self) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ BRIEF = ("layer_out", "l_out", "embd", "result_norm", "result_output")
 
 @dataclass(frozen=True)
 class KitPictures:
-    """What a kit has of pictures: the tower, decoded pictures, and a prompt with its text."""
+    """The pictures of a kit: the tower, decoded pictures, and a prompt with its text."""
 
     tower: Tower
     pictures: Sequence[Bytes]

@@ -51,10 +51,10 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
     if d.unexplained:
         yield ""
         yield f"unexplained: {_names(d.unexplained)}"
-        if d.relations:
-            yield from _wrapped("what can be said: " + "; ".join(r.text for r in d.relations))
-        else:
+        if not d.relations:
             yield "  no simple relation and no fault of the catalogue gives these values"
+    if d.relations and (d.unexplained or d.verdict == "inconclusive"):
+        yield from _wrapped("what can be said: " + "; ".join(r.text for r in d.relations))
     if d.next_observation:
         yield ""
         yield from _wrapped(f"next: {d.next_observation}")
@@ -92,7 +92,8 @@ def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
 def _of_how_many(d: Diagnosis) -> str:
     """How many nodes are wrong, and what is known about them: `, first of 6 wrong on their own inputs`.
 
-    Where more than one kind is among them: `, first of 90 that differ (1 own or before, 89 inputs unknown)`.
+    Where more than one kind is among them, all that differ are counted, as in the report and by `assay diff`:
+    `, first of 92 that differ (1 own or before, 89 inputs unknown, 2 inherited)`.
     """
     assert d.diff is not None
     wrong = [n for n in d.diff.nodes if n.name in set(d.wrong_nodes)]
@@ -101,6 +102,8 @@ def _of_how_many(d: Diagnosis) -> str:
     counts = tally(wrong)
     if len(counts) == 1:
         return f", first of {len(wrong)} {listed(wrong).removeprefix(str(len(wrong))).lstrip()}"
+    wrong = [n for n in d.diff.nodes if n.verdict == "wrong"]
+    counts = tally(wrong)
     kinds = ", ".join(f"{counts[kind.id]} {kind.short}" for kind in WRONG if kind.id in counts)
     return f", first of {len(wrong)} that differ ({kinds})"
 

@@ -89,10 +89,13 @@ def by_runs(
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
-    if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
-        return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
-    advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
+    if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:
+        relations = tuple(relations_of_prints(trials, unit))
+        return replace(
+            result, verdict="inconclusive", causes=(cause,), unexplained=(), relations=relations, notes=notes
+        )
+    advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice, notes=notes)
 
 

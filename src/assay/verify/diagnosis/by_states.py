@@ -29,7 +29,7 @@ def without_states(diff: Diff, graph: Graph) -> Diff:
 
 
 def by_states(diff: Diff, dump: Dump, graph: Graph) -> Diagnosis | None:
-    """What the states alone tell; None where the nodes must be searched."""
+    """Diagnosis from the states alone; None where the nodes must be searched."""
     states = [n for n in diff.nodes if graph[n.name].has(Trait.SHOWS_STATE) and n.verdict == "wrong"]
     if not states:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -62,6 +63,7 @@ SINGLE = {
 
 SCANNED = {"weight-torn", "weight-damaged"}  # the place is the best of thousands, which is a long description
 _VARIANTS = sum(len(fault.variants) for fault in FAULTS.values())
+Scope = Callable[[Iterable[Description]], Iterable[Description]]
 _OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
 
 
@@ -259,13 +261,13 @@ def composed_at(
     """The descriptions of the grammar, of mistakes in the nodes `within`, that explain the unit."""
     screen, tried = screen or Screen(trials, unit), 0
     found: list[Candidate] = []
-    edits, calls = list(descriptions(trials.context, within)), phase(trials, unit)
+    calls = phase(trials, unit)
     for scope in _SCOPES[calls]:
         if found and calls is Phase.UNSEEN:
-            break  # rows that nobody has seen are taken to have the same mistake
-        listed = [Hypothesis(*d) for d in scope(edits)]
-        if scope is in_prompt and calls is Phase.UNSEEN:
-            listed += [h for h in hypotheses(trials, unit, Phase.PROMPT) if h.fault == PATH_SPLIT]
+            break  # unobserved rows are taken to have the same mistake
+        split_paths = scope is in_prompt and calls is Phase.UNSEEN
+        make = partial(_composed, trials, unit, within, scope, split_paths)
+        listed = trials.composed(unit, (tuple(within), scope, split_paths), make)
         for h in trials.budget.each(listed, f"{unit.target}: trying the grammar of edits", "edits"):
             if trials.touches(h.variant, unit):
                 tried += 1
@@ -274,8 +276,18 @@ def composed_at(
     return Found(found, tried, trials, composed=True)
 
 
+def _composed(
+    trials: FaultTrials, unit: EvidenceUnit, within: Sequence[str], scope: Scope, split_paths: bool
+) -> list[Hypothesis]:
+    """Those of a scope, and the catalogue's mistakes in the prompt alone, if paths are split."""
+    listed = [Hypothesis(*d) for d in scope(descriptions(trials.context, within))]
+    if split_paths:
+        listed += [h for h in hypotheses(trials, unit, Phase.PROMPT) if h.fault == PATH_SPLIT]
+    return listed
+
+
 # The calls that have a composed edit, in the order of trying, by the calls that show a deviation.
-_SCOPES: dict[Phase, tuple[Callable[[Iterable[Description]], Iterable[Description]], ...]] = {
+_SCOPES: dict[Phase, tuple[Scope, ...]] = {
     Phase.BOTH: (list,),
     Phase.DECODE: (list, in_decode),
     Phase.UNSEEN: (list, in_decode, in_prompt),

@@ -43,7 +43,7 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.state_rows import with_states_apart
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.judge.known import DIFFERS, told
+from assay.verify.judge.known import told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
@@ -169,7 +169,7 @@ def _by_nodes_alone(
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
     trials = FaultTrials(model, dump, diff, weights, inputs=inputs, budget=budget)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
-    say(told(_wrong(diff, wrong)))
+    say(told(diff.nodes))
     long = (
         len(wrong[0].evidence.segment) > FEEDS_FIRST
     )  # every hypothesis is a run, so the six other feeds are the cheapest
@@ -247,11 +247,6 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
     i = ARITHMETICS.index(diff.arithmetic)
     wrong = [n for n in diff.nodes if n.own]
     return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
-
-
-def _wrong(diff: Diff, clearly: list[NodeVerdict]) -> list[NodeVerdict]:
-    """The nodes to speak of: those that are clearly wrong, and those about which the dump cannot tell."""
-    return [n for n in diff.nodes if n in clearly or n.known is DIFFERS]
 
 
 def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:

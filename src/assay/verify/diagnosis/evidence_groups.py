@@ -2,7 +2,7 @@
 
 A group is a token's row of a node, or the printed values of one. `groups_of` cuts the deviation of a node into groups.
 
-A `EvidencePlace` is one recomputation (`unit.segment`, a run of graph nodes) and the observed nodes among its results
+An `EvidencePlace` is one recomputation (`unit.segment`, a run of graph nodes) and the observed nodes among its results
 (`targets`). With whole tensors in the dump, a place starts at the nearest dumped tensors and has one target. With
 printed values only, the place is the whole run from the tokens, and all observed nodes are targets.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -96,6 +96,7 @@ class Hypothesis:
     fault: str
     variant: Variant
     p: float = 0.0
+    lasting: bool = False  # composed, and the same object for every dump of the text
 
     def __str__(self) -> str:
         return self.variant.text(self.p)
@@ -257,6 +258,14 @@ class FaultTrials:
     def graph(self) -> Graph:
         return self.model.graph
 
+    def composed(self, unit: EvidenceUnit, key: Hashable, make: Callable[[], list[Hypothesis]]) -> list[Hypothesis]:
+        """Hypotheses that are composed for this text. Where their runs follow from its tokens, they are made once."""
+        inside = set(unit.segment)
+        read = {i for name in unit.segment for i in self.graph[name].inputs} - inside
+        if not self._ran and not read <= self.given.keys():
+            return make()
+        return self._runs.listed((unit, key, self._feed), lambda: [replace(h, lasting=True) for h in make()])
+
     def hidden_at(self, name: str) -> Array | None:
         """The values of the node that no reader uses, because the mask hides them; None where every value counts."""
         return self.inputs.hidden_at(self.graph[name])
@@ -363,7 +372,7 @@ class FaultTrials:
                 return None
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
-        if h.variant in FAULTS[h.fault].variants and (
+        if (h.variant in FAULTS[h.fault].variants or h.lasting) and (
             self._ran or all(i in self.given or i in made.graph for node in made.graph for i in node.inputs)
         ):
             self._runs.keep(key, values)  # they depend on the tokens alone

@@ -67,7 +67,7 @@ def left_in_states(trials: FaultTrials, diff: Diff, *, between: bool = False) ->
     """States that the dump shows before its calls, if the definition explains everything observed from them on.
 
     A state that is not zero before the first call is another sequence's. With `between`, those before later calls are
-    tried. What left them is not known: a draft, padding, or a mistake in keeping them that no row of the catalogue
+    tried. Their origin is unknown: a draft, padding, or a mistake in keeping states that no row of the catalogue
     has. So the catalogue is tried before.
     """
     shown = _shown_before(trials)
@@ -107,7 +107,7 @@ def _begins(dump: Dump) -> bool:
 
 
 def settled_by(graph: Graph, dump: Dump, later: bool | None) -> str:
-    """What would settle whether other tokens have entered a state. `later`: the first call is right, or unknown."""
+    """Evidence that settles whether other tokens entered a state. `later`: the first call is right, or unknown."""
     state = next(n.name for n in graph if n.op == "state_before")
     own = f"dump {state} and the like of every layer before each call"
     leak = (

@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.verify.thresholds import A_GUESS
 
-SURE = 0.99  # the highest confidence: a mistake that nobody has listed may give the same values
+SURE = 0.99  # the highest confidence: a mistake outside the catalogue may give the same values
 PARAMETER_BITS = 10.0  # of a solved number
 
 

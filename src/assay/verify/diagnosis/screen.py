@@ -16,31 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import evaluate
-from assay.engines.reference.weights import Table, Weights
 from assay.graph import split
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.parameter import search_parameter
+from assay.verify.diagnosis.run_cache import Narrow, narrowed
 from assay.verify.faults import FAULTS, Context, FaultKind
 from assay.verify.judge.compare_nodes import NodeVerdict
 from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LARGE_LAYER, LONG_RUN, ROUGH, RULED_OUT, SMALL_SEGMENT
 
 Array = NDArray[Any]
-
-
-class Narrow(Weights):
-    """Other weights in float32, converted once."""
-
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights.file, np.float32, budget=0)
-        self._wide = weights
-        self._narrow: dict[str, Array | Table] = {}
-
-    def __getitem__(self, name: str) -> Array | Table:
-        if name not in self._narrow:
-            wide = self._wide[name]
-            self._narrow[name] = wide.astype(np.float32) if isinstance(wide, np.ndarray) else wide
-        return self._narrow[name]
 
 
 class Screen:
@@ -154,7 +139,7 @@ class Screen:
 
     @cached_property
     def _weights(self) -> Narrow:
-        return Narrow(self.trials.weights)
+        return narrowed(self.trials.weights)
 
     def _inputs(self) -> set[str]:
         inside = set(self.unit.segment)

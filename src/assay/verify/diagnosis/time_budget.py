@@ -1,8 +1,10 @@
 """How long a search may compute, and what it had to leave out.
 
-The clock is the processor time of the calling thread, so a busy machine does not change a verdict. A search that ends
-within its time tries everything in a fixed order: its verdict does not depend on the speed of the machine. Loops of
-the search run through `TimeBudget.each` and stop when the time is up; `untried` then names them for the user.
+The clock is the processor time of the calling thread, so a busy machine does not change a verdict. Only where the
+machine gives the thread less than a tenth of a core, the clock on the wall counts, a tenth as fast: a user does not
+wait for ever. A search that ends within its time tries everything in a fixed order: its verdict does not depend on the
+speed of the machine. Loops of the search run through `TimeBudget.each` and stop when the time is up; `untried` then
+names them for the user.
 
 Touch this module to change how a deadline is kept. The default is `thresholds.SECONDS`.
 """
@@ -16,10 +18,16 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from assay.system.stages import Listener, StageStep, counting, listening, shown_by
-from assay.verify.thresholds import THOROUGH_SECONDS
+from assay.verify.thresholds import BUSY, THOROUGH_SECONDS
 
 Item = TypeVar("Item")
 SEARCHING = 0.8  # share of the time for the search; the rest compares what was found with everything observed
+
+
+def working_clock() -> Callable[[], float]:
+    """A clock of the computing of this thread, which runs at a tenth of the speed of the wall at least."""
+    began = time.thread_time(), time.monotonic()
+    return lambda: max(time.thread_time() - began[0], (time.monotonic() - began[1]) / BUSY)
 
 
 class TimeIsUp(Exception):
@@ -50,8 +58,9 @@ class _Stopping:
 class TimeBudget:
     """The seconds that are left, and the stages that were cut short."""
 
-    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.thread_time) -> None:
-        self.seconds, self._clock, self._begun = seconds, clock, clock()
+    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or working_clock()
+        self.seconds, self._begun = seconds, self._clock()
         self._end = math.inf  # of the clock, inside `part`
         self._cut: dict[str, list[str]] = {}  # stages, in the order in which they were cut, and the nodes of each
 
@@ -80,7 +89,7 @@ class TimeBudget:
 
     @contextmanager
     def part(self, share: float) -> Iterator[Callable[[], bool]]:
-        """Inside the block a search may use this share of the time that is left. What it leaves out is forgotten: the
+        """Inside the block a search may use this share of the time that is left. Skipped work is not recorded: the
         caller has other searches to make, and may come back. The result tells whether it left something out."""
         before, now = self._cut, self._clock()
         cut: dict[str, list[str]] = {}
@@ -113,7 +122,7 @@ class TimeBudget:
         stages = "; ".join(f"{stage}{_at(nodes)}" for stage, nodes in self._cut.items())
         more = f"--thorough gives it {THOROUGH_SECONDS:g} s, " if self.seconds < THOROUGH_SECONDS else ""
         return (
-            f"the search stopped after {self.seconds:g} s and did not finish: {stages}. {more}--seconds N gives N s",
+            f"the search stopped after {self.seconds:.3g} s and did not finish: {stages}. {more}--seconds N gives N s",
         )
 
 

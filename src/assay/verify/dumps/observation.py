@@ -32,6 +32,7 @@ STATISTICS: dict[str, Callable[[Array], float]] = {
     "norm": lambda x: float(np.sqrt(np.sum(np.square(x, dtype=np.float64)))),
     "absmax": lambda x: float(np.max(np.abs(x))),
     "absmean": lambda x: float(np.mean(np.abs(x), dtype=np.float64)),
+    "abssum": lambda x: float(np.sum(np.abs(x), dtype=np.float64)),
 }
 KINDS = ("values", "first", "last", "at", *STATISTICS, "top")
 
@@ -105,7 +106,7 @@ class Observation:
 
 
 def number_in_words(obs: Observation, at: int) -> str:
-    """What a printed number is: `the rms of row 3`, `value 1 of the first 2 of row 7`."""
+    """Name of a printed number: `the rms of row 3`, `value 1 of the first 2 of row 7`."""
     rows = obs.rows
     where = (
         "all rows" if rows is None else f"row {rows[0]}" if obs.row is not None else f"rows {rows[0]} to {rows[1] - 1}"
@@ -129,12 +130,12 @@ class NotFinite:
     row: int | None  # Its token row, if the layout gives one.
     left: int  # Observed nodes from there on; they are not judged.
     masked: int | None = None  # A row of earlier scores in which every key is masked.
-    place: str = ""  # What the first one is, where it is no element of a tensor: `the rms of row 3`.
+    place: str = ""  # name of the first one, where it is no element of a tensor: `the rms of row 3`
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a text is (`other_evidence.py`), and the sizes of the model that it states."""
+    """The kind of a text (`other_evidence.py`), and the sizes of the model that it states."""
 
     kind: str = ""  # A loader's log, a benchmark, …; empty for values.
     widths: tuple[int, ...] = ()

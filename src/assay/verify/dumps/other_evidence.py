@@ -1,8 +1,8 @@
 """Tells what a text is that holds no values of this model: a loader's log, a benchmark, a run of another model.
 
 `claims_of` reads two things from a text: what kind of text it is, and the sizes that it states (width, layers,
-vocabulary, shapes). `refuse_other_evidence` compares these sizes with the model's. A text is refused only if all that
-it states of a size differs; one right number lets it pass.
+vocabulary, shapes). `of_another_model` compares these sizes with the model's. A text is refused only if all that
+it states of a size differs and none of its values is right; one right size or value lets it pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRINT = (
     "print for each layer a line such as `layer 0 out: rms=1.0312 first=[-0.1475, 0.2331, 0.0183]` and the token ids; "
     "see docs/reference/dump-format.md"
 )
-# What a text is, by words that such texts have; the first row that matches twice, or in one line of two, decides.
+# Kinds of texts, by words that they have; the first row that matches twice, or in one line of two, decides.
 KINDS = (
     (
         "a loader's log",
@@ -52,14 +52,14 @@ _WIDTH = re.compile(
 )
 _LAYERS = re.compile(rf"\b(?:n_layers?|block[ _]count|num[ _](?:hidden[ _])?layers){_IS}(\d{{1,4}})\b", re.I)
 _VOCABULARY = re.compile(rf"\b(?:n_vocab|vocab(?:ulary)?(?:[ _]size)?){_IS}(\d{{2,7}})\b", re.I)
-_LAYER = re.compile(r"\b(?:layers?|blocks?|blk)[ ._#:=\[-]{0,3}(\d{1,3})\b(?!\.\d)", re.I)
+_LAYER = re.compile(r"\b(?:layers?|blocks?|blk)[ ._#:=\[-]{0,3}(\d{1,3})\b(?!\.\d|%)", re.I)
 _SHAPE = re.compile(r"[\[(](\d{1,7}(?:\s?[,x×]\s?\d{1,7}){1,3})[\])]")
 _CHOSEN = re.compile(r"\b(?:argmax|chosen|sampled|picked|next token)\W{1,4}(?:id\W{1,3})?\d{1,7}\b", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d{1,20}\.\d{1,20}")
 
 
 def claims_of(text: str) -> Claims:
-    """What the text is, and the sizes that it states."""
+    """The kind of a text, and the sizes that it states."""
     counts = [(name, len(pattern.findall(text))) for name, pattern in _KINDS]
     lines = max(1, sum(1 for line in text.splitlines() if line.strip()))
     kind = next((name for name, n in counts if n >= 2 or (n and lines <= 3)), "") or _unreadable(text)
@@ -84,7 +84,7 @@ def _numbers(found: Iterable[str]) -> tuple[int, ...]:
 
 
 def _unreadable(text: str) -> str:
-    """What a text is that none of the rows matches."""
+    """The kind of a text that no row of the table matches."""
     strange = sum(c == "\ufffd" or (c < " " and c not in "\n\r\t\x1b") for c in text)
     if strange > len(text) / 20:
         return "binary data of no known format"
@@ -96,12 +96,13 @@ def _unreadable(text: str) -> str:
     return ""
 
 
-def refuse_other_evidence(dump: Dump, model: Model) -> None:
-    """Raise where the text is of another model."""
+def of_another_model(dump: Dump, model: Model) -> AssayError | None:
+    """The error for a text that states sizes of another model. Its values may say otherwise: ffn's size, a count."""
     claims = dump.claims
     if claims is None or not (differs := different_sizes(claims, model)):
-        return
-    raise AssayError(f"{dump.source}: {claims.kind or 'values'} of another model ({differs}); give that model's file")
+        return None
+    text = f"{dump.source}: {claims.kind or 'values'} of another model ({differs}); give that model's file"
+    return AssayError(text)
 
 
 def different_sizes(claims: Claims, model: Model) -> str:
@@ -125,7 +126,7 @@ def different_sizes(claims: Claims, model: Model) -> str:
 
 
 def _strange_axes(claims: Claims, model: Model) -> tuple[int, ...]:
-    """Last axes of printed shapes, if there are two or more and the model has none of them."""
+    """Last axes of printed shapes, if there are two or more and no node of the model has such an axis."""
     known = {int(d) for shape in model.graph.shapes.values() for d in shape if not isinstance(d, str)}
     known |= {d for tensor in model.file.tensors.values() for d in tensor.shape}
     large = tuple(n for n in claims.axes if n >= 32)

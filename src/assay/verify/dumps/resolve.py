@@ -27,9 +27,10 @@ from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.finite import up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
+from assay.verify.dumps.matching.both_ends import split_both_ends
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.by_width import logits_by_width, lone_wide_array
-from assay.verify.dumps.matching.confirmed_later import Definition, leave_refuted
+from assay.verify.dumps.matching.confirmed_later import Definition, any_is_right, leave_refuted
 from assay.verify.dumps.matching.cut_arrays import cut_columns
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
@@ -44,10 +45,11 @@ from assay.verify.dumps.matching.reading_notes import (
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.state_layouts import nearest_state, state_readings, value_head_order
 from assay.verify.dumps.matching.statement_nodes import as_in_prompt, assign_nodes
+from assay.verify.dumps.matching.statistic_lists import read_statistic_lists
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.other_evidence import different_sizes, refuse_other_evidence
+from assay.verify.dumps.other_evidence import different_sizes, of_another_model
 from assay.verify.dumps.state_rows import shown_states, states_after, take_states
 from assay.verify.dumps.tracing import shape_of
 from assay.verify.dumps.unknown_names import SPARE_VALUES, after_rotation, match_by_value, match_by_words, same_role
@@ -124,7 +126,14 @@ def resolve(
     model = model_of(model, dump)
     if says_nothing(dump):
         raise nothing_read_error(dump, different_sizes(dump.claims, model) if dump.claims is not None else "")
-    refuse_other_evidence(dump, model)
+    if (other := of_another_model(dump, model)) is not None:
+        try:
+            found = resolve(replace(dump, claims=None), model, map, tokens=tokens, side=side, truth=truth)
+        except AssayError:
+            raise other from None
+        if not any_is_right(found.observations, model, Truth(model, found.tokens, found.positions, found.given)):
+            raise other
+        return found
     dump = _check_tokens(dump, model, tuple(tokens))
     if truth is None or not truth.fits(model, dump):
         truth = Truth(model, dump.tokens, dump.positions, dump.given)
@@ -151,7 +160,15 @@ def resolve(
     named, states = take_states(named, model.graph, dump.steps)
     states, note = _lay_states(states, model, dump, truth)
     notes += note
+    listed = {o.where for o in unread}
+    if dump.log:
+        named, note = split_by_token(named, model, len(dump.tokens), truth)
+        notes += note
+        named, unread, note = read_statistic_lists(named, unread, model, len(dump.tokens), truth)
+        notes += note
+    listed -= {o.where for o in unread}
     named, explained, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
+    explained |= listed
     notes += note
     dump = replace(
         dump,
@@ -184,7 +201,9 @@ def resolve(
     notes += [_not_used(obs, error) for obs, error in strange]
     laid, note = _orders(laid, model, truth)
     notes += note
-    for choose in (leave_refuted, one_print_of_each, leave_refuted) if dump.log else ():
+    for choose in (
+        (split_both_ends, leave_refuted, one_print_of_each, partial(leave_refuted, singly=True)) if dump.log else ()
+    ):
         laid, note = choose(laid, model, truth, len(dump.tokens))
         notes += note
     joined = _join_steps(laid, model, dump)
@@ -218,6 +237,8 @@ def _with_decode_steps(
 ) -> Dump:
     """A log of a prompt and of decode steps: the prompt is read alone, then each step is a row behind it."""
     steps = tuple(token for token, _ in dump.later)
+    if not dump.observations and not dump.unread and (dump.tokens or tokens):
+        return resolve(_steps_alone(dump, dump.tokens or tokens), model, map, tokens=tokens, side=side)
     if not dump.tokens and tokens[-len(steps) :] == steps and len(tokens) > len(steps):
         tokens = tokens[: -len(steps)]  # the caller gave the whole sequence
     given = _given(dump, len(dump.tokens or tokens))
@@ -250,8 +271,19 @@ def _with_decode_steps(
     return replace(done, reading=tuple(reading_summary(done, len(fed))))
 
 
+def _steps_alone(dump: Dump, prompt: tuple[int, ...]) -> Dump:
+    """A log that shows nothing of the prompt itself: one dump of all tokens, each step a row."""
+    n = len(prompt)
+    shown = [(_in_row(obs, (n + i, n + i + 1))) for i, (_, seen) in enumerate(dump.later) for obs in seen]
+    fed = (*prompt, *(token for token, _ in dump.later))
+    return replace(
+        dump, later=(), tokens=fed, positions=tuple(range(len(fed))), steps=(n, *(1 for _ in dump.later)),
+        observations=tuple(o for o in shown if o.name), unread=tuple(o for o in shown if not o.name),
+    )  # fmt: skip
+
+
 def _given(dump: Dump, n: int) -> dict[str, Array]:
-    """What a run of the first n tokens reads beside them."""
+    """Inputs of a run of the first n tokens, beside the tokens."""
     return {name: rows[:n] for name, rows in dump.given.items()}
 
 
@@ -318,6 +350,11 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
         raise AssayError(
             f"{dump.source}: is a trace of another model (found {name}, sha256 {theirs[:12]}…, "
             f"expected {model.file.path.name}, {model.file.sha256[:12]}…)"
+        )
+    if dump.steps and sum(dump.steps) != len(tokens):
+        raise AssayError(
+            f"{dump.source}: holds calls of {', '.join(map(str, dump.steps[:8]))} tokens (found {len(tokens)} ids, "
+            f"expected {sum(dump.steps)}); give the ids of all calls, the prompt's first"
         )
     positions = dump.positions if len(dump.positions) == len(tokens) else tuple(range(len(tokens)))
     return replace(dump, tokens=tokens, positions=positions, steps=dump.steps or (len(tokens),))
@@ -504,6 +541,11 @@ def _lay_part(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> t
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
             f"(expected {list(whole)}); is it a dump of another model, or of other tokens?"
+        )
+    if obs.kind in ("first", "last") and obs.shape is None and len(obs.data) > math.prod(whole):
+        raise AssayError(
+            f"{obs.where}: {obs.foreign}: more values than {obs.name} has (found {len(obs.data)}, expected at most "
+            f"{math.prod(whole)}); is it a dump of another model, or of other tokens?"
         )
     short = obs.shape is not None and math.prod(obs.shape) < math.prod(whole)
     if short or (obs.kind == "top" and stop - start > 1):

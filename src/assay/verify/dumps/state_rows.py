@@ -43,7 +43,7 @@ class _OneState:
 
 
 def states_after(node: Node, inputs: Sequence[Array], weights: Weights, steps: Sequence[int]) -> Array:
-    """What a node keeps after each call, [calls, …]; `inputs` are its inputs for all tokens, `steps` cuts them."""
+    """State of a node after each call, [calls, …]; `inputs` are its inputs for all tokens, `steps` cuts them."""
     cache, start, found = _OneState(), 0, []
     for n in steps:
         evaluate(node, [x[start : start + n] for x in inputs], weights, cache)

@@ -66,8 +66,12 @@ def run_steps(
     names: Sequence[str],
     sink: Sink,
     positions: Sequence[int] | None = None,
+    prompts: bool = True,
 ) -> None:
-    """Feed the tokens step by step and hand each node's rows to `sink`."""
+    """Feed the tokens step by step and hand each node's rows to `sink`.
+
+    With `prompts` an engine in precision mixed computes the prompt in the arithmetic of prompts.
+    """
     graph = engine.model.graph
     ids = np.asarray(tokens, np.int32)
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
@@ -76,7 +80,7 @@ def run_steps(
     start = 0
     for n in steps:
         at = None if positions is None else np.asarray(positions[start : start + n], np.int32)
-        prompt = max(0, min(len(ids) - 1 - start, n)) if at is None else 0
+        prompt = max(0, min(len(ids) - 1 - start, n)) if prompts and at is None else 0
         chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at, prompt=prompt)
 
         def take(name: str, value: Array, start: int = start) -> None:
@@ -118,8 +122,9 @@ def take_trace(
     decode: int = 0,
     nodes: str | None = None,
     positions: Sequence[int] | None = None,
+    prompts: bool = True,
 ) -> Dump:
-    """The trace in memory."""
+    """The trace in memory; `prompts` as in `run_steps`."""
     graph = engine.model.graph
     names, steps = choose(graph, nodes, engine.cannot_keep), steps_of(len(tokens), decode)
     kept: dict[str, Array] = {}
@@ -132,7 +137,7 @@ def take_trace(
         axis = token_axis(graph, name)
         rows_of(whole, axis, (start, start + value.shape[axis]))[tuple(slice(0, n) for n in value.shape)] = value
 
-    run_steps(engine, tokens, steps, names, sink, positions)
+    run_steps(engine, tokens, steps, names, sink, positions, prompts)
     return Dump(
         engine=engine.name,
         tokens=tuple(map(int, tokens)),

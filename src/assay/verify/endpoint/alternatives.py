@@ -186,18 +186,26 @@ def rope_alternatives(
     yield from rope_scales(model, scales)
 
 
-def rope_bases(model: Model, bases: Sequence[float]) -> Iterator[Alternative]:
+def no_rope(model: Model) -> Iterator[Alternative]:
+    """No rotation at all, which small scales come near to."""
+    for fault in (f for f in in_formulas() if f.id == "rope-missing" and rope_base(model)):
+        for variant in fault.variants:
+            yield from engine_fault(Context(model, (1,)), fault, variant, 0.0)
+
+
+def rope_bases(model: Model, bases: Sequence[float], about: str = "") -> Iterator[Alternative]:
+    """`about` stands before a number that was searched."""
     own = rope_base(model)
     for base in (base for base in bases if own and base != own):
         graph = rewritten(model, partial(_with_base, base))
-        words = f"RoPE with a base of {base:g} (the file says {own:g})"
+        words = f"RoPE with a base of {about}{base:g} (the file says {own:g})"
         yield Alternative(f"rope base {base:g}", words, "rope", Setting(graph=graph), fault="rope-base")
 
 
-def rope_scales(model: Model, scales: Sequence[float]) -> Iterator[Alternative]:
+def rope_scales(model: Model, scales: Sequence[float], about: str = "") -> Iterator[Alternative]:
     for scale in scales if rope_base(model) else ():
         graph = rewritten(model, partial(_with_scale, scale))
-        words = f"RoPE positions multiplied by {scale:g}"
+        words = f"RoPE positions multiplied by {about}{scale:g}"
         yield Alternative(f"rope scale {scale:g}", words, "rope", Setting(graph=graph), fault="rope-linear")
 
 

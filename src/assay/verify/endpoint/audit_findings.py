@@ -39,6 +39,7 @@ class AuditOptions:
     threads: int | None = None
     chat: bool = True
     draws: bool = True
+    compute: str = "cpu"  # the engine that computes the claim and the alternatives
     engine: bool = False  # search the catalogue of engine faults, which takes minutes
 
 

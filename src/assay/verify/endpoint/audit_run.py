@@ -56,6 +56,7 @@ LEAST_TEXTS, LEAST_TEXTS_ALONE = 4, 8
 NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
 MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, that make an endpoint unreadable
 CHATS, CHAT_TOKENS = 3, 12
+PLAIN = 0.8  # share of the places of conversations that have to come again as plain texts, to show that these are right
 FOREIGN = 0.3  # share of tokens that are not of the claimed vocabulary
 FOREIGN_LEAST = 10  # tokens before that share counts
 COUNTED = (
@@ -75,7 +76,7 @@ def audit_endpoint(
 ) -> AuditResult:
     """Ask the server at `client` and say whether it serves `model`."""
     options = options or AuditOptions()
-    with ClaimedModel(model, threads=options.threads) as claimed, np.errstate(all="ignore"):
+    with ClaimedModel(model, threads=options.threads, engine=options.compute) as claimed, np.errstate(all="ignore"):
         return _Audit(model, client, claimed, options, progress or note).run()
 
 
@@ -203,6 +204,8 @@ class _Audit:
     def _decided(self) -> bool:
         if self._alarm():
             return len(self.board.texts) >= NAMING_TEXTS
+        if self.board.suspicious:
+            return False
         states = [self.board.standing(name).state for name in self.board.registered]
         least = LEAST_TEXTS_ALONE if self.board.alone else LEAST_TEXTS
         return len(self.board.texts) >= least and "undecided" not in states and "nearer" not in states
@@ -493,7 +496,8 @@ class _Audit:
         elif far or extra - {0}:
             words = f"chat prompt: changed in a way that is not in the list, such as a hidden system message{more}"
             confidence, tied = (1 - math.exp(-odds) if far else COUNTED), tuple[str, ...]()
-            if not far and as_long:
+            if as_long and (board.alone or not far):  # without log-probabilities, the right prompt need not fit
+                confidence = COUNTED
                 words, *tied_words = (f"chat prompt: as long as with {a.words}{more}" for a in as_long)
                 tied = tuple(tied_words)
             self.findings.append(AuditFinding("prompt", words, confidence, "", odds, tied, fits=False))
@@ -522,7 +526,7 @@ class _Audit:
         except AssayError as error:
             self.notes.append(f"conversations as plain texts: {error}")
         reached = max(board.evidence_path(), default=0.0) if board.texts else 0.0
-        if len(board.texts) == len(chats.texts) and reached < board.goal / 2:
+        if board.places >= PLAIN * chats.places and reached < board.goal / 2:
             return False
         differs = reached >= board.goal
         if self._model_in(board if differs else chats):
@@ -571,10 +575,11 @@ class _Audit:
         path = board.evidence_path()
         standings = board.standings() if board.texts else []
         undecided = [s for s in standings if s.name in board.registered and s.state in ("undecided", "nearer")]
+        is_open = bool(undecided) or board.suspicious or self.client.unanswered > 0
         verdict: AuditVerdict = "as claimed"
         if self.findings:
             verdict = "differs"
-        elif undecided or self.client.unanswered or not any(s.state == "excluded" for s in standings):
+        elif is_open or not any(s.state == "excluded" for s in standings):
             verdict = "inconclusive"
         noise = board.noise()
         return AuditResult(

@@ -1,8 +1,8 @@
 """Predictions of what a server says if it serves the claimed file, or the file with one thing changed.
 
-The truth is the cpu engine in its precision `exact` (float32 activations), the reference where the cpu engine cannot
-run. `companion` is the same file as a fast honest engine computes it: activations in 8 bits. The distance of the two is
-the scale of honest noise at a place.
+The truth is the cpu or the cuda engine in its precision `exact` (float32 activations), whose bits are the same, and the
+reference where neither can run. `companion` is the same file as a fast honest engine computes it: activations in 8
+bits. The distance of the two is the scale of honest noise at a place.
 
 A change is a `Setting`: other weights (a file), another graph over the same weights, another cache, other ids. Engines
 are kept for the settings that are asked about again and closed for the others.
@@ -78,9 +78,11 @@ COMPANION = Setting(precision="fast")
 class ClaimedModel:
     """The claimed file and the engines that predict a server of it. Use it as a context manager."""
 
-    def __init__(self, model: Model, *, threads: int | None = None) -> None:
-        self.model, self.threads = model, threads
-        self.native = "cpu" in engines.ENGINES and not model.graph.whole
+    def __init__(self, model: Model, *, threads: int | None = None, engine: str = "cpu") -> None:
+        self.model, self.threads, self.engine = model, threads, engine
+        if engine != "cpu":
+            engines.engine_class(engine)  # an error if it cannot run here
+        self.native = engine in engines.ENGINES and not model.graph.whole
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._engines: dict[tuple[Any, ...], Engine] = {}
         self._models: dict[str, Model] = {"": model}
@@ -138,7 +140,7 @@ class ClaimedModel:
             model = self._model(setting)
             options: dict[str, Any] = {"precision": setting.precision, "threads": self.threads}
             options |= {"kv_type": setting.cache or None, "graph": setting.graph}
-            self._engines[setting.key] = engines.create("cpu", model, n_pages=pages_for(LONGEST), **options)
+            self._engines[setting.key] = engines.create(self.engine, model, n_pages=pages_for(LONGEST), **options)
         return self._engines[setting.key]
 
     def close(self, setting: Setting) -> None:

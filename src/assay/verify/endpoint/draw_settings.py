@@ -31,6 +31,7 @@ class DrawnToken:
     scores: Mapping[int, float]
     before: tuple[int, ...]
     top: int  # how many of the likeliest tokens the server lists; the drawn one may be listed beside them
+    repeats: int | None = None  # the token that the same request with another seed drew here
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class DrawSetting:
     name: str
     shape: Shape
     spreads: bool = False  # gives unlikely tokens more than was asked: no filter of a server's own looks like it
+    mass: float = 1.0  # of the likeliest tokens, which it leaves: unlisted ones get what the listed ones do not reach
     handicap: float = 0.0  # nats: two settings at once explain more than one, so they have to explain it better
 
 
@@ -65,7 +67,7 @@ def _top_k(k: int) -> DrawSetting:
 
 
 def _top_p(p: float) -> DrawSetting:
-    return DrawSetting("top-p", f"top-p {p:g}", lambda ids, logp, before: _top_p_of(np.exp(logp), logp, p))
+    return DrawSetting("top-p", f"top-p {p:g}", lambda ids, logp, before: _top_p_of(np.exp(logp), logp, p), mass=p)
 
 
 def _min_p(p: float) -> DrawSetting:
@@ -138,7 +140,8 @@ def chances(setting: DrawSetting, drawn: DrawnToken) -> tuple[float, float]:
     stated = np.exp(logp)
     rest = max(0.0, 1 - float(stated.sum()))
     weights = setting.shape(ids, logp, drawn.before)
-    unlisted = rest * float(weights[-1]) / max(float(stated[-1]), 1e-30)
+    left = min(rest, max(0.0, setting.mass - float(stated.sum()))) if setting.mass < 1 else rest
+    unlisted = left * float(weights[-1]) / max(float(stated[-1]), 1e-30)
     total = float(weights.sum()) + unlisted
     at = np.flatnonzero(ids == drawn.token)
     p, q = (float(stated[at[0]]), float(weights[at[0]])) if len(at) else (rest, unlisted)

@@ -36,8 +36,8 @@ def rope_numbers(model: Model) -> list[Numbered]:
     if not own:
         return []
     return [
-        Numbered(lambda p: next(rope_bases(model, [p]), None), BASES, 100.0, 1e8, own),
-        Numbered(lambda p: next(rope_scales(model, [p]), None), SCALES, 1 / 64, 64.0, 1.0),
+        Numbered(lambda p: next(rope_bases(model, [p], "about "), None), BASES, 100.0, 1e8, own),
+        Numbered(lambda p: next(rope_scales(model, [p], "about "), None), SCALES, 1 / 64, 64.0, 1.0),
     ]
 
 

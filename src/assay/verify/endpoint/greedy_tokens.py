@@ -85,7 +85,7 @@ def judged_greedy(chosen: Sequence[DrawnToken], again: Again) -> AuditFinding:
 
 
 def _by_chance(found: int, n: int, share: float) -> float:
-    """The probability that so many of `n` come, or more, if each comes with this probability."""
+    """Upper tail of the binomial distribution: the probability of at least this many of `n` events."""
     return sum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(found, n + 1))
 
 

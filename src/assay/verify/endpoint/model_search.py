@@ -19,6 +19,7 @@ from assay.verify.endpoint.alternatives import (
     engine_fault,
     engine_faults,
     more_alternatives,
+    no_rope,
     rope_alternatives,
 )
 from assay.verify.endpoint.audit_findings import AuditOptions
@@ -48,6 +49,7 @@ class ModelSearch:
     def try_models(self, board: Scoreboard) -> None:
         """Try other models on the texts of a board, and mistakes of engines."""
         self.consider(rope_alternatives(self.model), board)
+        self.consider(no_rope(self.model), board)
         for family in rope_numbers(self.model):
             if not explained(board):
                 self._fit_number(board, family)

@@ -2,8 +2,8 @@
 
 If a token with the stated probability p is drawn from p, the mean of q/p is 1 for every other distribution q. So the
 product of q/p over all draws is the capital of a gambler who believes in q (`wagers`). The q are the settings that
-servers apply without being asked (`draw_settings`), or one token for every seed. No model is needed, and no noise has
-to be allowed for: both sides are the server's own words.
+servers apply without being asked (`draw_settings`), and one seed for all: the token that the same request with another
+seed drew. No model is needed, and no noise has to be allowed for: both sides are the server's own words.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from assay.errors import AssayError
 from assay.verify.endpoint.audit_findings import AuditFinding
@@ -32,38 +34,67 @@ from assay.verify.endpoint.standings import LIKELY
 from assay.verify.endpoint.wagers import log_mean
 from assay.verify.endpoint.wire import Unanswered
 
-TEXTS, TOKENS = 4, 24  # texts that are continued, and tokens of each
-MOST_TEXTS, SUSPICIOUS = 16, 3.0  # more texts are continued while the capital is above this
+LEAST_DRAWN, MOST_DRAWN, TOKENS = 8, 24, 24  # answers, and tokens of each
+SUSPICIOUS = 3.0  # more are drawn while a family of settings is so much likelier than what was asked
+SURE = 0.9  # and has a smaller share than this
 SLACK = 0.5  # nats, by which an honest server's log-probability of a token may be above the claim's
 SLACK_FILTERED = 1.9  # the same where its own filter could not be switched off: it leaves a quarter of the mass
 REPEAT_STAKE = 0.9  # share of the capital on the token of the first seed
 AS_GOOD = 0.2  # nats below the best token that rounding explains, where a server always takes the best
 SAME_TOKENS = "different seeds draw the same tokens: one seed for all, or an answer that was kept from before"
 
+# Its capital is `repeated`.
+ONE_SEED = DrawSetting("one seed", SAME_TOKENS, lambda ids, logp, before: np.exp(logp), spreads=True)
+
 
 def against_stated(
     draws: Sequence[DrawnToken], settings: Sequence[DrawSetting] = SETTINGS
 ) -> tuple[float, list[LikelyFamily]]:
     """ln of the capital against the stated distribution, and the families of settings, the likeliest first."""
-    found = capitals(draws, settings)
-    return log_mean(found.values()), likely_families(found, settings)
+    bets = repeated(draws, filtered=len(settings) < len(SETTINGS))
+    found = capitals(draws, settings) | {ONE_SEED.name: bets}
+    return log_mean(found.values()), likely_families(found, (*settings, ONE_SEED))
+
+
+def repeated(draws: Sequence[DrawnToken], *, filtered: bool) -> float:
+    """ln of the capital of bets that a request draws the tokens of the same one with another seed.
+
+    A token that is not listed is bet on as if it were all of those. `filtered`: the server may have a filter of its
+    own. That makes the other tokens likelier than stated, and may leave the best one alone, on which no bet is made.
+    """
+    capital = 0.0
+    for drawn in draws:
+        if drawn.repeats is None:
+            continue
+        stated = drawn.scores.get(drawn.repeats, _unlisted(drawn))
+        if filtered and stated > max(drawn.scores.values()) - AS_GOOD:
+            continue
+        p = min(1.0, math.exp(stated + (SLACK_FILTERED if filtered else 0.0)))
+        capital += math.log(1 - REPEAT_STAKE + REPEAT_STAKE / max(p, 1e-12) * (drawn.token == drawn.repeats))
+    return capital
+
+
+def _unlisted(drawn: DrawnToken) -> float:
+    """ln of the probability of all tokens that are not listed."""
+    return math.log(max(1e-12, 1 - sum(math.exp(value) for value in drawn.scores.values())))
 
 
 # --- asking and judging
 
 
 def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, notes: list[str]) -> list[AuditFinding]:
-    """Continue two texts with two seeds each, at temperature 1 without a filter, and judge the tokens.
+    """Continue texts with two seeds each, at temperature 1 without a filter, and judge the tokens.
 
-    The bets may go on for as long as one likes. So other texts follow while the capital has grown and decides nothing.
+    The bets may go on for as long as one likes. So more texts follow the first two while a family of settings explains
+    the draws better than what was asked, and none is certain.
     """
     draws: list[DrawnToken] = []
-    made: list[tuple[int, ...]] = []
+    before = dict[tuple[int, ...], int]()  # the ids so far -> the token that was drawn after them first
     alone: dict[str, Any] = dict(NO_FILTER)
-    for seed in range(MOST_TEXTS):
-        if seed >= TEXTS and not _is_open(draws, made, alpha, _settings(alone)):
+    for seed in range(MOST_DRAWN):
+        if seed >= LEAST_DRAWN and seed % 2 == 0 and not _is_open(draws, alpha, _settings(alone)):
             break
-        text = texts[seed % min(2, len(texts)) if seed < TEXTS else seed % len(texts)]
+        text = texts[seed // 2 % len(texts)]
         ask = partial(client.complete, text, n=TOKENS, top=top, temperature=1.0, top_p=1.0, seed=1000 + seed)
         try:
             try:
@@ -85,15 +116,17 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
             # Which ids are missing may depend on the token drawn, and that would look like a filter.
             notes.append("draws were not judged: some of the listed tokens cannot be told by their text")
             return []
-        made.append(())
+        fresh = list[tuple[tuple[int, ...], int]]()
         for step in steps:
             # A token of unknown id counts as one that was not listed. To leave it out would look like a filter.
-            draws.append(DrawnToken(-1 if step.id is None else step.id, dict(step.scores), tuple(ids), top))
+            token, key = -1 if step.id is None else step.id, tuple(ids)
+            draws.append(DrawnToken(token, dict(step.scores), key, top, before.get(key)))
             if step.id is None:
                 break
-            ids.append(step.id)
-            made[-1] += (step.id,)
-    return _judged(draws, made, alpha, _settings(alone)) if draws else []
+            fresh.append((key, token))
+            ids.append(token)
+        before = dict(fresh) | before
+    return _judged(draws, alpha, _settings(alone)) if draws else []
 
 
 def _settings(alone: Mapping[str, Any]) -> tuple[DrawSetting, ...]:
@@ -101,29 +134,24 @@ def _settings(alone: Mapping[str, Any]) -> tuple[DrawSetting, ...]:
     return SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
 
 
-def _is_open(
-    draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
-) -> bool:
-    """Would more draws decide?"""
-    if not draws or _judged(draws, texts, alpha, settings):
+def _is_open(draws: Sequence[DrawnToken], alpha: float, settings: Sequence[DrawSetting]) -> bool:
+    """Would more draws decide whether tokens are drawn as asked, or by which setting?"""
+    if not draws or any(found.confidence >= SURE for found in _judged(draws, alpha, settings)):
         return False
-    return against_stated(draws, settings)[0] >= math.log(SUSPICIOUS)
+    _, likely = against_stated(draws, settings)
+    return likely[0].share >= SUSPICIOUS * (1 - sum(row.share for row in likely))
 
 
-def _judged(
-    draws: Sequence[DrawnToken], texts: Sequence[tuple[int, ...]], alpha: float, settings: Sequence[DrawSetting]
-) -> list[AuditFinding]:
-    chance = sum(d.scores.get(d.token, 0.0) for d in draws) / 2
-    same = len(texts) >= TEXTS and len(set(texts[0:TEXTS:2])) == 1 and len(set(texts[1:TEXTS:2])) == 1
-    best = all(d.scores.get(d.token, -math.inf) > max(d.scores.values()) - AS_GOOD for d in draws)
-    if same and chance < math.log(alpha) and not best:
-        return [AuditFinding("sampling", SAME_TOKENS, 1 - math.exp(chance), "samp-rng", -chance)]
+def _judged(draws: Sequence[DrawnToken], alpha: float, settings: Sequence[DrawSetting]) -> list[AuditFinding]:
     capital, likely = against_stated(draws, settings)
     if capital < -math.log(alpha):
         return []
-    words = f"tokens are not drawn as asked (temperature 1, no filter): most like {likely[0].best}"
-    tied = tuple(row.best for row in likely[1:] if row.share > LIKELY * likely[0].share)
-    return [AuditFinding("sampling", words, min(likely[0].share, 1 - alpha), "", capital, tied)]
+    lead, sure = likely[0], min(likely[0].share, 1 - alpha)
+    tied = tuple(row.best for row in likely[1:] if row.share > LIKELY * lead.share)
+    if lead.family == ONE_SEED.family:
+        return [AuditFinding("sampling", SAME_TOKENS, sure, "samp-rng", capital, tied)]
+    words = f"tokens are not drawn as asked (temperature 1, no filter): most like {lead.best}"
+    return [AuditFinding("sampling", words, sure, "", capital, tied)]
 
 
 # --- without log-probabilities

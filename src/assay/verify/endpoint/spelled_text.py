@@ -4,7 +4,7 @@ A text can be cut into tokens in several ways, and a model does not always choos
 of the claim generates the claim's best token at every place, or one that its rounding makes equally likely. So where
 the text goes on with the claim's best token, that token is taken, and the rest of the text is cut again. The first
 place where it does not is evidence: the server's token there begins the rest of the text, and the likeliest such token
-is taken. All places behind it are left out, because nobody knows where their tokens begin. So are all places behind one
+is taken. All places behind it are left out, because their tokens begin anywhere. So are all places behind one
 where another token that fits the text is about as likely as the best one. This helps the claim and no alternative, so
 it can hide a difference and never makes one up.
 """
@@ -61,7 +61,7 @@ def _with_a_better_token(
 def _certain(text: ServedText, said: bytes, claimed: ClaimedModel, tokenizer: Tokenizer) -> ServedText:
     """The text up to the first place where its tokens are not certain.
 
-    What follows the text is unknown, so a token that begins in it may end behind it.
+    The continuation of the text is unknown, so a token that begins in the text may end behind it.
     """
     left, kept = said, list[Place]()
     for i, (place, row) in enumerate(zip(text.places, claimed.rows(text), strict=True)):

@@ -33,6 +33,7 @@ FITS = 2.0  # a prediction within this many times the noise fits
 FITS_TOKENS = math.log(20.0)  # tokens fit a prediction unless bets on noise won this much against it
 LIKELY = 0.1  # an alternative with this share of the weight of the best is as likely
 UNSTEADY = 0.6  # share of its distance from the claim that an alternative moves by in another arithmetic
+SUSPICIOUS = math.log(3.0)  # capital against the claim with which no audit ends as claimed
 SAME = 1e-9  # nats squared: two losses this near are equal, and no bet is made
 
 
@@ -95,6 +96,11 @@ class Scoreboard:
     @property
     def goal(self) -> float:
         return -math.log(self.alpha)
+
+    @property
+    def suspicious(self) -> bool:
+        """Has the capital against the claim grown, though it does not decide?"""
+        return bool(self.texts) and self.evidence_path()[-1] >= SUSPICIOUS
 
     @property
     def places(self) -> int:
@@ -300,7 +306,7 @@ class Scoreboard:
 
     def more_tokens(self) -> int | None:
         """About how many more tokens decide every alternative that is apart from the claim; None if unknown."""
-        needed = []
+        needed = [math.ceil((self.goal / self.evidence_path()[-1] - 1) * len(self.claim))] if self.suspicious else []
         for s in self.standings():
             if s.state == "undecided" and not s.alternative.honest:
                 if self.alone:

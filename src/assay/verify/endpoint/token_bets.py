@@ -36,7 +36,7 @@ MOST = 50.0  # payoff of one place: no single token decides
 
 @dataclass
 class TokenBets:
-    """What every prediction expected at the places so far, and what came.
+    """Expectations of every prediction at the places so far, and the tokens that the server chose.
 
     A prediction's expectation at a place is a distribution over `LISTED` tokens and one outcome for all others.
     """
@@ -71,7 +71,7 @@ class TokenBets:
         self._listed[id(text)] = listed
 
     def add(self, name: str, text: ServedText, rows: Array | None, temperature: float = 0.0) -> None:
-        """What an alternative expects of the text; None if it expects nothing.
+        """Expectation of an alternative for the text; None if it has none.
 
         A draw at a temperature is the best token after Gumbel noise of that scale.
         """

@@ -22,7 +22,7 @@ import numpy as np
 
 STAKES = (0.25, 0.5, 0.75, 0.95)  # shares of the capital; the mean over them needs no tuning
 # (ratio of a block's distance to the noise, how often an honest server exceeds it at most)
-FURTHER = ((2.0, 0.2), (3.0, 0.05), (5.0, 0.01), (10.0, 0.002))
+FURTHER = ((1.5, 0.4), (2.0, 0.2), (3.0, 0.05), (5.0, 0.01), (10.0, 0.002))
 
 
 def log_mean(values: Iterable[float]) -> float:

@@ -158,7 +158,7 @@ def within(seconds: float, late: str, work: Callable[[], bytes]) -> bytes:
 
 
 def parsed(where: str, raw: bytes) -> Any:
-    """The JSON of an answer; of a stream, all its events in one answer. What is cut off may be whole next time."""
+    """The JSON of an answer; of a stream, all its events in one answer. A cut answer is worth a retry."""
     if is_stream(raw):
         found = joined(raw)
         if found is None:

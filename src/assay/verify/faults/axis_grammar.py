@@ -19,7 +19,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, ro
 
 Reading = Callable[[Array], Array]  # of a call's value, [tokens, heads, width] as it should be
 
-# What a reader gets of [tokens, heads, width], if the buffer is in another order than it takes it for.
+# A buffer [tokens, heads, width] as it is read under a wrong order of its axes.
 _READINGS: dict[str, Reading] = {
     "[heads, tokens, width] is read as [tokens, heads, width] without a transpose": lambda x: x.swapaxes(0, 1).reshape(
         x.shape

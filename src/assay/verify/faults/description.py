@@ -1,6 +1,7 @@
-"""A description of the grammar of edits: the row of the catalogue that it is filed under, and the edit.
+"""`Description`: a mistake that the grammar of edits can state ("layer 2 runs twice"), and its edit of the graph.
 
-`edit_grammar` lists the generators of descriptions. This module has what they share.
+It is reported under a row of the catalogue. `edit_grammar` lists the generators of descriptions; this module
+has the type that they share. Touch it when a description must carry more, such as another length or sentence.
 """
 
 from __future__ import annotations

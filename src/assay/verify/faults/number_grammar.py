@@ -47,7 +47,7 @@ _ROUNDED: dict[str, Callable[[Array, int], Array]] = {
 
 
 def _divisor(node: Node) -> int:
-    """The whole number by which the node divides its positions, 0 where there is none."""
+    """The whole number by which the node divides its positions; 0 if it divides by none."""
     scale = float(node.attr("freq_scale"))
     k = round(1 / scale) if 0 < scale < 1 else 0
     return k if k > 1 and abs(scale * k - 1) < 1e-5 and not node.attr("ext_factor") else 0

@@ -1,4 +1,7 @@
-"""Edits of stage `gguf parsing`: the file read with another type, place, block size or byte order."""
+"""Edits of stage `gguf parsing`: a tensor read as another block type, at another place, or in another byte order.
+
+A block type that is decoded wrongly under its right name is an edit of `decoders.py`.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _AFTER = _ONE | {"add", "mul", "expert_scale", "expert_sum", "expert_bias", "lin
 
 
 def exchanged(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Two steps of which the second reads the first, and nobody else does."""
+    """Two steps of which the second is the only reader of the first."""
     graph = c.model.graph
     for later in nodes:
         if later.op not in _AFTER:
@@ -116,7 +116,7 @@ _COUNTS: dict[str, tuple[frozenset[str], Edit]] = {
 
 # -- the terms of a sum ----------------------------------------------------------------------------------------------
 
-# What an engine makes of a + b.
+# Wrong results of a + b.
 _SUMS: dict[str, Callable[[Array, Array], Array]] = {
     "{out} is {b} - {a}": lambda a, b: b - a,
     "{out} is {a} - {b}": lambda a, b: a - b,

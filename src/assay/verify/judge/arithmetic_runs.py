@@ -1,7 +1,8 @@
-"""One value in the run of every arithmetic, and which arithmetics treat a node alike.
+"""The values of one node under every simulated arithmetic (`float16`, `q8_0`, …), each distinct one stored once.
 
-Most arithmetics agree at most nodes, so a value is stored once for all runs that have it, and each rounding is computed
-once. Touch this module when an arithmetic gets a flag that decides how a node is rounded (`arithmetic`).
+The noise simulation runs the model in many arithmetics. Most of them agree at most nodes, so runs with equal inputs
+form one *lane*, which is computed once, and each rounding is computed once. Touch this module when an arithmetic gets a
+flag that decides how a node is rounded (`arithmetic`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class NodeVerdict:
 
     @property
     def known(self) -> Known:
-        """What the dump tells about the node."""
+        """Evidence of the dump about the node."""
         return known(self)
 
     def __repr__(self) -> str:

@@ -57,7 +57,7 @@ class Evidence:
     noise_local: Level
     given: bool = True  # The inputs of the segment were dumped; False where it begins at the token ids.
     each: tuple[Array, ...] = ()  # `local` of each observation alone.
-    place: str = ""  # What the number with the largest deviation is, where it is no element of a tensor.
+    place: str = ""  # name of the number with the largest deviation, where it is no element of a tensor
 
     @property
     def spot(self) -> str:
@@ -184,10 +184,18 @@ def ratios(
     size = float(np.sqrt(_mean(np.square(by_rows(value, axis)[start:stop]))))
     if obs.kind in STATISTICS:
         n = by_rows(value, axis)[start:stop].size
-        spread = {"min": 1.0, "max": 1.0, "absmax": 1.0, "norm": 1.0, "sum": float(np.sqrt(n))}.get(
-            obs.kind, 1 / np.sqrt(n)
-        )
-        noise = 4 * spread * (rows + units * size)  # a single number may have been lucky in the simulation
+        spread = {
+            "min": 1.0,
+            "max": 1.0,
+            "absmax": 1.0,
+            "norm": 1.0,
+            "sum": float(np.sqrt(n)),
+            "abssum": float(np.sqrt(n)),
+        }.get(obs.kind, 1 / np.sqrt(n))
+        shown = by_rows(value, axis)[start:stop]
+        huge = _weight(shown) if obs.kind in _BY_LARGEST else 0.0
+        rounded = huge if huge > _MOST_OF_ROW * size * np.sqrt(n) else size
+        noise = 4 * spread * (rows + units * rounded)  # a single number may have been lucky in the simulation
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))
     noise = np.sqrt(_mean(part**2, 1)) if part is not None else top[:, start:stop].max(axis=1)
@@ -196,6 +204,19 @@ def ratios(
     excess = np.maximum(np.abs(error) - printed, 0)
     mean = np.sqrt(_mean(excess**2)) / (factor * np.sqrt(_mean(noise**2, 1)) + _TINY)
     return np.asarray(np.maximum(mean, (excess[None] / (PEAK[factor] * noise + _TINY)).max(axis=1)))
+
+
+# Statistics to which the largest values contribute most: where a row has a few huge ones, their roundings do not
+# average out. The norm of 576 values, one of which is 190, moves with the rounding of that one.
+_MOST_OF_ROW = 0.5  # share of a row's norm from which its largest values decide how the norm is rounded
+_BY_LARGEST = ("norm", "rms", "std", "min", "max", "absmax")
+
+
+def _weight(values: Array) -> float:
+    """The deviation of the norm of values whose relative errors are independent and of size 1: the root of the sum of
+    the fourth powers over the norm. It is the largest value, where that is far larger than the rest."""
+    squares = np.square(values, dtype=np.float64)
+    return float(np.sqrt(_total(squares, squares) / (np.add.reduce(squares, axis=None) + _TINY)))
 
 
 def _mean(x: Array, axis: int | None = None) -> Any:

@@ -50,7 +50,7 @@ LevelOf = Callable[[str], Level]  # the noise of a node, by its name
 
 @dataclass(frozen=True)
 class Examined:
-    """What one pass over the graph found."""
+    """Findings of one pass over the graph."""
 
     evidence: list[Evidence]  # of every observed node, in the graph's order
     routes: list[Route]  # tokens that got other experts

@@ -1,4 +1,4 @@
-"""Knowledge about a node: one table of answers, used by the text, the JSON, the report, the page and the library.
+"""Whether a node is right, wrong on its own inputs, or unknown: one table for text, JSON, report, page and library.
 
 A dump rarely holds everything. A node is called wrong *on its own inputs* only if the dump has them: those of the node,
 or those of the few operations up to it. A node that must be computed from the token ids, because nothing before it was

@@ -1,7 +1,8 @@
-"""Squared terms of operations for which the operation on squared inputs does not give them.
+"""Noise formulas of single operations: the sum of squared terms, from which rounding noise is estimated (`noise.py`).
 
-The noise of a sum follows from the squares of its terms (`noise.py`). For most operations these are the operation on
-squared operands. A difference of operands, or a state that decays, needs a formula of its own, and it is here.
+For most operations that sum is the operation on squared operands, and `noise.py` computes it so. A difference of
+operands, or a state that decays, needs a formula, which is here. Touch this module when a new operation subtracts
+operands or keeps a state.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LEAST_SHOWN = 16  # values that differ from zero, from which on their digits tel
 
 @dataclass
 class KeptStates:
-    """What the keepers of observed states keep after each call, [calls, …], for each lane of a run."""
+    """States of the observed layers after each call, [calls, …], for each lane of a run."""
 
     lanes: dict[str, list[Array]] = field(default_factory=dict)
     squares: dict[str, Array] = field(default_factory=dict)  # of the rounding errors that a state has gathered

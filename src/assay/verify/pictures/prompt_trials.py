@@ -43,7 +43,7 @@ class FedPrompt:
 
     @property
     def rows(self) -> dict[str, Array]:
-        """What the graph reads beside tokens and positions."""
+        """Inputs of the graph beside tokens and positions."""
         return {name: value for name, value in self.given.items() if name not in INPUTS}
 
 

@@ -29,7 +29,7 @@ _IMAGE = 1  # MTMD_INPUT_CHUNK_TYPE_IMAGE
 
 @dataclass(frozen=True)
 class SeenPrompt:
-    """What an engine made of a prompt with pictures."""
+    """Values that an engine computed for a prompt with pictures."""
 
     images: tuple[Mapping[str, Array], ...]  # of each image chunk: `pixels` and nodes of the tower
     rows: Array  # of all images, one after the other

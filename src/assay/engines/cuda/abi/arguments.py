@@ -148,11 +148,22 @@ SortArgs = _define(
 )
 PairArgs = _define(
     "PairArgs",
-    "Rows of x to quantise in the order of sorted pairs (experts.cu).",
+    "Rows of x, or of x with a gate, to quantise in the order of sorted pairs (experts.cu).",
     ("const float*", "x"),
+    ("const float*", "up", "or null; x is the gate then"),
     ("const int32_t*", "pairs"),
     ("Acts", "acts"),
     ("int32_t", "width share", "share: pairs that share a row of x"),
+    ("int32_t", "act oai", "act: Act of the gate; oai: glu_oai instead, with alpha and limit"),
+    ("float", "alpha limit"),
+)
+TotalArgs = _define(
+    "TotalArgs",
+    "The chosen experts' rows times their weights, added in the order of the choices (rows.cu).",
+    ("const float*", "x weights residual", "residual: added behind the sum, or null"),
+    ("float*", "out"),
+    ("int64_t", "rows"),
+    ("int32_t", "width count", "width: of out; count: rows of x that are added"),
 )
 SortedArgs = _define(
     "SortedArgs",

@@ -1,5 +1,5 @@
-// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token; or 8 or 16 rows,
-// which keeps a large GPU busy with a small matrix. An invocation has 256 columns (a unit) of a row at a time; partial
+// Products of quantised rows by int8 activations. A workgroup has 32 rows (a tile) and one token; or 16 rows, or 8 and
+// half the invocations, which keeps a large GPU busy with a small matrix. An invocation has 256 columns (a unit) of a row at a time; partial
 // sums of units are added ascending. With `tokens8` it has eight tokens, which share what is loaded of the weights. With `gated` a workgroup has a tile of
 // the gate and one of up: EXPRESSION of A, the gate's product, and B, also as a block of int8.
 struct Par { zero : u32, units : u32, blocks : u32, x_stride : u32, first : u32, column : u32, out_at : u32,
@@ -41,7 +41,16 @@ const TOKENS = 1u;  // of a workgroup
 //#if tokens8
 const TOKENS = 8u;
 //#end
-const DEPTH = 256u / R;  // units at once
+//#if rows8
+const SIZE = 128u;  // invocations of a workgroup
+//#end
+//#if rows16
+const SIZE = 256u;
+//#end
+//#if rows32
+const SIZE = 256u;
+//#end
+const DEPTH = SIZE / R;  // units at once
 const SPAN = SUMS / (R * TOKENS);  // units between two barriers
 var<workgroup> part : array<u32, SUMS>;  // of SPAN units
 var<workgroup> some_wild : atomic<u32>;
@@ -173,19 +182,28 @@ fn unit_products(tile : u32, u : u32, x0 : u32, row : u32, slot : u32, lane : u3
     }
   }
 }
+fn shared_sum(i : u32, lane : u32) -> f32 { return bitcast<f32>(part[i * R + lane]); }
 // The sum of `count` partial sums from `first` on, ascending after `total`.
 fn summed(total : u32, first : u32, count : u32, lane : u32) -> u32 {
   var t = total;
   if (QUICK && par.blocks % 8u == 0u && atomicLoad(&some_wild) == 0u) {  // no sum of tame products leaves the range
     var sum = bitcast<f32>(t);
-    for (var k = 0u; k < count; k++) { sum = quick_add(sum, bitcast<f32>(part[(first + k) * R + lane])); }
+    var k = 0u;
+    for (; k + 8u <= count; k += 8u) {  // loaded together
+      let i = first + k;
+      let low = vec4<f32>(shared_sum(i, lane), shared_sum(i + 1u, lane), shared_sum(i + 2u, lane), shared_sum(i + 3u, lane));
+      let high = vec4<f32>(shared_sum(i + 4u, lane), shared_sum(i + 5u, lane), shared_sum(i + 6u, lane), shared_sum(i + 7u, lane));
+      sum = quick_add(quick_add(quick_add(quick_add(sum, low.x), low.y), low.z), low.w);
+      sum = quick_add(quick_add(quick_add(quick_add(sum, high.x), high.y), high.z), high.w);
+    }
+    for (; k < count; k++) { sum = quick_add(sum, shared_sum(first + k, lane)); }
     t = bitcast<u32>(sum);
   } else {
     for (var k = 0u; k < count; k++) { t = add(t, part[(first + k) * R + lane]); }
   }
   return t;
 }
-// The row's product in invocations with l.y < TOKENS, a token each; all 256 call it. `row` is the row of the tile.
+// The row's product in invocations with l.y < TOKENS, a token each; all call it. `row` is the row of the tile.
 fn row_product(tile : u32, x0 : u32, row : u32, l : vec3<u32>) -> u32 {
   var total = 0u;
   for (var first = 0u; first < par.units; first += SPAN) {
@@ -255,11 +273,15 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_id) 
     tile += u32(bitcast<f32>(idx[par.idx_at + t * par.idx_stride + group.y % par.experts])) * par.expert_tiles;
     if (par.shared_rows != 0u) { x_row = t; }
   }
+  let column = par.column + group.x * R + l.x;
+  var plus = 0u;
+  if (par.has_residual != 0u && l.y < TOKENS) {  // loaded while the product is computed
+    plus = residual[par.residual_at + row * par.residual_stride + column];
+  }
   var total = row_product(tile, x_row * par.x_stride, tile_row, l);
   if (l.y < TOKENS) {
-    let column = par.column + group.x * R + l.x;
     if (par.has_bias != 0u) { total = add(total, bias[column]); }
-    if (par.has_residual != 0u) { total = add(total, residual[par.residual_at + row * par.residual_stride + column]); }
+    if (par.has_residual != 0u) { total = add(total, plus); }
     out[par.out_at + row * par.out_stride + column] = total;
   }
 //#end

@@ -7,7 +7,9 @@ stream that an engine returns in two parts (vLLM, sglang: what the layer adds, a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.verify.dumps.formats.call_steps import join_calls, rows_of_call
 from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS, first_of_tuple, layer_of_half, module_name
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
@@ -26,6 +29,7 @@ from assay.verify.dumps.observation import Dump, Observation
 
 Array = NDArray[Any]
 _LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers: the tokens, and how they were fed
+_CALL = re.compile(r"(?:c|call|s|step|pass|fwd|forward|iter|chunk)[_-]?(\d{1,4})[/.:](.+)", re.IGNORECASE)
 
 
 def read_npz(path: Path) -> Dump:
@@ -66,6 +70,12 @@ def _left_out(left: list[str]) -> tuple[str, ...]:
 def from_arrays(path: Path, arrays: Arrays, notes: tuple[str, ...] = ()) -> Dump:
     """A dump from arrays by name; each has a shape and a function that reads it. `tokens` holds the ids."""
     arrays = _with_tokens(arrays)
+    if calls := _calls(arrays):
+        return _joined_calls(path, calls, {name: arrays[name] for name in ("tokens",) if name in arrays}, notes)
+    return _of_one_call(path, arrays, notes)
+
+
+def _of_one_call(path: Path, arrays: Arrays, notes: tuple[str, ...]) -> Dump:
     decoded = _with_generated(path, arrays, notes)
     if decoded is not None:
         return decoded
@@ -83,6 +93,32 @@ def from_arrays(path: Path, arrays: Arrays, notes: tuple[str, ...] = ()) -> Dump
         )
     found, added = _observations(path, {name: a for name, a in arrays.items() if name not in _LISTS})
     return Dump(path.stem, tuple(tokens), tuple(positions), tuple(steps), found, str(path), notes=(*notes, *added))
+
+
+def _calls(arrays: Arrays) -> list[Arrays]:
+    """The arrays of each call, where every name begins with the number of its call: `c0/…`, `step_1.…`; else empty."""
+    calls: dict[int, Arrays] = {}
+    for name, array in arrays.items():
+        if name in _LISTS:
+            continue
+        if (m := _CALL.fullmatch(name)) is None:
+            return []
+        calls.setdefault(int(m[1]), {})[m[2]] = array
+    numbers = sorted(calls)
+    counted = len(numbers) > 1 and numbers[0] in (0, 1) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    return [calls[i] for i in numbers] if counted else []
+
+
+def _joined_calls(path: Path, calls: list[Arrays], ids: Arrays, notes: tuple[str, ...]) -> Dump:
+    """The calls as steps of one sequence, whose ids stand in the file or are given by the caller."""
+    rows = [rows_of_call(shape for shape, _ in call.values()) for call in calls]
+    joined = join_calls([_of_one_call(path, call, notes) for call in calls], rows)
+    if not ids:
+        return joined
+    tokens = token_list(f"{path}: tokens", "tokens", _ids(f"{path}: tokens", *ids["tokens"]))
+    if len(tokens) != sum(rows):
+        raise AssayError(f"{path}: {len(tokens)} tokens for calls of {rows} rows; give the ids of all calls")
+    return replace(joined, tokens=tuple(tokens), positions=tuple(range(len(tokens))))
 
 
 def _with_tokens(arrays: Arrays) -> Arrays:

@@ -1,7 +1,8 @@
 """Reads the JSON of transformers' `model_addition_debugger`: a tree of modules with what went in and came out.
 
 A value is printed (all of it, or the ends of its axes) or lies in a safetensors file beside the tree; the summary has
-statistics only. Modules with children have no output of their own, so the inputs of four modules are read as well.
+statistics only. A module with children has no output in the file, so its value is read as the input of the module that
+follows it (`_READ_INPUTS`).
 """
 
 from __future__ import annotations

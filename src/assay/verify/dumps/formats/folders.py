@@ -9,21 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.dumps.formats.array_dumps import from_arrays
+from assay.verify.dumps.formats.call_steps import join_steps
 from assay.verify.dumps.formats.module_names import TOKENS
 from assay.verify.dumps.formats.numpy_files import MAX_MEMBERS, Arrays, file_array
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.tensor_protos import database_arrays, proto_array
 from assay.verify.dumps.formats.torch_files import torch_arrays
-from assay.verify.dumps.observation import Dump, Observation
+from assay.verify.dumps.observation import Dump
 
 Array = NDArray[Any]
 _NEURON = re.compile(r"captured_tensors_(?P<phase>[a-z]{2,8})_step_(?P<step>\d{1,9})_module_(?P<name>.{1,200})")
@@ -31,7 +30,7 @@ _NEURON = re.compile(r"captured_tensors_(?P<phase>[a-z]{2,8})_step_(?P<step>\d{1
 
 @dataclass(frozen=True)
 class FileTags:
-    """What a file's name says of the value in it."""
+    """Name, step and rank of a value, as the name of its file states them."""
 
     name: str
     step: int = 0
@@ -148,51 +147,3 @@ def _step(path: Path, arrays: Arrays) -> Dump:
         found = from_arrays(path, arrays)
         return found if "positions" in arrays else replace(found, positions=())
     return from_arrays(path, {name: array for name, array in arrays.items() if name != "positions"})
-
-
-def join_steps(parts: list[Dump], notes: tuple[str, ...]) -> Dump:
-    """One dump of all steps; row t of a value is the token at index t of the whole sequence."""
-    first = parts[0]
-    if len(parts) == 1:
-        return replace(
-            first, notes=(*notes, *first.notes), positions=first.positions or tuple(range(len(first.tokens)))
-        )
-    if not all(part.tokens for part in parts):
-        note = f"{len(parts)} steps were dumped, not all with input_ids; only the first step was read"
-        return replace(first, notes=(*notes, note, *first.notes))
-    tokens, positions = list[int](), list[int]()
-    found: list[Observation] = []
-    for part in parts:
-        rows = len(tokens), len(tokens) + len(part.tokens)
-        found += [replace(obs, rows=rows) for obs in part.observations]
-        tokens += part.tokens
-        positions += part.positions or range(*rows)
-    found = _whole_arrays(found, parts)
-    steps = tuple(len(part.tokens) for part in parts)
-    every = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    return replace(
-        first, tokens=tuple(tokens), positions=tuple(positions), steps=steps, observations=tuple(found),
-        notes=(*notes, *every),
-    )  # fmt: skip
-
-
-def _whole_arrays(found: list[Observation], parts: list[Dump]) -> list[Observation]:
-    """Arrays that every step has, with a row for each of its tokens, as one array of all rows."""
-    by_name: dict[str, list[Observation]] = {}
-    for obs in found:
-        by_name.setdefault(obs.foreign, []).append(obs)
-    out: list[Observation] = []
-    for several in by_name.values():
-        shapes = [obs.shape or () for obs in several]
-        rows = [shape[0] if len(shape) > 1 else -1 for shape in shapes]
-        same = len({shape[1:] for shape in shapes}) == 1 and rows == [len(part.tokens) for part in parts]
-        if not same:
-            out += several
-            continue
-        data = partial(_stacked, several)
-        out.append(replace(several[0], data=data, rows=None, shape=(sum(rows), *shapes[0][1:])))
-    return out
-
-
-def _stacked(several: list[Observation]) -> Array:
-    return np.concatenate([obs.array() for obs in several])

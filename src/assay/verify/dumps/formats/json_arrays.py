@@ -18,15 +18,16 @@ import numpy as np
 
 from assay.errors import AssayError
 from assay.verify.dumps.formats.array_dumps import from_arrays
+from assay.verify.dumps.formats.call_steps import join_calls, join_steps, rows_of_call
 from assay.verify.dumps.formats.field_checks import is_whole, token_list
-from assay.verify.dumps.formats.folders import join_steps
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS
 from assay.verify.dumps.observation import Dump
 
 MAX_BYTES = 1 << 28
 MAX_ARRAYS = 1 << 16
 _VALUES = ("data", "values", "value", "array", "tensor", "vals", "v", "x")
-_NAMES = ("node", "name", "tensor", "key", "op", "at", "stage", "what", "label")
+_NAMES = ("node", "name", "tensor", "key", "op", "at", "stage", "what", "label", "var", "variable", "v")
+_ROWS = ("rows", "tokens", "n_tokens", "n_rows", "seq", "seq_len", "T")  # where a record gives rows in place of a shape
 _CALLS = ("call", "step", "pass", "forward", "phase", "iter")
 _LAYERS = ("layer", "block", "blk", "il", "l")
 _PROMPT = re.compile(r"prompt|input|context|^ids$", re.IGNORECASE)
@@ -64,7 +65,7 @@ def read_json_arrays(path: Path) -> Dump:
             count += 1
             if count > MAX_ARRAYS:
                 raise AssayError(f"{path}: more than {MAX_ARRAYS} arrays")
-            shape = tuple(record["shape"])
+            shape = tuple(_shape(record, key))
             array = np.asarray([np.nan if x is None else x for x in record[key]], np.float64).reshape(shape)
             call = next((str(record[k]) for k in _CALLS if k in record), "")
             calls.setdefault(call, {}).setdefault(_name(record, key), (shape, partial(np.asarray, array)))
@@ -78,8 +79,10 @@ def _joined(path: Path, parts: list[dict[str, Any]], tokens: list[int], made: li
     for name, listed in (("tokens", tokens), ("generated ids", made)):
         if listed:
             token_list(str(path), name, listed)
-    rows = [_rows(part) for part in parts]
+    rows = [rows_of_call(shape for shape, _ in part.values()) for part in parts]
     notes: tuple[str, ...] = ()
+    if len(parts) > 1 and not tokens and not made and rows[0] > 1:  # one row may be the prompt's last
+        return join_calls([from_arrays(path, part) for part in parts], rows)
     if len(parts) > 1:
         if sum(rows) == len(tokens) + len(made):
             tokens = [*tokens, *made]
@@ -109,15 +112,21 @@ def _record(line: bytes) -> Record | None:
 
 def _array_key(record: Record) -> str:
     """The field with all values of the shape that the record gives; empty if it has none, or no name."""
-    shape = record.get("shape")
-    if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(is_whole(n) and n > 0 for n in shape):
-        return ""
-    size = math.prod(shape)
     for key in _VALUES:
         data = record.get(key)
-        if isinstance(data, list) and len(data) == size and all(map(_is_number, data)):
-            return key if _name(record, key) else ""
+        if isinstance(data, list) and (shape := _shape(record, key)):
+            good = len(shape) <= 4 and all(is_whole(n) and n > 0 for n in shape) and math.prod(shape) == len(data)
+            if good and all(map(_is_number, data)):
+                return key if _name(record, key) else ""
     return ""
+
+
+def _shape(record: Record, key: str) -> list[Any]:
+    """The shape of a record's values, or [rows, values of a row] where it gives the number of rows; else empty."""
+    if isinstance(shape := record.get("shape"), list):
+        return shape
+    rows, size = next((record[k] for k in _ROWS if is_whole(record.get(k))), 0), len(record[key])
+    return [rows, size // rows] if rows > 0 and size % rows == 0 and size > rows else []
 
 
 def _is_number(x: Any) -> bool:
@@ -135,8 +144,3 @@ def _name(record: Record, values: str) -> str:
 def _ids(record: Record, words: re.Pattern[str], names: tuple[str, ...]) -> list[int]:
     lists = {k: v for k, v in record.items() if isinstance(v, list) and v and all(map(is_whole, v))}
     return next((v for k, v in lists.items() if k in names or words.search(k)), [])
-
-
-def _rows(part: dict[str, Any]) -> int:
-    rows = [shape[0] for shape, _ in part.values() if len(shape) > 1]
-    return max(set(rows), key=rows.count) if rows else 1

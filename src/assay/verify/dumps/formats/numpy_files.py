@@ -13,7 +13,8 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,8 @@ from assay.verify.dumps.formats.element_types import as_numbers
 from assay.verify.dumps.formats.recent_arrays import RecentArrays
 
 Array = NDArray[Any]
-Arrays = dict[str, tuple[tuple[int, ...], Callable[[], Array]]]  # name -> shape, and a function that reads it
+Member = tuple[tuple[int, ...], Callable[[], Array]]  # the shape, and a function that reads the array
+Arrays = dict[str, Member]
 MAX_AXES = 8
 MAX_MEMBERS = 1 << 16
 MAX_INFLATED = 1 << 27  # bytes of one compressed member
@@ -37,6 +39,10 @@ _DESCR = re.compile(rb"""['"]descr['"]\s{0,9}:\s{0,9}['"]([<>|=]?[a-zA-Z][0-9]{0
 _ORDER = re.compile(rb"""['"]fortran_order['"]\s{0,9}:\s{0,9}(True|False)""")
 _SHAPE = re.compile(rb"""['"]shape['"]\s{0,9}:\s{0,9}\(([0-9, ]{0,200})\)""")
 _box = Box("archive", Path(__file__).with_name("inflate.py"))
+
+
+class NoNumbers(AssayError):
+    """An array of texts, flags or objects."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def header(where: str, start: bytes, size: int) -> Header:
     except TypeError:
         dtype = np.dtype(bool)
     if dtype.kind not in "fiu" and dtype != np.dtype("V2"):
-        raise AssayError(f"{where}: must hold numbers (found dtype {descr[1].decode()})")
+        raise NoNumbers(f"{where}: must hold numbers (found dtype {descr[1].decode()})")
     if len(dims) > MAX_AXES:
         raise AssayError(f"{where}: {len(dims)} axes (expected at most {MAX_AXES})")
     found = Header(dtype, dims, order[1] == b"True", at + length)
@@ -101,9 +107,20 @@ def read_raw(where: str, path: Path, offset: int, count: int, dtype: str | np.dt
 
 def folder_arrays(path: Path) -> Arrays:
     """The .npy files of a folder."""
+    return _with_numbers((file.stem, partial(file_array, file)) for file in sorted(path.glob("*.npy")))
+
+
+def _with_numbers(members: Iterable[tuple[str, Callable[[], Member]]]) -> Arrays:
+    """The arrays that hold numbers. Texts, flags and objects beside them, such as a name or a mask, are left out."""
     arrays: Arrays = {}
-    for file in sorted(path.glob("*.npy")):
-        arrays[file.stem] = file_array(file)
+    other: NoNumbers | None = None
+    for name, read in members:
+        try:
+            arrays[name] = read()
+        except NoNumbers as error:
+            other = other or error
+    if other is not None and not arrays:
+        raise other
     return arrays
 
 
@@ -128,16 +145,17 @@ def archive_arrays(path: Path) -> Arrays:
         raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
     if len(members) > MAX_MEMBERS:
         raise AssayError(f"{path}: {len(members)} arrays (expected at most {MAX_MEMBERS})")
-    arrays: Arrays = {}
+    names = Counter(m.filename[:-4] for m in members)
+    if twice := [name for name, n in names.items() if n > 1]:
+        raise AssayError(f"{path}: {twice[0]}: the name appears twice")
     recent = RecentArrays()
-    for member in members:
-        name = member.filename[:-4]
+
+    def read(name: str, member: zipfile.ZipInfo) -> Member:
         where = f"{path}: {name}"
-        if name in arrays:
-            raise AssayError(f"{where}: the name appears twice")
         found = header(where, member_bytes(where, path, member, _MAX_HEADER), member.file_size)
-        arrays[name] = found.shape, partial(recent.get, name, partial(_read_member, where, path, member, found))
-    return arrays
+        return found.shape, partial(recent.get, name, partial(_read_member, where, path, member, found))
+
+    return _with_numbers((m.filename[:-4], partial(read, m.filename[:-4], m)) for m in members)
 
 
 def _read_member(where: str, path: Path, member: zipfile.ZipInfo, found: Header) -> Array:

@@ -31,7 +31,7 @@ class PickledName:
 
 @dataclass(eq=False)
 class PickledObject:
-    """What a call would have made: the function, its arguments, and the items and state that were set afterwards."""
+    """Stands for a call's result: the function, its arguments, and the items and state that were set afterwards."""
 
     made_by: str
     args: tuple[Any, ...] = ()

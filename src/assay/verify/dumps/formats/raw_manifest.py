@@ -1,7 +1,7 @@
 """Reads raw numbers with a description beside them: a manifest of one or several files, or the files' own names.
 
 `manifest_records.py` reads the text of a manifest. Here a record becomes an entry: a file, a name, a shape, a type.
-What a manifest leaves open is decided by the size of its file: whether offsets and sizes count bytes or elements, and
+The size of the file decides what its manifest leaves open: whether offsets and sizes count bytes or elements, and
 which type the numbers have. Without offsets, the arrays follow each other.
 
     an entry for each token (`tok`, `pos`, `row`)    the rows of one name are joined
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.verify.dumps.formats.array_dumps import from_arrays
+from assay.verify.dumps.formats.call_steps import join_steps
 from assay.verify.dumps.formats.element_types import STORED, as_numbers, element_type, half_type
 from assay.verify.dumps.formats.field_checks import token_list
-from assay.verify.dumps.formats.folders import join_steps
 from assay.verify.dumps.formats.manifest_records import DATA, Record, manifest_records, text_records, whole_numbers
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS
 from assay.verify.dumps.formats.numpy_files import MAX_AXES, MAX_MEMBERS, Arrays, read_raw

@@ -49,6 +49,8 @@ def choose_readings(
 
     def distance(obs: Observation, rows: Rows) -> float:
         value, axis = values[obs.name], token_axis(graph, obs.name)
+        if not rows_of(value, axis, rows).size:
+            return math.inf  # a row behind the prompt
         expected = measure(replace(obs, rows=rows), value, axis, width)
         if len(expected) != len(obs.target()):
             return math.inf

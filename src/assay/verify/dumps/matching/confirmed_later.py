@@ -14,7 +14,7 @@ values may be a fault's.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -43,17 +43,18 @@ _APART = 0.02  # of the shown values' size: enough for a line that has the value
 _RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend would show more in the sum
 _SHOWS = 5 * _RIGHT  # a change that a right print would not have
 _TRIED = 2  # prints of one statement, and later prints of each, for which the change is computed
-_ENOUGH = 3.0  # shown values that make a print right; a statistic counts one
+_ENOUGH = 3.0  # shown values of later prints that are right; a statistic counts one
 _SMALL = 20_000_000  # weights of a model whose layers are all compared; those of a larger one take seconds to compute
 _LAYERS = 3  # layers of a larger model that are compared: a print statement does the same in every layer
 
 
 def leave_refuted(
-    observations: Sequence[Observation], model: Model, truth: Definition, n: int
+    observations: Sequence[Observation], model: Model, truth: Definition, n: int, singly: bool = False
 ) -> tuple[list[Observation], list[str]]:
     """The observations without those that later values refute, or with the node whose values they have, and notes.
 
     A print statement that is right in some layer or row is kept whole: `repeated_prints.py` chooses among its prints.
+    Behind that choice each line of words is refuted `singly`. A node's own name stays.
     """
     compared = _compared(observations, model)
     if len(compared) < 2:
@@ -65,18 +66,19 @@ def leave_refuted(
         lines.setdefault((obs.where, obs.name), []).append(obs)
     off = [o for many in lines.values() for o in _off(many, errors, _APART)]
     far = {id(o) for many in lines.values() for o in _off(many, errors, _OFF)}
-    right = _right([o for o in compared if errors[id(o)] <= _RIGHT], model.graph) if off else []
+    doubted = {id(o) for o in off}
+    sure = [o for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted] if off else []
+    right = [o for o in sure if not model.graph[o.name].has(Trait.INDICES)]
     sources = {name: model.graph.ancestors([name]) for name in {o.name for o in right}}
     later = [(o, sources[o.name]) for o in right]
     witnesses = {id(o): found for o in off if (found := _witnesses(o, later, n))}
     refuted = [o for o in off if id(o) in witnesses]
-    doubted = {id(o) for o in off}
-    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted}
+    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted and not singly}
     notes: list[str] = []
     changed: dict[int, Observation | None] = {}
     statements: dict[tuple[str, str], list[Observation]] = {}
     for obs in refuted:
-        if _phrase(obs) not in sound:
+        if _phrase(obs) not in sound and (obs.template or not singly):
             statements.setdefault(_phrase(obs)[:2], []).append(obs)
     for (template, role), many in statements.items():
         if not any(_would_show(o, witnesses[id(o)], model, truth) for o in many[:_TRIED]):
@@ -88,15 +90,35 @@ def leave_refuted(
             phrases = {_phrase(o) for o in many}
         if not many:
             continue
-        for obs in (o for o in observations if o.kind != "values" and _phrase(o) in phrases):
+        told = many if singly else [o for o in observations if o.kind != "values" and _phrase(o) in phrases]
+        for obs in told:
             name = join(other, split(obs.name)[1]) if other else ""
             changed[id(obs)] = replace(obs, name=name) if name in model.graph else None
         what = f"read as {other}, whose values these are" if other else "not used"
         said = f"lines like {template!r}" if template else many[0].name
         kinds = ", ".join(dict.fromkeys(kind for _, _, kind in map(_phrase, many)))
         notes.append(f"{said}: {kinds} {what}; they are not {role}'s, and what is computed from it is right")
+    if singly:
+        changed |= dict.fromkeys(_second_prints(compared, errors))
     kept = (changed.get(id(o), o) for o in observations)
     return [o for o in kept if o is not None], notes
+
+
+def _second_prints(compared: Sequence[Observation], errors: dict[int, float]) -> list[int]:
+    """Prints that are off beside another one of the same node, rows and kind that is right, on one line."""
+    prints: dict[tuple[Any, ...], list[Observation]] = {}
+    for obs in compared:
+        if obs.template:
+            prints.setdefault((obs.where, obs.name, obs.rows, obs.kind), []).append(obs)
+    several = [many for many in prints.values() if any(errors[id(o)] <= _RIGHT for o in many)]
+    return [id(o) for many in several for o in many if errors[id(o)] > _RIGHT]
+
+
+def any_is_right(observations: Sequence[Observation], model: Model, truth: Definition) -> bool:
+    """Has a print of the first layers the values of this model?"""
+    early = [o for o in _compared(observations, model) if (split(o.name)[1] or 0) < _LAYERS]
+    values = truth({o.name for o in early})
+    return _weight([o for o in early if _error(o, values[o.name], model) <= _RIGHT]) >= _ENOUGH
 
 
 def _off(line: Sequence[Observation], errors: dict[int, float], limit: float) -> list[Observation]:
@@ -164,17 +186,9 @@ def _error(obs: Observation, value: Array, model: Model) -> float:
     return float(np.max(beyond) / (size + 1e-30))
 
 
-def _right(observations: Iterable[Observation], graph: Graph) -> list[Observation]:
-    """One observation for each print with enough values that are right."""
-    prints: dict[tuple[str, Any, str], list[Observation]] = {}
-    for obs in observations:
-        if not graph[obs.name].has(Trait.INDICES):
-            prints.setdefault((obs.name, obs.rows, obs.where), []).append(obs)
-    return [many[0] for many in prints.values() if _weight(many) >= _ENOUGH]
-
-
 def _witnesses(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> list[Observation]:
-    """Later prints that are right and computed from this node, in these rows or in rows that attend to them."""
+    """Later prints that are right and computed from this node, in these rows or in rows that attend to them; none where
+    they show too few values."""
     start, stop = obs.rows or (0, n)
     layer = split(obs.name)[1]
     found = []
@@ -185,7 +199,7 @@ def _witnesses(obs: Observation, right: Sequence[tuple[Observation, Collection[s
         behind = end >= stop and (layer is None or at is None or at > layer)
         if obs.name in sources and obs.name != later.name and (same_rows or behind):
             found.append(later)
-    return found
+    return found if _weight(found) >= _ENOUGH else []
 
 
 def _would_show(obs: Observation, witnesses: Sequence[Observation], model: Model, truth: Definition) -> bool:
@@ -201,7 +215,8 @@ def _would_show(obs: Observation, witnesses: Sequence[Observation], model: Model
         flat = np.roll(flat, 1) * (1 + _OFF)  # a statistic says only that the values are others
     part[...] = flat.reshape(part.shape)
     order = {node.name: i for i, node in enumerate(graph)}
-    for later in sorted(witnesses, key=lambda o: order[o.name])[:_TRIED]:
+    lists_first = sorted(witnesses, key=lambda o: (o.kind in STATISTICS, order[o.name]))
+    for later in lists_first[:_TRIED]:
         found = truth.after(obs.name, value, later.name)
         axis = token_axis(graph, later.name)
         right, now = (measure(later, v, axis, width) for v in (truth([later.name])[later.name], found))

@@ -1,7 +1,7 @@
 """Rows behind the prompt: a log that gives positions shows decode steps as rows that the prompt does not have.
 
 The token of such a row is the one that the log gives at its position, or the next of the ids that it lists, or the best
-logit of the row before.
+logit of the row before. A log that gives an id at each position from 0 on, and no prompt, was fed these ids.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _ROW = 32  # logits: fewer are the first of a row, and seldom have its best
 
 def split_decode_rows(dump: Dump, given: Sequence[int]) -> Dump:
     """The dump with rows behind the prompt as decode steps; unchanged where a token of theirs is unknown."""
+    if dump.log and not dump.tokens and not given:
+        dump = _fed_from_the_start(dump)
     n = len(dump.tokens or given)
     behind = [o for o in dump.observations if o.rows is not None and o.rows[0] >= n]
     if not dump.log or dump.later or not n or not behind:
@@ -33,6 +35,14 @@ def split_decode_rows(dump: Dump, given: Sequence[int]) -> Dump:
     unread = tuple(o for o in dump.unread if o.rows is None or o.rows[0] < n)
     kept = tuple(o for o in dump.observations if not any(o is other for other in behind))
     return replace(dump, observations=kept, unread=unread, later=tuple(steps))
+
+
+def _fed_from_the_start(dump: Dump) -> Dump:
+    """The dump with the ids beside its positions 0, 1, 2, … as its tokens; unchanged without two of them."""
+    n = next(i for i in range(len(dump.fed) + 1) if i not in dump.fed)
+    if n < 2 or n > MOST:
+        return dump
+    return replace(dump, tokens=tuple(dump.fed[i] for i in range(n)), positions=tuple(range(n)), steps=(n,))
 
 
 def _token(dump: Dump, at: int, n: int) -> int | None:

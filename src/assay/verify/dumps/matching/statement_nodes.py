@@ -111,7 +111,7 @@ def assign_nodes(
 def as_in_prompt(
     seen: Sequence[Observation], printed: Sequence[Observation], read: Sequence[Observation]
 ) -> list[Observation]:
-    """What a decode step shows, with the nodes that its statements have in the prompt: `printed` was read as `read`.
+    """Values of a decode step, at the nodes of the same statements in the prompt: `printed` was read as `read`.
 
     A print statement writes the same node in every step, and the values of a wrong step would match nothing.
     """
@@ -247,7 +247,7 @@ class _Nodes:
         for node in graph:
             role, layer = split(node.name)
             early = layer in self._layers if layer is not None else _is_early(graph, node.name)
-            if early and _has_rows(graph, node.name):
+            if early and has_rows(graph, node.name):
                 self._roles.setdefault(role, {})[-1 if layer is None else layer] = node.name
         self._values: dict[str, Array] = {}
         self._places = {node.name: i for i, node in enumerate(graph)}
@@ -390,6 +390,6 @@ def _is_early(graph: Graph, name: str) -> bool:
     return not any(split(other)[1] is not None for other in graph.ancestors([name]))
 
 
-def _has_rows(graph: Graph, name: str) -> bool:
+def has_rows(graph: Graph, name: str) -> bool:
     shape = graph.shapes[name]
     return "T" in shape and "S" not in shape and not graph[name].has(Trait.INDICES | Trait.CACHES | Trait.SHOWS_STATE)

@@ -19,6 +19,9 @@ STATISTIC_WORDS = {
     "absmax": "absmax", "maxabs": "absmax", "amax": "absmax", "linf": "absmax", "maxmagnitude": "absmax",
     "largestmagnitude": "absmax",
     "absmean": "absmean", "meanabs": "absmean", "absavg": "absmean", "avgabs": "absmean",
+    "sumsq": "squares", "sqsum": "squares", "sumsquares": "squares", "sumofsquares": "squares", "ssq": "squares",
+    "ss": "squares", "normsq": "squares", "l2sq": "squares", "norm2sq": "squares", "sumsqr": "squares",
+    "abssum": "abssum", "sumabs": "abssum", "l1norm": "abssum", "asum": "abssum",
     "μ": "mean", "µ": "mean", "σ": "std",
 }  # fmt: skip
 # With one of these before it, `norm` is a statistic; else it is a node: attn_norm, final_norm.

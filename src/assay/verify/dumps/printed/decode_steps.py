@@ -3,7 +3,7 @@
 --- decode step 1, token 64, n_past 8      a heading of a step
 {"event": "decode", "step": 1, "token": 130}
 step 1 tokens=1 feeding=[138]
-forward([253]) nPast=7                     a call with its ids
+forward([253]) nPast=7                     a call with its ids; without nPast, a call of one id behind the prompt
 {"phase": "decode", "position": 14, "token": 382}
 G pos=13 in=395 …                          the id at a position, beside values
 {"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
@@ -32,7 +32,7 @@ _FEEDING = re.compile(
 _CALL = re.compile(
     r"^\W{0,6}(?:forward|eval|decode|predict|infer|run|step|call)\w{0,12}\W{0,4}[\[(]\s{0,4}"
     r"(\d{1,7}(?:\s{0,4},\s{0,4}\d{1,7}){0,400})\s{0,4}[\])]"
-    r"[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b",
+    r"(?:[^\d]{0,40}\b(?:n_?past|past|pos|position|start_?pos|offset)\W{0,3}(\d{1,7})\b|\W{0,6}$)",
     re.IGNORECASE,
 )
 # The same inside a record or behind a name: {"event":"decode","step":1,"token":130}, msg="step" phase=gen1 token=104
@@ -47,7 +47,10 @@ _NO_STEP = re.compile(
 _POSITION = re.compile(
     r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
 )
-_FED = re.compile(r"\b(?:token|tok|in|fed|input|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w])", re.I)
+_FED = re.compile(
+    r"\b(?:token|tok|in|fed|input|id|token_?id|input_?id|ids)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,3},\s{0,3}\d)",
+    re.I,
+)
 _SAMPLED = re.compile(
     r"\b(?:chosen|sampled?|picked?|next(?:[ _]?token)?|selected|argmax|greedy)\b[\"']?\W{0,5}"
     r"(?:(?:token|id|tok)\b[\"']?\W{0,4})?(\d{1,7})\b(?!\.\d|\w)",
@@ -65,7 +68,7 @@ _LONGEST = 400
 
 @dataclass
 class DecodeSteps:
-    """What the lines so far say about tokens behind the prompt."""
+    """Tokens behind the prompt, as the lines so far state them."""
 
     fed: dict[int, int] = field(default_factory=dict)  # id by position
     listed: tuple[int, ...] = ()  # all of them, in order
@@ -112,7 +115,7 @@ def step_of(line: str) -> int | None:
     return int(m[1]) if m else None
 
 
-def call_of(line: str) -> tuple[tuple[int, ...], int] | None:
-    """The ids of a call, and how many tokens precede them."""
+def call_of(line: str, past: int) -> tuple[tuple[int, ...], int] | None:
+    """The ids of a call, and how many tokens precede them: `past` where the call does not say."""
     m = _CALL.match(line)
-    return (tuple(map(int, m[1].split(","))), int(m[2])) if m else None
+    return (tuple(map(int, m[1].split(","))), past if m[2] is None else int(m[2])) if m else None

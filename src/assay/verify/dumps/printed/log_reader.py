@@ -15,6 +15,7 @@ from pathlib import Path
 
 from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
@@ -30,6 +31,7 @@ from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.nested_documents import one_record_a_line
 from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.patterns import Pattern
+from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns, with_index
@@ -43,7 +45,6 @@ _OF_AN_ARRAY = {
     "tensor", "array", "shape", "dtype", "float", "float32", "float16", "bfloat16", "half", "torch", "np", "jnp",
 }  # fmt: skip
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: its headings do not reach into the next cell
-_NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _TOKEN = re.compile(r"\btok(?:en)?\s{0,3}[#:=\[]?\s{0,3}(\d{1,6})\b[^\d.]{1,16}(\d{1,7})\b(?!\.\d)", re.IGNORECASE)
 # A member of a printed configuration: Cfg { n_layer: 30, n_head: 9, dim: 576, ffn: 1536, eps: 1e-5 }
 _SIZE = re.compile(
@@ -53,23 +54,14 @@ _SIZE = re.compile(
     re.IGNORECASE,
 )
 _SIZES = 5  # such members make a line a configuration
-_FILE = re.compile(r"[\w./\\+-]{1,200}\.gguf\b")
-_MORE = re.compile(r"\.\.\. \d{1,9} more items?")  # of Node's console.log
-# |x| L0 att 2.40834  mlp 4.49643: the lengths of x at these places
-_LENGTHS = re.compile(
-    r"\s{0,8}\|{1,2}[A-Za-z]\w{0,7}\|{1,2}\s{1,8}"
-    r"((?:layer \d{1,4}: )?(?:[A-Za-z]\w{0,30}\s{1,16}\d{1,9}\.\d{1,12}\s{0,16}){1,12})"
-)
-_NAMED_NUMBER = re.compile(r"([A-Za-z]\w{0,30})\s{1,16}(\d{1,9}\.\d{1,12})")
-_LEGEND = re.compile(r"=\s{0,3}l2\b(?!\s{0,3}[=:\w])")
 _DECIMAL = re.compile(r"\d\.\d")
-_LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
-_PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
-# ' upon' (407) 18.460 p=0.9826: the text of a token, its id, its logit
-_TEXT_FIRST = re.compile(
-    r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
-    r"(?:\s{0,3}[\[(]?p\s?=\s?[\d.e-]{1,12}\s?%?[\])]?)?"
+# layer 0: attn 1.2345 | mlp 2.3456: a number each of the statistic that a title names
+_NAMED_RUN = re.compile(
+    r"(\s{0,8}(?:(?:layer|block|blk|l)[ _]?\d{1,3}\s{0,3}[:|]?\s{1,8})?)"
+    r"((?:[A-Za-z]\w{0,30}\s?[=:]?\s{1,8}\d{1,9}\.\d{1,12}\s{0,8}[|,;]?\s{0,8}){2,16})",
+    re.IGNORECASE,
 )
+_NAMED_NUMBER = re.compile(r"([A-Za-z]\w{0,30})\s?[=:]?\s{1,8}(\d{1,9}\.\d{1,12})\s{0,8}[|,;]?")
 _WHOLE = re.compile(r"\s{2,40}\d{1,7}(?:\s{1,40}\d{1,7}){0,400}\s{0,40}")
 _LISTED = re.compile(r"\W{0,6}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}")
 _COUNTED = re.compile(r"\(\d{1,5}\)[\s:=]{0,4}\[?\s{0,4}\d")  # promptTokens (12) [1, 338, … or prompt ids (8): 1 403 …
@@ -123,26 +115,6 @@ def ids_of_line(line: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d{1,7}", m[1])) if m else ()
 
 
-def _plainer(line: str) -> str:
-    """The line with four habits rewritten: a layer -1, `x[-1]=` behind `x[0]=`, ids with their text and logit, and
-    `= l2` of a legend, which is the norm and no layer."""
-    if len(line) > 4000:
-        return line
-    line = _FILE.sub("file", line) if ".gguf" in line else line  # Q4_1 in its name is no query
-    line = _LEGEND.sub("= norm", line)
-    line = _MORE.sub("...", line) if " more item" in line else line
-    if m := _LENGTHS.fullmatch(line):
-        line = _NAMED_NUMBER.sub(r"\1 norm=\2 | ", m[1])
-    line = _NO_LAYER.sub("embd", line)  # [L-1] tok_emb: before layer 0
-    if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
-        line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
-    if len(_TEXT_FIRST.findall(line)) > 1:
-        line = _TEXT_FIRST.sub(r"\1:\2", line).replace("|", ",").replace("->", "top logits:", 1)
-    if len(_PIECES.findall(line)) > 1:
-        line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
-    return line
-
-
 def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
     told = list(dict.fromkeys(heads))
     if not told:
@@ -154,7 +126,7 @@ def _columns_note(heads: Sequence[str]) -> tuple[str, ...]:
 def _steps_of(
     reader: _LogReader,
 ) -> tuple[list[Observation], list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
-    """What the log shows of the prompt, with a name and without, and of each decode step below a heading."""
+    """Printed values of the prompt, named and unnamed, and those of each decode step below a heading."""
     found, unread, marks = reader.found, reader.unread, reader.steps
     if not marks or not marks[0][1]:
         return found, unread, ()
@@ -193,7 +165,7 @@ class _LogReader:
 
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
-        line = _plainer(line) if block is None else line
+        line = self._with_statistic(plainer(line)) if block is None else line
         if block is None and self.decoding.look(line):
             return
         step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None
@@ -240,6 +212,14 @@ class _LogReader:
             self.context = replace(self.context, possible_row=row)  # prose, or beside the tokens
         self.sides |= {s for s in (statement.side, self.context.side) if s}
 
+    def _with_statistic(self, line: str) -> str:
+        """The line with the statistic of the title above before each number that stands behind a name."""
+        m = _NAMED_RUN.fullmatch(line) if self.titles and len(line) < 1000 else None
+        if m is None or statistic(_NAMED_NUMBER.findall(m[2])[0][:1]):
+            return line
+        kind = title_statistic(list(self.titles)[-1:])
+        return m[1] + _NAMED_NUMBER.sub(rf"\1 {kind}=\2 | ", m[2]) if kind else line
+
     def _with_second_reading(
         self, line: str, statement: Statement, new: list[Observation], where: str
     ) -> list[Observation]:
@@ -274,7 +254,7 @@ class _LogReader:
         place = self.decoding.place(line)
         if place is not None and self.found and self.tokens and place[0] == len(self.tokens) + len(self.steps):
             return place[1]
-        call = call_of(line)
+        call = call_of(line, len(self.tokens) + len(self.steps))
         if call is None:
             return None
         ids, past = call
@@ -354,6 +334,9 @@ class _LogReader:
         if rows and not self.nth:
             self.ignored += unread_columns(self.table)
         self.nth += bool(rows)
+        for cells in rows:
+            if cells.fed is not None and cells.row is not None:
+                self.decoding.fed.setdefault(cells.row, cells.fed)
         for cells in rows if "layer" in self.table.columns else ():
             self.layer = self.layer if cells.layer is None else cells.layer
             cells.layer = self.layer if "" in cells.label else cells.layer  # an empty cell: the one above

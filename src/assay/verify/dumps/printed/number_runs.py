@@ -32,7 +32,7 @@ TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 EXPERTS = {"expert", "experts", "router", "routing", "moe"}  # their ids are no tokens
 ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}
 LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
-_POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean"}
+_POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean", "abssum", "squares"}
 _PLUS_MINUS = Mark("±")
 
 
@@ -56,7 +56,7 @@ def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> 
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
         elif not (
-            (_between(piece) or (piece is BAR and _real(run, lexemes, i)))
+            (_between(piece) or (piece is BAR and _real(run, lexemes, i) and not _is_field(run, lexemes, i)))
             and i + 1 < len(lexemes)
             and (isinstance(lexemes[i + 1], Number) or lexemes[i + 1] is DOTS)
         ):
@@ -73,6 +73,12 @@ def _real(run: Sequence[Lexeme], lexemes: Sequence[Lexeme], i: int) -> bool:
     """Whether a bar separates two numbers with decimals, so that they are one list."""
     near = (run[-1], lexemes[i + 1]) if run and i + 1 < len(lexemes) else ()
     return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
+
+
+def _is_field(run: Sequence[Lexeme], lexemes: Sequence[Lexeme], i: int) -> bool:
+    """Whether the one number before lexeme i has a name of its own: `r=2.5 | 0.1, 0.2`."""
+    named = len(run) == 1 and i > 1 and lexemes[i - 2] is ASSIGN
+    return named and lexemes[i + 2 : i + 3] == [COMMA]  # `row 0: 0.1 | 0.2 | 0.3` is one list
 
 
 def _between(piece: Lexeme) -> bool:

@@ -3,7 +3,7 @@
 Blanks match any blanks or none, `*` any text, letters in any case; a hole may have blanks before it and takes what its
 name says:
 
-  {rms} {mean} {min} {max} {sum} {std} {norm} {absmax} {absmean}    a number: that statistic
+  {rms} {mean} {min} {max} {sum} {std} {norm} {absmax} {absmean} {abssum}    a number: that statistic
   {first} {last}                       numbers apart by commas or blanks, up to `...`: the values at that end
   {top}                                pairs of token id and logit, in any brackets
   {index} {value}                      one value at an index          {id} {logit}     one token's logit

@@ -35,7 +35,7 @@ class Rule(Generic[Site, Result]):
 
 @dataclass
 class Doubts:
-    """Which rules with two readings applied in a line, and of which of them the second reading is wanted."""
+    """Rules that can read a line in two ways: those met in the line, and those whose second reading is to be taken."""
 
     second: frozenset[str] = frozenset()
     met: set[str] = field(default_factory=set)

@@ -21,6 +21,7 @@ from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
+_SQUARES = {"var": "std", "squares": "norm"}  # squares of statistics
 _ITEMS = 256  # values of one line; with more, all are about one node
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 
@@ -177,9 +178,9 @@ def _of_item(item: Quantity, name: str, row: int | None, common: dict[str, Any])
         yield from _of_list(item, row, observe)
     elif item.kind in ("at", "top"):
         yield observe(item.kind, tuple((i, n.value) for i, n in item.data), [n.half for _, n in item.data], row)
-    elif item.kind == "var" and item.data.value >= 0:
+    elif item.kind in _SQUARES and item.data.value >= 0:
         root, half = math.sqrt(item.data.value), item.data.half
-        yield observe("std", root, [half / (2 * root) if root else math.sqrt(half)], row)
+        yield observe(_SQUARES[item.kind], root, [half / (2 * root) if root else math.sqrt(half)], row)
     elif item.kind in STATISTICS:
         yield observe(item.kind, item.data.value, [item.data.half], row)
 

@@ -30,6 +30,7 @@ class Statement:
     row: int | None = None
     possible_row: int | None = None
     token_id: int | None = None  # The token whose logit may follow.
+    fed: int | None = None  # The token at this row.
     side: str = ""
     value_start: int = 0  # Number of words before the last value.
     outer_words: tuple[str, ...] = ()  # Words before the open brackets.

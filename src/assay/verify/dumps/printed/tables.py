@@ -325,7 +325,7 @@ class _RowReader:
             if column == "row" and "id" not in self.columns and whole is not None:
                 self.index = whole
         elif column == "id" and "row" in self.columns:
-            pass  # the token at that position
+            self.statement.fed = whole  # the token at that position
         elif column == "first" and whole is not None and "head" in split_words([head]) and len(self.columns) > 3:
             self.statement.label += ["head", str(whole)]  # an attention head
         elif column in ("index", "id") and whole is not None:

@@ -201,7 +201,7 @@ _PLACES = {"Qcur_normed": "Qcur", "Kcur_normed": "Kcur", "Qcur": "Qcur_normed", 
 
 @plant("qknorm-order", "norm and rotation exchanged, each under its own name", op=("rms_norm", "rope", "kq", "cache"))
 def own_names(c: Context, node: Node, p: float) -> Change | None:
-    """The norm shows the normed rotation, the rotation its bare value, and scores read the norm."""
+    """`Qcur_normed` holds norm(rope(q)), `Qcur` holds rope(q), and scores read `Qcur_normed`; the keys likewise."""
     query, key = sibling(c, node, "Qcur_normed"), sibling(c, node, "Kcur_normed")
     if query is None or key is None or not query.has(Trait.NORM) or not key.has(Trait.NORM):
         return None

@@ -38,6 +38,7 @@ class PixelHabits:
     corner: bool = False  # padding lies right and below only
     pad: tuple[float, float, float] | None = None  # another colour
     pad_zero: bool = False  # padding is added after normalising, as zeros
+    pad_first: bool = False  # mlp: a square is padded with the mean colour, then resized
     ceil: bool = False  # a free size is rounded up
     columns_first: bool = False  # tiles column by column
     overview_first: bool = False

@@ -88,6 +88,8 @@ def _plan(keys: ProjectorKeys, picture: Bytes, habits: PixelHabits) -> PicturePl
         return None
     if habits.filter and all(s.filter == habits.filter for s in scalings):
         return None
+    if habits.pad_first and (keys.projector != "mlp" or size[0] == size[1]):
+        return None
     if habits.ceil:
         unit = keys.patch * keys.merge
         if keys.min_tokens is None or plan.tiled or keys.projector in ("gemma3", "internvl", "mlp"):
@@ -107,6 +109,13 @@ def _scaled(keys: ProjectorKeys, canvas: _Canvas, to: Scaling, habits: PixelHabi
     if to.pad is None or (width, height) == to.size:
         values = _resized(canvas.values, *to.size, to.filter, habits)
         return _Canvas(values, np.ones((to.size[1], to.size[0]), bool))
+    if habits.pad_first:
+        side = max(width, height)
+        square = np.empty((side, side, 3), canvas.values.dtype)
+        square[:] = [int(255 * mean) for mean in keys.mean]
+        x, y = (side - width) // 2, (side - height) // 2
+        square[y : y + height, x : x + width] = canvas.values
+        return _Canvas(_resized(square, *to.size, to.filter, habits), np.ones((to.size[1], to.size[0]), bool))
     w, h = fitted_size((width, height), to.size)
     inner = _resized(canvas.values, w, h, to.filter, habits)
     values = np.empty((to.size[1], to.size[0], 3), inner.dtype)
@@ -167,7 +176,7 @@ _pixels("vis-bgr", "channels reversed after normalising", bgr="after")
 for _name in (*FILTERS, "nearest"):
     _pixels("vis-filter", f"{_name}", filter=_name)
 _pixels("vis-no-antialias", "the filter is not stretched when a side shrinks", antialias=False)
-_pixels("vis-stretch", "the ratio is not kept", ("gemma3", *QWEN), stretch=True)
+_pixels("vis-stretch", "the ratio is not kept", ("gemma3", "pixtral", *QWEN), stretch=True)
 _pixels("vis-pad-corner", "padding right and below only", corner=True)
 for _label, _colour in (
     ("grey, 127", GREY),
@@ -177,6 +186,7 @@ for _label, _colour in (
     CLIP_MEAN,
 ):
     _pixels("vis-pad-colour", f"padded with {_label}", pad=_colour)
+_pixels("vis-pad-colour", "padded before it is resized", ("mlp",), pad_first=True)
 _pixels("vis-pad-colour", "zeros after normalising", pad_zero=True)
 _pixels("vis-align-ceil", "the size is rounded up", ceil=True)
 _pixels("vis-tile-order", "tiles column by column", columns_first=True)
