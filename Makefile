@@ -17,7 +17,7 @@ ISAS := $(if $(filter-out run docs cases %/.installed,$(MAKECMDGOALS)),all,faste
 EDITABLE := -q --no-build-isolation -C cmake.define.ASSAY_ISAS=all -e
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize arm x86 fuzz axe soak witness score engines cases clean test-gpu site cluster-demo
+.PHONY: run test test-again test-fast lint docs sanitize arm x86 fuzz axe soak witness score engines cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -25,6 +25,11 @@ run: $(VENV)/.installed
 # One more process than two cores: some tests wait for servers.
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# The tests that failed in the last run, one after the other. More than ten are no accident of timing.
+test-again: $(VENV)/.test-installed
+	$(BIN)/python -m tests.failed_last --at-most 10
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-fast: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not long"

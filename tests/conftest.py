@@ -45,6 +45,12 @@ def _share_certificates() -> None:
             transports.create_ssl_context = cache(create)  # type: ignore[union-attr]
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """`failed_last.py` asks whether the run was whole."""
+    if not os.environ.get("PYTEST_XDIST_WORKER") and session.config.cache:
+        session.config.cache.set("assay/ended", int(exitstatus))
+
+
 def pytest_unconfigure() -> None:
     """Let the interpreter free them at its end: nanobind reports what is left over."""
     gc.unfreeze()

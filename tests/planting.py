@@ -20,9 +20,10 @@ from assay.engines.reference.weights import Weights
 from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.definition_values import Truth
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, token_axis
-from assay.verify.dumps.resolve import Truth, resolve
+from assay.verify.dumps.resolve import resolve
 from assay.verify.faults import FAULTS, Context, known_as, planted
 from tests.second_engine import Engine
 

@@ -86,9 +86,13 @@ DUMPS: dict[str, set[str]] = {
     "tracing": {"observation", "formats"},
     "state_rows": {"observation"},
     "unknown_names": {"observation", "finite", "naming", "matching", "tracing"},
+    "definition_values": {"observation", "state_rows"},
+    "token_checks": {"observation", "tracing"},
+    "node_translation": {"observation", "naming", "unknown_names"},
+    "node_axes": {"observation", "definition_values", "matching", "tracing", "unknown_names"},
     "resolve": {
-        "observation", "other_evidence", "finite", "naming", "matching", "state_rows", "tracing", "draft_tracing",
-        "unknown_names",
+        "observation", "other_evidence", "finite", "matching", "state_rows", "tracing", "draft_tracing",
+        "unknown_names", "definition_values", "token_checks", "node_translation", "node_axes",
     },
     "load": {"observation", "other_evidence", "reader_table", "formats", "printed", "matching", "resolve"},
 }  # fmt: skip

@@ -67,7 +67,7 @@ def test_a_slow_grammar_ends_and_an_honest_stream_does_not_wait(opened: Opened) 
     free = Job(prompt, GREEDY, 400, ignore_eos=True)
     worker.submit([Job(prompt, LIVELY, 400, constraint=hostile, ignore_eos=True)], [note])
     worker.submit([free], [honest.append])
-    assert over.wait(120)
+    assert over.wait(600)  # the grammar's budget is processor time, which other tests may take
     wait_until(lambda: bool(honest and honest[-1].finish), 120)
     assert slow[-1].finish == "error" and isinstance(slow[-1].error, GrammarError)
     assert "grammar: takes too long (more than 1 s of processor time for a token" in str(slow[-1].error)

@@ -8,9 +8,9 @@ import pytest
 
 from assay.errors import AssayError
 from assay.models import Model
+from assay.verify.dumps.definition_values import Truth
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.other_evidence import claims_of, different_sizes
-from assay.verify.dumps.resolve import Truth
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 

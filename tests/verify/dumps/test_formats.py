@@ -16,10 +16,11 @@ from assay.gguf import open_file
 from assay.graph import split
 from assay.models import Model, load
 from assay.verify.dumps.matching.layer_numbers import number_layers
+from assay.verify.dumps.matching.value_decisions import decide_by_values
 from assay.verify.dumps.naming.foreign_names import translate
+from assay.verify.dumps.node_translation import candidates
 from assay.verify.dumps.observation import Observation
 from assay.verify.dumps.printed.log_reader import read_log
-from assay.verify.dumps.resolve import candidates, decide_by_values
 from tests import tiny
 from tests.verify.dumps import formats, habits, kept_apart, strangers, unseen_formats
 from tests.verify.dumps.formats import Format, Meant, Run
