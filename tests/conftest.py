@@ -47,8 +47,9 @@ def _share_certificates() -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """`failed_last.py` asks whether the run was whole."""
-    if not os.environ.get("PYTEST_XDIST_WORKER") and session.config.cache:
-        session.config.cache.set("assay/ended", int(exitstatus))
+    kept = getattr(session.config, "cache", None)  # none under `-p no:cacheprovider`
+    if kept and not os.environ.get("PYTEST_XDIST_WORKER"):
+        kept.set("assay/ended", int(exitstatus))
 
 
 def pytest_unconfigure() -> None:
