@@ -30,16 +30,18 @@ gc.disable()  # until all is collected: nothing of it is garbage
 
 def pytest_collection_finish() -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them again and again."""
-    _share_certificates()
+    _prepare_httpx()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # tests leave few cycles, and a diagnosis makes millions of small objects
     gc.enable()
 
 
-def _share_certificates() -> None:
-    """httpx reads all certificates for every client, in 60 ms: the clients of a process share them."""
+def _prepare_httpx() -> None:
+    """Clients of a process share the certificates, which take 60 ms to read; they wait 60 s, for busy machines."""
     for package in ("httpx", "httpx2"):
+        if patience := getattr(sys.modules.get(f"{package}._config"), "DEFAULT_TIMEOUT_CONFIG", None):
+            patience.connect = patience.read = patience.write = patience.pool = 60.0
         transports = sys.modules.get(f"{package}._transports.default")
         if create := getattr(transports, "create_ssl_context", None):
             transports.create_ssl_context = cache(create)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.cli import parse, verb_parser, verbs
+from assay.cli import parse, serve, verb_parser, verbs
 from assay.cli.foreign_options import IGNORED, RENAMED
 from assay.errors import AssayError
 from assay.runtime.params import LIMITS, SamplerParams
@@ -290,3 +290,13 @@ def test_any_line_is_parsed_or_refused_in_one_line(data: st.DataObject) -> None:
         parse(verb, words)
     except AssayError as error:
         assert len(str(error)) < 4000
+
+
+@pytest.mark.parametrize(("option", "other", "reason"), serve._EXCLUSIVE)
+def test_options_of_serve_that_exclude_each_other(option: str, other: str, reason: str, tmp_path: Path) -> None:
+    """Each pair is refused before a model is opened; a value is given to the options that take one."""
+    verb = verb_parser("serve")._option_string_actions
+    words = [w for name in (option, other) for w in ([name] if verb[name].nargs == 0 else [name, "1"])]
+    cluster = ["--cluster", "local:2"] if other == "--split" else []
+    with pytest.raises(AssayError, match=f"{option}: not with {other}: {reason}"):
+        serve.run(parse("serve", [str(tmp_path / "m.gguf"), *words, *cluster]))

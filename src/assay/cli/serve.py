@@ -28,6 +28,16 @@ EXAMPLE = """
 assay serve
 assay serve smollm2 other.gguf --port 8000 --api-key "$KEY" --models-memory 4G
 """
+# Pairs of options that exclude each other, and why.
+_EXCLUSIVE = (
+    ("--receipts", "--lora", "a receipt does not name adapters"),
+    ("--browser", "--lora", "a page computes no adapters"),
+    ("--receipts", "--context-shift", "a receipt holds one context"),
+    ("--context-shift", "--cluster", "replicas end an answer where its context is full"),
+    ("--lora", "--cluster", "replicas have no adapters"),
+    ("--mmproj", "--split", "stages take no pictures"),
+    ("--cache-dir", "--cluster", "replicas keep their prefixes in memory"),
+)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -164,36 +174,53 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
-    from assay.runtime.cache_folder import DEFAULT_BYTES
-    from assay.runtime.opening import OpenOptions
     from assay.serve.http.connection import is_loopback
-    from assay.serve.limits import ServerLimits
-    from assay.serve.server import Config
     from assay.serve.server import run as serve
 
-    if args.receipts is not None and args.lora:
-        raise AssayError("--receipts: not with --lora: a receipt does not name adapters")
-    if args.browser and args.lora:
-        raise AssayError("--browser: not with --lora: a page computes no adapters")
-    if args.context_shift and args.receipts is not None:
-        raise AssayError("--receipts: not with --context-shift: a receipt holds one context")
-    if args.context_shift and args.cluster is not None:
-        raise AssayError("--context-shift: not with --cluster: replicas end an answer where its context is full")
-    if args.lora and args.cluster is not None:
-        raise AssayError("--lora: not with --cluster: replicas have no adapters")
-    if args.mmproj and args.split:
-        raise AssayError("--mmproj: not with --split: stages take no pictures")
-    if args.cache_dir is not None and args.cluster is not None:
-        raise AssayError("--cache-dir: not with --cluster: replicas keep their prefixes in memory")
+    for option, other, reason in _EXCLUSIVE:
+        if _given(args, option) and _given(args, other):
+            raise AssayError(f"{option}: not with {other}: {reason}")
     key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
     if key is not None and not key.strip():
         raise AssayError("--api-key: is empty; give a key, or leave the option out")
+    config = _config(args, key)
+    if key is None and not is_loopback(args.host):
+        print(f"assay: warning: --host {harmless(args.host)}: every machine that reaches this port may use the server; "
+              "give --api-key-file", file=sys.stderr)  # fmt: skip
+
+    def ready(url: str) -> None:
+        names = [name for name, _ in config.models] + [offer.name for offer in config.offers]
+        common.emit(args, {"url": url, "models": names}, "")
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        print(
+            f"serving {shown} at {url} (a page; for clients {url}/v1, or {url} as Ollama); Ctrl-C ends",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        sys.stdout.flush()
+
+    with shown_by(None):  # a model that a request loads draws no bar among the server's lines
+        asyncio.run(serve(_replicated(args, config), ready))
+    return 0
+
+
+def _given(args: argparse.Namespace, option: str) -> bool:
+    value = getattr(args, option.removeprefix("--").replace("-", "_"))
+    return value is not None and value is not False and value != []
+
+
+def _config(args: argparse.Namespace, key: str | None) -> Config:
+    """The server's configuration from its options."""
+    from assay.runtime.cache_folder import DEFAULT_BYTES
+    from assay.runtime.opening import OpenOptions
+    from assay.serve.limits import ServerLimits
+    from assay.serve.server import Config
+
     given = {
         "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
         "request_s": args.timeout, "drain_s": args.drain, "upload": args.upload, "examine_memory": args.diagnose_memory,
     }  # fmt: skip
     offers, made = _offers(args)
-    config = Config(
+    return Config(
         models=_models(args) if args.models or args.model or not offers else [],
         offers=offers,
         presets=made,
@@ -236,24 +263,6 @@ def run(args: argparse.Namespace) -> int:
         report=lambda line: print(line, file=sys.stderr, flush=True),
         limits=replace(ServerLimits(), **{key: value for key, value in given.items() if value is not None}),
     )
-
-    if key is None and not is_loopback(args.host):
-        print(f"assay: warning: --host {harmless(args.host)}: every machine that reaches this port may use the server; "
-              "give --api-key-file", file=sys.stderr)  # fmt: skip
-
-    def ready(url: str) -> None:
-        names = [name for name, _ in config.models] + [offer.name for offer in config.offers]
-        common.emit(args, {"url": url, "models": names}, "")
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        print(
-            f"serving {shown} at {url} (a page; for clients {url}/v1, or {url} as Ollama); Ctrl-C ends",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        sys.stdout.flush()
-
-    with shown_by(None):  # a model that a request loads draws no bar among the server's lines
-        asyncio.run(serve(_replicated(args, config), ready))
-    return 0
 
 
 def _tls(args: argparse.Namespace) -> tuple[Path, Path] | None:

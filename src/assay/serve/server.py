@@ -76,36 +76,10 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
 
 
 async def _run(config: Config, ready: Callable[[str], None]) -> None:
-    limits = config.limits
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    entries = open_models(config.models, config.options, limits, config.make)
-    if any(entry.sees for entry in entries):
-        body = max(limits.body, limits.picture_body)
-        limits = replace(limits, body=body, bodies=max(limits.bodies, 4 * body))
-    memory = config.memory or machine.memory() * 3 // 4
-    models = ModelPool(
-        entries, limits, metrics, memory,
-        offers=config.offers, open_offer=lambda offer: _opened(config, models, offer), most=config.most,
-        idle_s=config.idle_s,
-    )  # fmt: skip
-    models.strict = config.strict_model
-    # DNS rebinding: a web page can make a browser call a loopback server under another host name. So the Host header
-    # must name this machine, unless a key protects the server or any client may call it.
-    any_host = config.key is not None or not is_loopback(config.host)
-    signer = Signer.of_file(config.receipts) if config.receipts is not None else None
-    state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
-    state.reasoning_budget = config.reasoning_budget
-    state.media_urls = config.media_urls
-    state.plans = BrowserPlans(limits) if config.browser else None
+    limits, entries, state = _state(config)
     secured = _secured(config.tls) if config.tls else {}
-    state.manage = config.manage or config.key is not None
-    state.presets = {preset.name: preset for preset in config.presets}
     sock = listen(config.host, config.port)
-    host, port = sock.getsockname()[:2]
-    scheme = "https" if secured else "http"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
+    url = _address(*sock.getsockname()[:2], secure=bool(secured))
     settings = uvicorn.Config(
         app.create(state), http=Protocol, ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_keep_alive=int(limits.idle_s), h11_max_incomplete_event_size=limits.headers,
@@ -116,13 +90,13 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     ending: list[asyncio.Task[None]] = []
 
     def end() -> None:
-        ending.append(asyncio.ensure_future(_drain(models, limits)))
+        ending.append(asyncio.ensure_future(_drain(state.models, limits)))
         with suppress(OSError, ValueError):  # the terminal may be gone
             config.report(f"ending; requests that run now may take {limits.drain_s:g} s more")
 
     server = Server(settings, end)
-    loading = asyncio.ensure_future(_load_first(models, server) if entries else asyncio.sleep(0))
-    sleeping = asyncio.ensure_future(models.unload_idle())
+    loading = asyncio.ensure_future(_load_first(state.models, server) if entries else asyncio.sleep(0))
+    sleeping = asyncio.ensure_future(state.models.unload_idle())
 
     def loaded(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not task.exception():
@@ -135,17 +109,48 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     try:
         await server.serve(sockets=[sock])
     finally:
-        loading.cancel()
-        sleeping.cancel()
-        for task in ending:
+        for task in (loading, sleeping, *ending):
             task.cancel()
-        await models.close()
+        await state.models.close()
         if state.plans:
             await state.plans.close()
         state.threads.close()
         sock.close()
     if loading.done() and not loading.cancelled() and (error := loading.exception()):
         raise error
+
+
+def _state(config: Config) -> tuple[ServerLimits, list[ServedModel], State]:
+    """The limits, the models that are named at the start, and what the routes share."""
+    limits = config.limits
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    entries = open_models(config.models, config.options, limits, config.make)
+    if any(entry.sees for entry in entries):
+        body = max(limits.body, limits.picture_body)
+        limits = replace(limits, body=body, bodies=max(limits.bodies, 4 * body))
+    models = ModelPool(
+        entries, limits, metrics, config.memory or machine.memory() * 3 // 4,
+        offers=config.offers, open_offer=lambda offer: _opened(config, models, offer), most=config.most,
+        idle_s=config.idle_s,
+    )  # fmt: skip
+    models.strict = config.strict_model
+    # DNS rebinding: a web page can make a browser call a loopback server under another host name. So the Host header
+    # must name this machine, unless a key protects the server or any client may call it.
+    any_host = config.key is not None or not is_loopback(config.host)
+    signer = Signer.of_file(config.receipts) if config.receipts is not None else None
+    state = State(models, limits, registry, metrics, config.key, any_host, config.cors, config.host, signer=signer)
+    state.reasoning_budget = config.reasoning_budget
+    state.media_urls = config.media_urls
+    state.plans = BrowserPlans(limits) if config.browser else None
+    state.manage = config.manage or config.key is not None
+    state.presets = {preset.name: preset for preset in config.presets}
+    return limits, entries, state
+
+
+def _address(host: str, port: int, *, secure: bool) -> str:
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _secured(tls: tuple[Path, Path]) -> dict[str, Any]:
