@@ -20,6 +20,7 @@ from assay.cli import common
 from assay.cli.prompting import encode_prompt, start_template_process
 from assay.errors import AssayError
 from assay.system.plain import plain
+from assay.system.text_files import open_text
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Pending
@@ -73,9 +74,14 @@ def run_batch(args: argparse.Namespace) -> int:
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, numbered from 0."""
+    """Lines that are not blank, numbered from 0. The file is opened now: a wrong one must not cost the old answers."""
+    expected = "JSON lines; write a JSON string or object a line"
+    return _numbered(sys.stdin.buffer if path == "-" else open_text(Path(path), expected))
+
+
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     index = 0
-    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+    with nullcontext(file) if file is sys.stdin.buffer else file:
         for line in file:
             if line.strip():
                 yield index, line

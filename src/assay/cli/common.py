@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from assay.cli.number_types import LARGEST, MOST_LAYERS, MOST_SEED, MOST_THREADS, MOST_TOKENS, real, whole
 from assay.cli.number_types import number as number  # verbs import it from here
-from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, LIMITS, Breakers, SamplerParams
 from assay.system.plain import plain as plain  # verbs import it from here
 from assay.system.stages import unseen
 from assay.system.terminal import harmless
+from assay.system.text_files import PLAIN, decode_text
 
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
@@ -282,16 +282,10 @@ def text_argument(text: str) -> str:
     return text
 
 
-def read_text(path: str) -> str:
-    """The text of a file, or of stdin for `-`. Line ends are not translated; it must be UTF-8."""
+def read_text(path: str, expected: str = PLAIN) -> str:
+    """The text of a file, or of stdin for `-`. Line ends are not translated. `expected`: see system/text_files.py."""
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    name = "standard input" if path == "-" else path
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise AssayError(
-            f"{name}: not valid UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); save it as UTF-8"
-        ) from None
+    return decode_text(data, "standard input" if path == "-" else path, expected)
 
 
 def is_piped() -> bool:

@@ -17,6 +17,7 @@ from assay.cli.number_types import MOST_SEED, whole
 from assay.errors import AssayError
 from assay.system.files import write
 from assay.system.home import home
+from assay.system.text_files import read_text
 
 if TYPE_CHECKING:
     from assay.runtime.session import Session
@@ -112,7 +113,7 @@ def load_conversation(name: str) -> list[dict[str, str]]:
     if path.stat().st_size > _LARGEST:
         raise AssayError(f"{path}: too large for a conversation")
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path, "a conversation; give a JSON file of messages"))
         messages = found["messages"] if isinstance(found, dict) else found
         good = [{"role": str(m["role"]), "content": m["content"]} for m in messages if isinstance(m["content"], str)]
     except (ValueError, LookupError, TypeError, RecursionError):

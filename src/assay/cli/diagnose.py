@@ -20,6 +20,7 @@ from assay.cli.common import (
 from assay.cli.number_types import real
 from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.errors import AssayError
+from assay.system.file_kinds import GGUF, first_bytes
 
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.dump = None, args.model
         else:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
+    elif args.model is not None and Path(args.model).is_file() and _is_model(args.dump) and not _is_model(args.model):
+        args.model, args.dump = args.dump, args.model  # typed the other way round
     if args.image is not None:
         return judge_picture(args, args.model, args.dump, diagnosing=True)
     from assay.verify.dumps.load import read_map
@@ -84,6 +87,11 @@ def run(args: argparse.Namespace) -> int:
         args, values=args.dump, tokens=args.tokens, names=names, patterns=args.pattern, side=args.side,
         prompt=args.prompt, chat=args.chat, system=args.system,
     )  # fmt: skip
+
+
+def _is_model(argument: str) -> bool:
+    path = Path(argument)
+    return path.is_file() and first_bytes(path)[:4] == GGUF
 
 
 def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:

@@ -11,6 +11,7 @@ from assay.cli.number_types import MOST_TOKENS, whole
 from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 
 HELP = "compare a trace, a dump or an engine with the definition, or runs with each other"
 EXAMPLE = """\
@@ -98,7 +99,7 @@ def _two_files(args: argparse.Namespace) -> int:
 
     a, b = open_model(args.a), open_model(args.b)
     prompt = chosen_tokens(args, a)
-    text = Path(args.text).read_text("utf-8") if args.text else None
+    text = read_text(args.text, "a text; give a text file, and models as A and B") if args.text else None
     found = two_files(a, b, tokens=prompt, text=text, window=args.window)
     if args.html:
         found.save_html(args.html)

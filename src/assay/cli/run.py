@@ -173,7 +173,7 @@ def _assign_words(args: argparse.Namespace) -> None:
 def _prompt_text(args: argparse.Namespace) -> str | None:
     """The prompt, or None to start a chat: no prompt is given and both ends are terminals."""
     if args.file is not None:
-        return common.read_text(args.file)
+        return common.read_text(args.file, "a prompt; give the text file of a prompt, and the model with -m")
     given = _unescape(args.prompt) if args.prompt is not None and args.escape else args.prompt
     if given is not None:
         piped = common.read_text("-") if common.is_piped() else ""
@@ -195,7 +195,7 @@ def _form(args: argparse.Namespace) -> dict[str, Any]:
             return {"json_schema": json.loads(args.json_schema) or {"type": "object"}}
         except (ValueError, RecursionError) as error:
             raise AssayError(f"--json-schema: not JSON ({error})") from None
-    text = common.read_text(args.grammar_file) if args.grammar_file else args.grammar
+    text = common.read_text(args.grammar_file, "a grammar; give a file in GBNF") if args.grammar_file else args.grammar
     return {"grammar": text} if text is not None else {}
 
 

@@ -21,6 +21,7 @@ from assay.cli.common import (
     token_ids,
 )
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 
 if TYPE_CHECKING:
     from assay.text import Tokenizer
@@ -193,6 +194,6 @@ def _check_ids(argument: str) -> list[int]:
     if not path.is_file():
         raise AssayError(f"--check {argument:.60}: neither token ids such as 1,2,3 nor a file")
     try:
-        return token_ids(path.read_text())
-    except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
+        return token_ids(read_text(path, "token ids; give a text file of ids such as 1,2,3"))
+    except argparse.ArgumentTypeError as error:
         raise AssayError(f"--check {argument}: the file does not hold token ids ({error})") from None

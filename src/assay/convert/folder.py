@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.file_kinds import GGUF, first_bytes
+from assay.system.text_files import read_text
 from assay.verify.dumps.formats.safetensors import TensorEntry, read_safetensors
 
 MOST = 256 << 20  # largest JSON file in bytes
@@ -33,7 +35,9 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "config.json").is_file():
-            raise AssayError(f"{path}: has no config.json; expected a Hugging Face model folder")
+            is_model = path.is_file() and first_bytes(path)[:4] == GGUF
+            found = "is a GGUF model already" if is_model else "has no config.json"
+            raise AssayError(f"{path}: {found} (expected a Hugging Face model folder); name the folder of the original")
 
     @cached_property
     def config(self) -> Json:
@@ -62,7 +66,7 @@ class Folder:
         if path.stat().st_size > MOST:
             raise AssayError(f"{path}: {path.stat().st_size >> 20} MiB (expected at most {MOST >> 20})")
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = json.loads(read_text(path, "JSON; download it again"))
         except (ValueError, RecursionError) as error:
             raise AssayError(f"{path}: not JSON ({error!s:.100})") from None
         if not isinstance(found, dict):

@@ -19,6 +19,7 @@ import numpy as np
 from assay.convert.folder import Folder
 from assay.errors import AssayError
 from assay.gguf.types import Typed, ValueType
+from assay.system.text_files import read_text
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED_SCORE, PAD_SCORE = -1000.0, -10000.0
@@ -265,7 +266,7 @@ def _pieces(tokens: list[str], scores: list[float], kinds: list[int]) -> dict[st
 def rwkv_world(path: Path, n_vocab: int) -> dict[str, Typed]:
     """One token a line: its id, its text or bytes as a Python literal, and its length in bytes. Token 0 ends a text."""
     tokens, kinds = ["<s>"], [CONTROL]
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, "a vocabulary; download it again").splitlines(), 1):
         try:
             first, _, rest = line[:1000].partition(" ")
             literal, _, size = rest.rpartition(" ")
@@ -344,7 +345,7 @@ def _template(folder: Folder) -> str | None:
     found = folder.tokenizer_config.get("chat_template")
     path = folder.path / "chat_template.jinja"
     if found is None and path.is_file():
-        found = path.read_text("utf-8")
+        found = read_text(path, "a chat template; download it again")
     if isinstance(found, list):  # several templates by name: take the default
         found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
     return found if isinstance(found, str) else None

@@ -28,6 +28,7 @@ from assay.errors import AssayError
 from assay.evaluate.continuations import loglikelihoods, pair
 from assay.evaluate.evaluation import Mean
 from assay.system.stages import each
+from assay.system.text_files import read_text
 from assay.text import Tokenizer
 
 LETTERS = "ABCDEFGHIJ"
@@ -83,10 +84,7 @@ def read(path: str | Path) -> list[Question]:
     path = Path(path)
     if path.stat().st_size > MOST:
         raise AssayError(f"{path}: {path.stat().st_size >> 20} MiB of questions (expected at most {MOST >> 20})")
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise AssayError(f"{path}: not UTF-8; expected JSON lines or a JSON list") from None
+    text = read_text(path, "questions; give JSON lines or a JSON list")
     items = []
     for i, row in enumerate(_rows(path, text)):
         try:

@@ -69,7 +69,7 @@ class Cursor:
         if count > self.size - self.pos:
             raise self.error(
                 f"{what}: the file ends too early (needs {count} bytes at offset {self.pos}, "
-                f"{self.size - self.pos} are left); the file is truncated or corrupt"
+                f"{self.size - self.pos} are left); the file is truncated or corrupt; download it again"
             )
 
     def u32(self, what: str) -> int:

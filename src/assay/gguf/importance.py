@@ -21,6 +21,7 @@ from assay.gguf.reader import MAGIC, open_file
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor
 from assay.gguf.writer import write as write_gguf
+from assay.system.file_kinds import HEAD, unlike_text
 from assay.system.files import write as write_whole
 
 SUMS, COUNTS, SEEN = ".in_sum2", ".counts", ".in_sum2_seen"
@@ -85,6 +86,9 @@ def read(path: str | Path) -> Importance:
             raise AssayError(f"{path}: {size >> 20} MiB of importance (expected at most {MOST >> 20})")
         head = file.read(4)
         if head != MAGIC:
+            if found := unlike_text(head + file.read(HEAD)):
+                raise AssayError(f"{path}: is {found} (expected an importance matrix); make one with `assay imatrix`")
+            file.seek(len(head))
             return _read_legacy(path, head + file.read())
     with open_file(path) as gguf:
         entries = {}

@@ -36,6 +36,7 @@ from assay.errors import AssayError
 from assay.gguf.cursor import Bytes, Cursor
 from assay.gguf.metadata import MAX_KEY, MAX_PAIRS, Getters, Metadata
 from assay.gguf.types import REMOVED, TYPES, GGMLType, ValueType
+from assay.system.file_kinds import HEAD, is_text, kind_of, marked_encoding
 from assay.system.terminal import printable
 
 MAGIC = b"GGUF"
@@ -259,7 +260,7 @@ def _open_part(path: Path, index: int) -> FilePart:
     guard = _guard(data)
     name = path.name
     if data[:4] != MAGIC:
-        raise AssayError(f"{name}: not a GGUF file (found first bytes {bytes(data[:4])!r}, expected {MAGIC!r})")
+        raise AssayError(f"{name}: not a GGUF file{_found_instead(bytes(data[:HEAD]))}")
     version, order = Cursor(name, data, "<").at(4).u32("version"), "<"
     if version & 0xFFFF == 0:  # the version has swapped bytes: a big-endian file
         version, order = int.from_bytes(data[4:8], "big"), ">"
@@ -277,6 +278,17 @@ def _open_part(path: Path, index: int) -> FilePart:
     _check_disjoint(cursor, tensors)
     byteorder = "little" if order == "<" else "big"
     return FilePart(path, version, byteorder, alignment, metadata, tensors, cursor.view, guard)
+
+
+def _found_instead(head: bytes) -> str:
+    """What a file is that has not the first bytes of GGUF, and what to do."""
+    if kind := kind_of(head):
+        return f"; it is {kind.name}: {kind.advice}"
+    if is_text(head):
+        encoding, mark = marked_encoding(head)
+        start = " ".join(head[mark:].decode(encoding, "replace").split())[:40]
+        return f"; it is a text that begins {start!r}: name the .gguf file of a model"
+    return f" (found first bytes {head[:4]!r}, expected {MAGIC!r}); download it again, or name another file"
 
 
 def _alignment(cursor: Cursor, metadata: Metadata) -> int:
@@ -320,7 +332,7 @@ def _check_tensor(
     if start + offset + nbytes > cursor.size:
         raise cursor.error(
             f"{name}: the data reach beyond the end of the file (shape {list(shape)} of {type_}, {nbytes} bytes "
-            f"at {start + offset}, file has {cursor.size}); the file is truncated or corrupt"
+            f"at {start + offset}, file has {cursor.size}); the file is truncated or corrupt; download it again"
         )
     return TensorInfo(name, shape, type_, start + offset, nbytes, part)
 

@@ -33,6 +33,7 @@ from assay.library.verdicts import Finding, diagnose, diff, opened
 from assay.system.counting import counted
 from assay.system.files import write
 from assay.system.plain import plain
+from assay.system.text_files import read_text
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.version import __version__
 
@@ -99,8 +100,8 @@ class CiResult:
 def read_config(path: Path) -> CiConfig:
     """The configuration; every error names the key."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        tables = tomllib.loads(read_text(path, "a configuration; write it in TOML"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise AssayError(f"{path}: not valid TOML ({str(error).lower()})") from None
     except OSError as error:
         why = (error.strerror or str(error)).lower()

@@ -74,6 +74,8 @@ def _file(argument: str) -> Path:
     if path.is_dir():
         found = sorted(item.name for item in path.glob("*.gguf"))
         hint = f"; it holds {', '.join(found[:5])}" if found else ""
+        if not found and (path / "config.json").is_file():
+            hint = f"; it holds a Hugging Face model: assay convert {argument} OUT.gguf"
         raise AssayError(f"{argument}: is a directory, not a GGUF file{hint}")
     if not path.exists():
         is_path = path.suffix or len(path.parts) > 1

@@ -28,6 +28,7 @@ from assay.errors import AssayError
 from assay.runtime.params import SamplerParams
 from assay.system import files
 from assay.system.home import home
+from assay.system.text_files import decode_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 _LARGEST = 1 << 20  # bytes of a file of presets
@@ -97,10 +98,10 @@ def read(path: Path) -> list[Preset]:
             data = file.read(_LARGEST + 1)
         if len(data) > _LARGEST:
             raise AssayError(f"{path}: too large for presets (at most {_LARGEST} bytes)")
-        tables = tomllib.loads(data.decode())
+        tables = tomllib.loads(decode_text(data, str(path), "presets; write them in TOML"))
     except OSError as error:
         raise AssayError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise AssayError(f"{path}: is not TOML ({error})") from None
     return [parse(name, table, str(path)) for name, table in tables.items()]
 

@@ -17,6 +17,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
 from assay.system.terminal import printable
+from assay.system.text_files import read_text
 from assay.text.builtin import TEMPLATES
 from assay.text.rewrites import DROPPED, dropped_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
@@ -76,9 +77,10 @@ class ChatTemplate:
             known = ", ".join(TEMPLATES)
             raise AssayError(f"--template {name}: no such template (expected {known}, or a file)")
         try:
-            return cls._for(tokenizer, path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise AssayError(f"--template {name}: cannot be read as text ({error})") from None
+            source = read_text(path, "a chat template; give a file of Jinja")
+        except OSError as error:
+            raise AssayError(f"--template {name}: cannot be read ({(error.strerror or str(error)).lower()})") from None
+        return cls._for(tokenizer, source, str(path))
 
     @classmethod
     def choose(cls, file: GGUFFile, tokenizer: Tokenizer, name: str | None = None) -> ChatTemplate:

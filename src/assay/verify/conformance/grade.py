@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.system.stages import each
+from assay.system.text_files import read_text
 from assay.verify.dumps.load import load_dump
 from assay.verify.pictures.picture_dump import PictureDump, any_planes, sort_arrays
 
@@ -77,7 +78,7 @@ def total_score(results: Path, grades: tuple[Grade, ...]) -> Score:
 
 def read_manifest(kit: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((kit / "manifest.json").read_text())
+        manifest = json.loads(read_text(kit / "manifest.json", "a manifest; make a kit with `assay kit MODEL -o DIR`"))
     except (OSError, ValueError) as error:
         raise AssayError(f"{kit}: not a kit ({error}); make one with `assay kit MODEL -o DIR`") from None
     if not isinstance(manifest, dict) or manifest.get("assay_kit") != 1:
@@ -156,7 +157,7 @@ def _compare(section: str, item: str, got: Array, want: Array, limits: dict[str,
 def _text(manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
     path = results / "text.json"
     try:
-        answers = json.loads(path.read_text()) if path.exists() else {}
+        answers = json.loads(read_text(path, "answers; write a JSON object")) if path.exists() else {}
     except ValueError as error:
         raise AssayError(f"{path}: not JSON ({error})") from None
     for section, key in (("tokenizer", "ids"), ("template", "text")):

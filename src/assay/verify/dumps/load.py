@@ -15,6 +15,7 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import plugins
+from assay.system.text_files import as_utf8, check_text, read_text
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors, read_torch
 from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
@@ -35,6 +36,8 @@ from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_rea
 from assay.verify.dumps.resolve import resolve
 
 log = logging.getLogger("assay.plugins")
+
+A_LOG = "a log or a dump; give what the engine printed or saved: assay diagnose MODEL LOG"
 
 __all__ = [
     "DumpReader",
@@ -92,7 +95,7 @@ def _first_bytes(path: Path) -> bytes:
         head = file.read(1 << 16)
     if not head:
         raise AssayError(f"{path}: the file is empty")
-    return head
+    return as_utf8(head)
 
 
 def _no_dump(source: DumpSource) -> Dump:
@@ -102,6 +105,7 @@ def _no_dump(source: DumpSource) -> Dump:
 
 
 def _read_print(source: DumpSource) -> Dump:
+    check_text(source.head, str(source.path), A_LOG)
     return replace(read_log(source.path, source.patterns), claims=claims_of_file(source.path))
 
 
@@ -191,7 +195,7 @@ def load_dump(
 def read_map(path: Path) -> dict[str, str]:
     """`--map`: a JSON object from foreign names to nodes."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path, "a map of names; write a JSON object"))
     except (OSError, ValueError, RecursionError) as error:
         raise AssayError(f"{path}: not a JSON map of names ({str(error).lower()})") from None
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):

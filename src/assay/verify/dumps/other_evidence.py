@@ -13,6 +13,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system.text_files import decode_text
 from assay.verify.dumps.observation import Claims, Dump
 
 READ = 1 << 18  # bytes of a text that are searched
@@ -76,7 +77,7 @@ def claims_of(text: str) -> Claims:
 
 def claims_of_file(path: Path) -> Claims:
     with open(path, "rb") as file:
-        return claims_of(file.read(READ).decode("utf-8", "replace"))
+        return claims_of(decode_text(file.read(READ), str(path), lenient=True))
 
 
 def _numbers(found: Iterable[str]) -> tuple[int, ...]:

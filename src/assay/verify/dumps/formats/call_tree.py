@@ -16,6 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 from assay.verify.dumps.formats.field_checks import MAX_TOKENS
 from assay.verify.dumps.formats.module_names import module_name
 from assay.verify.dumps.formats.safetensors import read_safetensors
@@ -39,7 +40,7 @@ def read_call_tree(path: Path) -> Dump:
     if path.stat().st_size > MAX_TREE:
         raise AssayError(f"{path}: {path.stat().st_size} bytes (expected at most {MAX_TREE}); read the SUMMARY file")
     try:
-        tree = json.loads(path.read_text("utf-8", "replace"))
+        tree = json.loads(read_text(path, lenient=True))
     except (ValueError, RecursionError) as error:
         raise AssayError(f"{path}: not JSON ({str(error).lower()}); the file is truncated or damaged") from None
     found: list[Observation] = []

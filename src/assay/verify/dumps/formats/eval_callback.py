@@ -6,6 +6,7 @@ squares; both print the token ids, in two ways.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from itertools import product
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
+from assay.system.text_files import open_text
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.print_rounding import half_unit
 
@@ -51,7 +53,7 @@ def read_eval_callback(path: Path) -> Dump:
             if counts[key] == 1:
                 found.extend(_printed(current, rows, sums, f"{path}: line {begun}"))
 
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_text(path), "utf-8", "replace") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
             if m := _TENSOR.search(line):
                 finish()

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.formats.numpy_files import Arrays
 from assay.verify.dumps.formats.tensor_text import printed_tensor
@@ -32,7 +33,7 @@ def read_inspector_table(path: Path) -> Dump:
     """The runtime's values, named after their operators."""
     if path.stat().st_size > MAX_TABLE:
         raise AssayError(f"{path}: {path.stat().st_size} bytes (expected at most {MAX_TABLE}); save fewer rows")
-    text = path.read_text("utf-8", "replace")
+    text = read_text(path, lenient=True)
     csv.field_size_limit(MAX_TABLE)
     first = text.partition("\n")[0]
     arrays: Arrays = {}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import AssayError
+from assay.system.text_files import open_text
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.formats.call_steps import join_calls, join_steps, rows_of_call
 from assay.verify.dumps.formats.field_checks import is_whole, token_list
@@ -53,7 +54,7 @@ def read_json_arrays(path: Path) -> Dump:
     tokens, made = list[int](), list[int]()
     calls: dict[str, dict[str, Any]] = {}
     count = 0
-    with open(path, "rb") as file:
+    with open_text(path) as file:
         for line in file:
             record = _record(line)
             if record is None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.text_files import open_text
 from assay.verify.dumps.formats.field_checks import is_whole, read_checked, token_list
 from assay.verify.dumps.formats.numpy_files import read_raw
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
@@ -62,7 +63,7 @@ def is_headless(head: bytes) -> bool:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with open(path, "rb") as file:
+    with open_text(path) as file:
         for number in range(1, 1 << 31):
             line = file.readline(MAX_LINE)
             where = f"{path}: line {number}"

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.formats.call_steps import join_steps
 from assay.verify.dumps.formats.element_types import STORED, as_numbers, element_type, half_type
@@ -70,7 +71,7 @@ def raw_source(path: Path) -> bool:
     if path.suffix.lower() not in _TEXTS or path.stat().st_size > MAX_MANIFEST:
         return False
     beside = _data_files(path.parent)
-    text = path.read_text("utf-8", "replace") if beside else ""
+    text = _words_of(path) if beside else ""
     entries = _entries_of(path, text, beside)[0] if beside else []
     prose = text.lstrip()[:1] not in ("{", "[") and 8 * len(entries) < len(text.splitlines())
     return bool(entries) and not prose  # a log beside other files has few lines that read like an entry
@@ -89,7 +90,7 @@ def manifest_of(path: Path) -> Path | None:
         near += [f for f in texts if f not in near and re.search(r"manifest|index|meta|toc", f.name, re.IGNORECASE)]
     beside = [path] if path.is_file() else _data_files(folder)
     for file in (*near, *(f for f in texts if f not in near and not path.is_dir())):
-        text = file.read_text("utf-8", "replace")
+        text = _words_of(file)
         if file not in near and path.name not in text:
             continue
         if _entries_of(file, text, beside)[0]:
@@ -103,7 +104,7 @@ def read_manifest(path: Path) -> Dump:
     is_text = path.is_file() and path.suffix.lower() not in DATA
     manifest = path if is_text else manifest_of(path)
     if manifest is not None:
-        text = manifest.read_text("utf-8", "replace")
+        text = _words_of(manifest)
         entries, ids = _entries_of(manifest, text, beside if is_text or path.is_dir() else [path])
     else:
         entries, ids = _named_files(path, beside)
@@ -117,6 +118,14 @@ def read_manifest(path: Path) -> Dump:
         raise AssayError(f"{path}: more than {MAX_MEMBERS} arrays")
     placed = [entry for file in dict.fromkeys(e.file for e in entries) for entry in _placed(file, entries)]
     return _dump(path, placed, ids)
+
+
+def _words_of(file: Path) -> str:
+    """The text of a file that may be a manifest; nothing if the file is no text after all."""
+    try:
+        return read_text(file, lenient=True)
+    except AssayError:
+        return ""
 
 
 def _files(folder: Path) -> list[Path]:
@@ -220,17 +229,17 @@ def _named_files(path: Path, beside: Sequence[Path]) -> tuple[list[RawEntry], di
     texts = [f for f in _files(folder) if f.suffix.lower() in _TEXTS and f.stat().st_size <= MAX_MANIFEST]
     found, ids = list[RawEntry](), dict[str, list[int]]()
     for text in texts:
-        records, lists = manifest_records(text.read_text("utf-8", "replace"))
+        records, lists = manifest_records(_words_of(text))
         ids |= lists
         if text.stem.lower() in TOKENS and not lists:
-            ids["tokens"] = whole_numbers(text.read_text("utf-8", "replace")[: 1 << 20])
+            ids["tokens"] = whole_numbers(_words_of(text)[: 1 << 20])
     for file in beside if path.is_dir() else [path]:
         name, dims, kind = _name_in(file)
         if name.lower() in (*TOKENS, *GENERATED):
             ids[name.lower()] = _ids_of(file)
             continue
         twin = next((t for t in texts if _stem(t) == file.stem or t.stem == file.name), None)
-        said = twin.read_text("utf-8", "replace") if twin is not None else ""
+        said = _words_of(twin) if twin is not None else ""
         records = list(text_records(manifest_records(said)[0])) if said else []
         record: Record = records[0] if records else {"shape": whole_numbers(said[:200])} if said else {}
         record = {"name": name, **({"dtype": kind} if kind else {}), **record}

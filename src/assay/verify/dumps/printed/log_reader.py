@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from assay.system.text_files import decode_text
 from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
@@ -83,7 +84,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     """Observations from any text that people print or paste. Patterns of the caller are tried first."""
     if text is None:
         with open(path, "rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+            text = decode_text(file.read(MAX_BYTES), str(path), lenient=True)
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
     for number, line, block in blocks(path, with_layers_named(one_record_a_line(text))):

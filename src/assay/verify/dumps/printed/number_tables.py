@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
+from assay.system.text_files import read_text
 from assay.verify.dumps.naming.phrases import meaning, split_words
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.print_rounding import Number, half_unit, half_units
@@ -63,7 +64,7 @@ def read_number_table(path: Path) -> Dump:
     """Observations of whole rows: every value of a row, as printed."""
     if path.stat().st_size > MAX_BYTES:
         raise AssayError(f"{path}: larger than {MAX_BYTES >> 20} MiB; save the numbers with numpy.save")
-    text = path.read_text("utf-8", "replace")
+    text = read_text(path, lenient=True)
     table = _table([line for line in text.splitlines() if line.strip()], path.stem)
     if table is None:
         raise AssayError(f"{path}: its rows have different numbers of cells; write one row for each position")
