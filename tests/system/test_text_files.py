@@ -108,6 +108,14 @@ def test_a_text_may_begin_like_a_binary_file() -> None:
         assert decode_text(text, "x") == text.decode()
 
 
+def test_a_wrong_byte_does_not_make_a_text_binary() -> None:
+    """A page or JSON in Latin-1 is a text with a wrong byte, not another kind of file."""
+    for text in (b"<html>caf\xe9", b'{"a": "caf\xe9"}', b"from caf\xe9"):
+        assert decode_text(text, "x", lenient=True) == text.decode("utf-8", "replace")
+        with pytest.raises(AssayError, match="not valid UTF-8"):
+            decode_text(text, "x")
+
+
 def test_numbers_are_not_taken_for_marked_text() -> None:
     rng = np.random.default_rng(0)
     for scale in (1e-3, 1, 100):

@@ -1,8 +1,8 @@
 """What a file is, by its first bytes: the name that an error uses, and what to do with it as a model.
 
-A row of KINDS is a test, a name with its article, and the advice where a GGUF model is expected. The first row that
-takes the bytes decides. `is_text` says whether bytes are text of any encoding; `marked_encoding` reads the byte order
-mark that Windows PowerShell and Notepad write.
+A row of BINARY_KINDS and TEXT_KINDS is a test, a name with its article, and the advice where a GGUF model is expected.
+The first row that takes the bytes decides. `is_text` says whether bytes are text of any encoding. `marked_encoding`
+reads the byte order mark that Windows PowerShell and Notepad write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _is_onnx(head: bytes) -> bool:
     return head[:1] == b"\x08" and head[1:2] < b"\x20" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a")
 
 
-KINDS = (
+BINARY_KINDS = (
     FileKind(lambda head: head[:4] == GGUF and not is_text(head), "a GGUF model", "give it as MODEL"),
     FileKind(
         lambda head: head[:4] in (b"lmgg", b"tjgg", b"fmgg", b"algg") and b"\0" in head,
@@ -88,6 +88,8 @@ KINDS = (
     FileKind(_is_onnx, "an ONNX model", _OTHER_MODEL),
     FileKind(lambda head: len(head) > 3 and not any(head), "a file of zeros",
              "its download did not finish; download it again"),
+)  # fmt: skip
+TEXT_KINDS = (
     FileKind(
         _starts(b"version https://git-lfs.github.com/spec"),
         "a Git LFS pointer, which stands for a file that is not here",
@@ -103,20 +105,19 @@ KINDS = (
              "give the file or the name behind FROM"),
     FileKind(_text(rb"[{\[]"), "a JSON file", _NO_MODEL),
 )  # fmt: skip
-_POINTER = next(kind for kind in KINDS if "LFS" in kind.name)
+_POINTER = next(kind for kind in TEXT_KINDS if "LFS" in kind.name)
 
 
 def kind_of(head: bytes) -> FileKind | None:
     """The kind of a file that begins so; None for text without a kind of its own, and for unknown bytes."""
-    return next((kind for kind in KINDS if kind.takes(head)), None)
+    return next((kind for kind in BINARY_KINDS + TEXT_KINDS if kind.takes(head)), None)
 
 
 def unlike_text(head: bytes) -> str:
     """What a file is that holds no text to be read, by name; empty for text, and for unknown bytes."""
     if is_text(head):
         return _POINTER.name if _POINTER.takes(head) else ""
-    kind = kind_of(head)
-    return kind.name if kind is not None else ""
+    return next((kind.name for kind in BINARY_KINDS if kind.takes(head)), "")
 
 
 _MARKS = (
