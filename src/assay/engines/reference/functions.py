@@ -218,11 +218,15 @@ def rope(
 
     Pairs are (2i, 2i+1) in mode `norm`, (i, i + n_rot/2) in mode `neox`. x [T, H·D] gives [T, H, D].
     """
-    n_rot = kw["n_rot"]
     theta, magnitude = rope_angles(positions, factors, **kw)
-    cos = (np.cos(theta) * magnitude).astype(x.dtype)[:, None, :]
-    sin = (np.sin(theta) * magnitude).astype(x.dtype)[:, None, :]
-    heads = x.reshape(x.shape[0], n_head, -1)
+    return turned_pairs(x.reshape(x.shape[0], n_head, -1), np.cos(theta) * magnitude, np.sin(theta) * magnitude,
+                        mode, offset)  # fmt: skip
+
+
+def turned_pairs(heads: Array, cos: Array, sin: Array, mode: str, offset: int = 0) -> Array:
+    """Heads [T, H, D] with their pairs from `offset` on turned by angles of these cosines and sines [T, n_rot/2]."""
+    n_rot = 2 * cos.shape[-1]
+    cos, sin = cos.astype(heads.dtype)[:, None, :], sin.astype(heads.dtype)[:, None, :]
     out = heads.copy()
     if mode == "norm":
         first, second = slice(offset, offset + n_rot, 2), slice(offset + 1, offset + n_rot, 2)

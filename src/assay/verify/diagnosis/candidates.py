@@ -197,7 +197,7 @@ def candidates_at(
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
         if h.fault == PATH_SPLIT and (found or screen.long):
             break  # where each trial is a run, the scans come first
-        if FaultKind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
+        if FAULTS[h.fault].kinds == (FaultKind.PRECISION,) and before.residual > NARROW:
             continue
         if costly(trials, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a mistake in a formula that fits to that many digits is no misread file

@@ -23,6 +23,7 @@ from assay.system import plugins
 from assay.system.toml_tables import read_table
 from assay.verify.faults import (
     adapter_edits,
+    angle_precision,
     attention_edits,
     block_edits,
     decoders,
@@ -88,6 +89,7 @@ _PLANTING = (
     attention_edits,
     families,
     small,
+    angle_precision,
     recurrent,
     wgsl_edits,
     vision,

@@ -1,5 +1,6 @@
 """Generators of the grammar for attention and experts: which head, which expert, whose weight.
 
+heads in another order                 two are exchanged; a loop over groups writes what a loop over heads reads
 a head is not rotated                  a loop over heads that ends too early or begins too late
 another expert's tensor is read        an index that is no id: the slot of the choice, a neighbour, another token's
 an expert gets another one's weight    experts and their weights are sorted by different keys
@@ -11,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.graph import Node, Trait
 from assay.verify.faults.description import INDEX, Description, placed
-from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
+from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, role, sibling, standard
 from assay.verify.faults.rotary import heads
 
 MOST_HEADS = 64  # that are tried one by one
+MOST_PAIRED = 16  # heads of which each pair is exchanged; of more, neighbours and those at a group's distance
 
 
 def unrotated_heads(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
@@ -43,6 +46,77 @@ def _unrotated(at: int) -> Edit:
             return y
 
         return Change(node, run) if node.attr("n_head") > 1 else None
+
+    return edit
+
+
+# -- the order of heads ----------------------------------------------------------------------------------------------
+
+Order = NDArray[np.int64]
+_QUERIES: dict[str, tuple[str, ...]] = {
+    "results": ("kqv", "merge_heads"),
+    "queries": ("kq",),
+    "keys": ("kq",),
+    "values": ("kqv",),
+    "keys and values": ("kq", "kqv"),
+}
+
+
+def head_orders(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Heads in another order: of the results, of the queries, of keys and values."""
+    at = next((c.at(node) for node in nodes if node.op in ("kq", "kqv", "merge_heads")), None)
+    if at is None:
+        return
+    ops = {node.op for node in nodes}
+    n, m = int(at.hp.n_head), max(int(at.hp.n_head_kv), 1)
+    for what, readers in _QUERIES.items():
+        first = next((op for op in readers if op in ops), None)
+        if first is None:
+            continue
+        here = readers if what == "keys and values" else (first,)
+        by_key = what in ("keys", "values", "keys and values")
+        seen: set[tuple[int, ...]] = {tuple(range(m if by_key else n))}
+        for words, order in _orders(m if by_key else n, n // m):
+            if tuple(order.tolist()) not in seen and order.size > 1:
+                seen.add(tuple(order.tolist()))
+                yield INDEX, placed(words.format(what), _in_order(what, order), here)
+
+
+def _orders(n: int, group: int) -> Iterator[tuple[str, Order]]:
+    """Orders of n heads: two are exchanged, groups and their members are exchanged, the reverse."""
+    heads = np.arange(n)
+    if n % group == 0:
+        yield (
+            "the heads of the {} are sorted by their place in a group, not by group",
+            heads.reshape(-1, group).T.reshape(-1),
+        )
+        yield (
+            "the heads of the {} are sorted by group, not by their place in a group",
+            heads.reshape(group, -1).T.reshape(-1),
+        )
+    yield "the heads of the {} are in reverse order", heads[::-1].copy()
+    yield "the heads of the {} are read one head too far on", np.roll(heads, -1)
+    yield "the heads of the {} are read one head too early", np.roll(heads, 1)
+    steps = range(1, n) if n <= MOST_PAIRED else sorted({1, group, n // 2})
+    for step in steps:
+        for i in range(min(n, MOST_HEADS) - step):
+            order = heads.copy()
+            order[[i, i + step]] = i + step, i
+            yield f"heads {i} and {i + step} of the {{}} are exchanged", order
+
+
+def _in_order(what: str, order: Order) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        if node.op == "merge_heads":
+            return Change(node, lambda x: own(x[order]))
+        if not by_heads(c, node.inputs[1]):
+            return None
+        if what == "results":
+            return Change(node, lambda a, kv: own(a, kv)[order])
+        if what == "queries":
+            return Change(node, lambda a, kv: own(a.reshape(len(a), len(order), -1)[:, order].reshape(a.shape), kv))
+        return Change(node, lambda a, kv: own(a, kv[:, order]) if kv.shape[1] == len(order) else own(a, kv))
 
     return edit
 
@@ -126,4 +200,4 @@ def _indexed(index: Callable[[Array, int], Array]) -> Edit:
     return edit
 
 
-GENERATORS = (unrotated_heads, expert_weights, expert_ids)
+GENERATORS = (unrotated_heads, head_orders, expert_weights, expert_ids)

@@ -21,6 +21,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit, is_output, l
 
 WORKERS = (*range(2, 17), 20, 24, 28, 32)  # threads, and lanes of a vector; 64 and more are `wgsl-tail`
 LANES = (4, 8, 16, 32, 64, 128, 256)  # products that a vector or block adds at once
+LAST = (*range(1, 17), 20, 24, 32, 48, 64, 96, 128)  # rows at the end, without a rule
 SHARES = (2, 3, 4, 6, 8)  # workers of which one does nothing
 RANKS = (2, 4, 8)  # devices among which the columns of a product are divided
 MOST_TOKENS = 16  # of a prompt that is run once for each of them
@@ -60,6 +61,10 @@ def _first_rest(workers: int, n: int) -> tuple[int, int]:
     return 0, n % workers
 
 
+def _last(rows: int, n: int) -> tuple[int, int]:
+    return max(n - rows, 0), n
+
+
 def share(workers: int, k: int, n: int) -> tuple[int, int]:
     size = -(-n // workers)
     return min(k * size, n), min((k + 1) * size, n)
@@ -74,6 +79,7 @@ _HOLES: dict[str, Hole] = {
     **{f"the first rows % {n} rows of {{}} are not computed: zeros": partial(_first_rest, n) for n in WORKERS},
     **{f"part {k + 1} of {n} of the rows of {{}} is not computed: zeros": partial(share, n, k)
        for n in SHARES for k in range(n)},
+    **{f"the last {n} rows of {{}} are not computed: zeros": partial(_last, n) for n in LAST},
 }  # fmt: skip
 _TERMS: dict[str, Hole] = {
     **{f"the last columns % {n} columns of {{}} are not added": partial(rest, n) for n in LANES},

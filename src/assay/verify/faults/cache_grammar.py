@@ -1,6 +1,7 @@
 """Generators of the grammar for the cache: which rows are lost or moved, and whose rows a layer reads.
 
 rows                 a row is lost, the rows from a position on are written one further
+slots                the rows of all calls, or of the prompt, are written one slot early or late
 another layer's      the offset of the layer in the cache is off, or missing: all layers share the rows of one
 rows of the prompt   what the prompt computes is not stored, so that decode steps find zeros
 """
@@ -123,4 +124,51 @@ def _view(of: Callable[[int, int], int], older: Older) -> Edit:
     return edit
 
 
-GENERATORS = (rows, found_in_decode)
+# -- rows in other slots ----------------------------------------------------------------------------------------------
+
+
+def slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """The rows of the prompt, or of all calls, one slot early or late. Slots that nobody writes are zero.
+
+    Rows of the decode steps alone are `kv-seqpos-units`, and `rows` from the first decode step on.
+    """
+    ops = {node.op for node in nodes}
+    several = len(c.steps) > 1
+    for what, readers in _READERS.items():
+        for step, words in ((1, "late"), (-1, "early")) if ops & set(readers) else ():
+            label = f"{what} are cached one slot {words}"
+            yield INDEX, placed(label, _moved(step, prompt=False, own=False), readers)
+            if several:
+                yield INDEX, placed(f"{label}, in the prompt alone", _moved(step, prompt=True, own=False), readers)
+                mine = f"{what} of the prompt are cached one slot {words}, which decode steps read"
+                yield INDEX, placed(mine, _moved(step, prompt=True, own=True), readers)
+
+
+def _moved(step: int, *, prompt: bool, own: bool) -> Edit:
+    """`prompt`: the prompt's rows alone are moved. `own`: the prompt reads its own rows, not the cache."""
+
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if layer(node) is None or not by_heads(c, node.inputs[1]):
+            return None
+        right, queries = standard(node), _QUERIES[node.op]
+
+        def run(a: Array, kv: Array, *more: Array) -> Array:
+            out = right(a, kv, *more).copy()
+            cache = np.zeros_like(kv)
+            starts, ends = c.starts(len(kv)), c.ends(len(kv))
+            for start in np.unique(starts).tolist():
+                end = int(ends[start])
+                to = np.arange(start, end) + (step if not (prompt and start) else 0)
+                kept = (to >= 0) & (to < len(kv))
+                cache[to[kept]] = kv[start:end][kept]
+                if start or not own:
+                    some = starts == start
+                    out[:, some] = right(queries(a, some), cache, *more)
+            return out
+
+        return Change(node, run)
+
+    return edit
+
+
+GENERATORS = (rows, slots, found_in_decode)

@@ -70,6 +70,7 @@ from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_
 MOST_ROWS = 256  # of a matrix whose neighbouring rows are exchanged one by one
 MOST_POSITIONS = 64  # that are tried one by one
 MOST_WEIGHTS = 1 << 24  # of a matrix that another layer's may replace: each trial decodes it
+MOST_DECODED = 1 << 28  # weights of other layers that are decoded to try each of them in one layer
 UNTRIED = (
     f"not tried: exchanged rows of matrices with more than {MOST_ROWS} rows, another layer's matrix of more than "
     f"{MOST_WEIGHTS:,} weights, indices off by more than one, "
@@ -285,13 +286,20 @@ def _each_other(node: Node, other: Node) -> Edit:
 
 
 def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The matrix of the layer before or after."""
+    """The matrix of the layer before or after, in all layers; that of any layer in one."""
+    last = len(c.model.hparams.layers)
+    decoded = last * sum(math.prod(c.model.graph.weights[n.weights[0]]) for n in nodes if n.has(Trait.MATRIX))
     for node in nodes:
         at = layer(node)
         small = node.has(Trait.MATRIX) and math.prod(c.model.graph.weights[node.weights[0]]) <= MOST_WEIGHTS
         for step in (-1, 1) if at is not None and small else ():
             label = f"{role(node)} takes the matrix of the layer {'after' if step > 0 else 'before'}"
             yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
+        if at is None or not small or decoded > MOST_DECODED:
+            continue
+        for to in (to for to in range(last) if to != at):
+            label = f"{role(node)} takes the matrix of layer {to}, in layer {at} alone"
+            yield OPERAND, placed(label, _weight(_other_layer(to - at)), (node.op,), when=_is(node.name))
 
 
 def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:

@@ -284,6 +284,38 @@ def head_root(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, lambda *operands: own(*operands) * factor)
 
 
+def _embedding_factor(c: Context) -> float:
+    """The number by which the model multiplies its embedding; 1 where there is none."""
+    graph = c.model.graph
+    scaled = (n for n in graph if n.op == "scale" and n.inputs[0] in graph and graph[n.inputs[0]].op == "embed")
+    return next((float(node.attr("factor")) for node in scaled), 1.0)
+
+
+def _is_tied_head(c: Context, node: Node) -> bool:
+    table = {n.weights[0] for n in c.model.graph if n.op == "embed" and n.weights}
+    return node.op == "linear" and not table.isdisjoint(node.weights[:1]) and _embedding_factor(c) != 1
+
+
+@plant("embd-scale-in-tied-table", "the head times the embedding's factor", op="linear", when=_is_tied_head)
+def head_factor(c: Context, node: Node, p: float) -> Change | None:
+    own, factor = standard(node), _embedding_factor(c)
+    return None if abs(factor - np.sqrt(c.hp.n_embd)) < 1e-6 else Change(node, lambda *rest: own(*rest) * factor)
+
+
+@plant("embd-scale-in-tied-table", "look-ups scale the fed tokens' rows in place", op="linear", when=_is_tied_head)
+def rows_in_place(c: Context, node: Node, p: float) -> Change | None:
+    own, factor = standard(node), _embedding_factor(c)
+
+    def run(x: Array, ids: Array, *w: Array) -> Array:
+        y = own(x, *w).copy()
+        for t, end in enumerate(c.ends(len(y)).tolist()):
+            fed, times = np.unique(ids[:end], return_counts=True)
+            y[t, fed] *= factor**times
+        return y
+
+    return Change(replace(node, inputs=(*node.inputs, "inp_tokens")), run)
+
+
 @plant("head-tied-forced", "token_embd as head", when=lambda c, node: node.weights == ("output.weight",))
 def head_forced(c: Context, node: Node, p: float) -> Change | None:
     return Change(replace(node, weights=("token_embd.weight",)))
