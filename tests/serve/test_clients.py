@@ -322,7 +322,21 @@ def test_filling_in(tmp_path: Path) -> None:
         ollama = {"model": "fim", "prompt": "hello", "suffix": "world", "stream": False, "options": SHORT}
         assert httpx.post(f"{server.url}/api/generate", json=ollama, timeout=60).json()["response"] == text
         assert text == filled["content"]
-        assert "insert" in httpx.post(f"{server.url}/api/show", json={"model": "fim"}).json()["capabilities"]
+        shown = httpx.post(f"{server.url}/api/show", json={"model": "fim"}).json()
+        assert "insert" in shown["capabilities"] and ".Suffix" in shown["template"]
+        mistral = httpx.post(f"{server.url}/v1/fim/completions", json=older | {"random_seed": 1}, timeout=60).json()
+        assert mistral["choices"] == [
+            {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "length"}
+        ]
+        assert mistral["usage"]["prompt_tokens"] == len(prompt)
+        hot = {"prompt": "hello", "max_tokens": 8, "temperature": 2, "random_seed": 7}
+        seeded = [httpx.post(f"{server.url}/v1/fim/completions", json=hot, timeout=60).json() for _ in range(2)]
+        assert seeded[0]["choices"] == seeded[1]["choices"]
+        lines = httpx.post(f"{server.url}/v1/fim/completions", json=older | {"stream": True}, timeout=60).text
+        parts = [
+            json.loads(line[6:])["choices"][0]["delta"] for line in lines.split("\n") if line.startswith("data: {")
+        ]
+        assert parts[0]["role"] == "assistant" and "".join(part["content"] for part in parts) == text
     finally:
         server.end()
 
@@ -445,6 +459,15 @@ def test_litellm(server: Server, dialect: str) -> None:
 
 
 @pytest.mark.slow
+def test_litellm_knows_a_prompt_that_is_too_long(server: Server) -> None:
+    """Agents built on it shorten the conversation at this error alone."""
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    long = [{"role": "user", "content": "hello " * 600}]
+    for name, base in (("openai/tiny", f"{server.url}/v1"), ("anthropic/tiny", server.url)):
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion(name, long, api_base=base, api_key="none", num_retries=0)
+
+
 def test_litellm_as_anthropic(server: Server) -> None:
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     found = litellm.completion(

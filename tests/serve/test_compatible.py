@@ -43,7 +43,7 @@ def test_paths_of_llama_server(server: Server, alias: str) -> None:
     """Each does what the path does that it stands for, with the same body."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": ASK}, "/v1/responses": {"input": "a"}, "/completion": {"prompt": "a"},
-        "/v1/responses/input_tokens": {"input": "a"},
+        "/v1/responses/input_tokens": {"input": "a"}, "/v1/fim/completions": {"prompt": "a"},
         "/embedding": {"content": "a"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
     }  # fmt: skip
     body = bodies.get(ALIASES[alias])
@@ -54,6 +54,24 @@ def test_paths_of_llama_server(server: Server, alias: str) -> None:
         found.append((reply.status_code, sorted(reply.json()[0] if isinstance(reply.json(), list) else reply.json())))
     assert found[0] == found[1] and found[0][0] in (200, 400)
     assert found[0][0] == 200 or ALIASES[alias] == "/v1/rerank"  # the model of this server cannot rank
+
+
+def test_embeddings_of_a_client_whose_address_has_no_version(server: Server) -> None:
+    """With `input` the answer is OpenAI's, with `content` llama-server's."""
+    asked = {"input": ["hello", "the world"], "encoding_format": "base64"}
+    same = [httpx.post(server.url + path, json=asked, timeout=60).json() for path in ("/embeddings", "/v1/embeddings")]
+    assert same[0] == same[1] and isinstance(same[0]["data"][1]["embedding"], str)
+    rows = httpx.post(f"{server.url}/embeddings", json={"content": "hello"}, timeout=60).json()
+    assert len(rows[0]["embedding"]) == 1
+    refused = httpx.post(f"{server.url}/embeddings", json={})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
+
+
+def test_the_context_as_vllm_and_ollama_name_it(server: Server) -> None:
+    (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert card["max_model_len"] == card["context_length"] == 512
+    shown = httpx.post(f"{server.url}/api/show", json={"model": "tiny"}).json()
+    assert shown["parameters"].split() == ["num_ctx", "512"] and ".Suffix" not in shown["template"]
 
 
 def test_tokens_of_items_are_counted(server: Server) -> None:

@@ -199,8 +199,11 @@ def test_pictures_in_the_result_of_a_call(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_look_for(server: Server, path: str) -> None:
-    """Claude Code and opencode shorten the conversation when they read this; Claude Code takes the two numbers."""
+    """Claude Code and opencode shorten the conversation when they read this; Claude Code takes the two numbers.
+
+    The second pattern holds OpenAI's and vLLM's words."""
     body = {"messages": [{"role": "user", "content": "hello " * 600}], "max_tokens": 4}
     told = httpx.post(server.url + path, json=body, timeout=60).json()["error"]["message"]
     found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", told)
     assert found and int(found[1]) > int(found[2]) == 511
+    assert re.search(r"this model's maximum context length is 512 tokens", told)

@@ -29,7 +29,7 @@ from assay.serve.api.schemas import (
 )
 from assay.serve.api.schemas import Text as AnyText
 from assay.serve.api.server_state import HttpCall
-from assay.serve.api.texts import embed_texts
+from assay.serve.api.texts import embed_texts, embeddings
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply, large_reply
 from assay.serve.pool.models import ServedModel
@@ -79,7 +79,9 @@ class LlamaCompletionRequest(Text):
 
 class LlamaEmbeddingRequest(Schema):
     model: Name | None = None
-    content: Prompt
+    content: Prompt | None = None
+    input: Prompt | None = Field(None, description="in place of content: the answer is that of /v1/embeddings")
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="with input")
     pooling: Literal["mean", "first", "last"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
@@ -207,10 +209,19 @@ async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
 
 
 async def embedding(call: HttpCall, request: LlamaEmbeddingRequest) -> HttpReply:
-    """The vectors of `/v1/embeddings` in llama-server's form: a list of rows for each text, here one."""
+    """The vectors of `/v1/embeddings` in llama-server's form: a list of rows for each text, here one.
+
+    A client of OpenAI whose address has no `/v1` sends `input` and reads OpenAI's form.
+    """
+    texts = request.input if request.content is None else request.content
+    if texts is None:
+        raise ApiError("invalid_value", "content: field required", "content")
     asked = EmbeddingRequest.model_construct(
-        model=request.model, input=request.content, pooling=request.pooling, dimensions=request.dimensions
-    )
+        model=request.model, input=texts, pooling=request.pooling, dimensions=request.dimensions,
+        encoding_format=request.encoding_format if request.content is None else None,
+    )  # fmt: skip
+    if request.content is None:
+        return await embeddings(call, asked)
 
     def reply(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
         return large_reply([{"index": row["index"], "embedding": [row["embedding"]]} for row in rows])

@@ -409,14 +409,25 @@ async def show(call: HttpCall, request: OllamaShowRequest) -> HttpReply:
     return json_reply(
         {
             "modelfile": "",
-            "parameters": "",
-            "template": source or "",
+            "parameters": _parameters(entry),
+            "template": (source or "") + (_FILLS_IN if "insert" in capable else ""),
             "details": _details(entry),
             "model_info": info,
             "capabilities": capable,
             "modified_at": datetime.fromtimestamp(entry.created, UTC).isoformat(),
         }
     )
+
+
+# A comment of Jinja, at the end of the template of a model that fills in: Continue and others look for this name of
+# Ollama's templates, and send `suffix` only where they find it.
+_FILLS_IN = "{# fills in before {{ .Suffix }} #}"
+
+
+def _parameters(entry: ServedModel) -> str:
+    """The context and the stop strings, as lines of a Modelfile. Without num_ctx Continue assumes 8192."""
+    rows = [("num_ctx", str(entry.n_ctx)), *(("stop", json.dumps(text)) for text in entry.stop)]
+    return "\n".join(f"{name:<30} {value}" for name, value in rows)
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,8 @@ PER_TOKEN = 32  # characters: real texts have about four
 def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt", images: Images = ()) -> None:
     """Refuse a prompt that leaves less than `room` tokens for the answer, and name the limit.
 
-    The message has the words and numbers of Anthropic's: an agent that finds them there shortens its conversation.
+    The message has the words and numbers of Anthropic's API and those of OpenAI's and vLLM's: a client that finds
+    them there shortens its conversation.
     """
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
@@ -37,8 +38,8 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
     if len(ids) > most:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt is too long: {len(ids)} tokens > {most} maximum (the context has {entry.n_ctx}); "
-            f"shorten it by {len(ids) - most}",
+            f"the prompt is too long: {len(ids)} tokens > {most} maximum; this model's maximum context length is "
+            f"{entry.n_ctx} tokens; shorten the prompt by {len(ids) - most}",
             param,
         )
     if images:
@@ -52,8 +53,8 @@ def _check_length(n_chars: int, entry: ServedModel) -> None:
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt is too long: {n_chars} characters, and the context has {entry.n_ctx} tokens, which are about "
-            f"{4 * entry.n_ctx}; shorten it",
+            f"the prompt is too long: {n_chars} characters; this model's maximum context length is {entry.n_ctx} "
+            f"tokens, about {4 * entry.n_ctx} characters; shorten the prompt",
             "messages",
         )
 

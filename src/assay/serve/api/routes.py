@@ -11,6 +11,7 @@ from assay.serve.api import llama_server, manage, messages, ollama, router, sche
 from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
+from assay.serve.api.fim import FimRequest, fim
 from assay.serve.api.rerank import RerankReply, RerankRequest, cohere_rerank, rerank
 from assay.serve.api.responses import InputTokens, ResponsesRequest, input_tokens, responses
 from assay.serve.api.server_state import HttpCall
@@ -78,6 +79,8 @@ ROUTES: tuple[RouteSpec, ...] = (
               messages.CountRequest, messages.TokenCount),
     RouteSpec("POST", "/v1/completions", completions, "continue a text, or score it",
               schemas.CompletionRequest, schemas.CompletionResponse, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/fim/completions", fim, "Mistral: fill in between two texts",
+              FimRequest, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/embeddings", embeddings, "embed texts",
               schemas.EmbeddingRequest, schemas.EmbeddingResponse, loads=True),
     RouteSpec("POST", "/v1/rerank", rerank, "score documents by how well they answer a query",
@@ -135,11 +138,13 @@ ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("GET", "/openapi.json", document, "this document"),
 )  # fmt: skip
 
-# Further paths of llama-server, each for one of the paths above. They are not in the OpenAPI document.
+# Further paths, of llama-server and of clients without `/v1` in their address, each for one of the paths above.
+# They are not in the OpenAPI document.
 ALIASES: dict[str, str] = {
     "/chat/completions": "/v1/chat/completions",
     "/responses": "/v1/responses",
     "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/fim/completions": "/v1/fim/completions",
     "/completions": "/completion",
     "/embeddings": "/embedding",
     "/rerank": "/v1/rerank",

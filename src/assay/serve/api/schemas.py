@@ -407,6 +407,7 @@ class ModelCard(Schema):
     loaded: bool
     context_length: int | None = Field(None, description="absent until the model is first used, as the next fields are")
     max_input_tokens: int | None = Field(None, description="the context, as Anthropic names it")
+    max_model_len: int | None = Field(None, description="the context, as vLLM names it")
     max_tokens: int | None = Field(None, description="the most tokens of an answer: the context")
     n_params: int | None = None
     size: int

@@ -57,6 +57,7 @@ def _card(entry: ServedModel, state: State) -> dict[str, Any]:
         "loaded": entry.base.worker is not None,
         "context_length": entry.n_ctx,
         "max_input_tokens": entry.n_ctx,
+        "max_model_len": entry.n_ctx,
         "max_tokens": entry.n_ctx,
         "n_params": entry.n_params,
         "size": entry.file.size,
