@@ -18,6 +18,7 @@ from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, s
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
@@ -34,6 +35,7 @@ from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
+from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
 from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns, with_index
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
@@ -86,7 +88,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, with_layers_named(one_record_a_line(text))):
+    text = with_positions_marked(with_layers_named(with_steps_headed(one_record_a_line(text))))
+    for number, line, block in blocks(path, text):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     counted = not reader.positions or len(tokens) not in (0, len(reader.positions))
