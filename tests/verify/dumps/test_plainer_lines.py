@@ -9,6 +9,7 @@ import pytest
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
+from assay.verify.dumps.printed.debugger_values import with_debugger_values
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
@@ -163,3 +164,39 @@ def test_numbers_of_calls_are_steps_where_the_fed_ids_are_listed() -> None:
     assert dump.tokens == (5, 6, 7) and [(token, len(shown)) for token, shown in dump.later] == [(9, 2), (8, 2)]
     other = "\n".join(['{"prompt": [5, 6, 7], "feed": [9]}', *records])
     assert with_steps_headed(other) == other  # an id for one step of two
+
+
+def test_a_letter_holds_the_values_of_the_node_that_the_record_names() -> None:
+    records = [f'{{"ev": "{name}", "layer": 0, "v": [0.5, 1.5]}}' for name in ("attn_norm", "ffn_norm", "ffn_out")]
+    assert [o.name for o in read("\n".join(records)).observations] == ["attn_norm-0", "ffn_norm-0", "ffn_out-0"]
+    assert [o.name for o in read('{"layer": 0, "v": [0.5, 1.5]}\n' * 3).observations] == ["Vcur-0"] * 3
+
+
+def test_experts_and_their_weights_leave_the_rest_of_the_line() -> None:
+    dump = read("-- layer 1 routing\npos 0 gate_logits -4.5 2.5 1.5 -> e6*0.375  e2*0.625\n")
+    assert [(o.name, o.data) for o in dump.observations] == [
+        ("ffn_moe_logits-1", (-4.5, 2.5, 1.5)),
+        ("ffn_moe_weights_norm-1", (0.375, 0.625)),
+    ]
+
+
+def test_ids_beside_falling_numbers_are_the_best_logits() -> None:
+    assert read("pos 0 (in 12): 212 3.043  61 2.503  128 2.439\n").observations[0].kind == "top"
+    assert "top" not in plainer("pos 0 (in 12): 212 3.043  61 2.503  128 2.939")
+
+
+@pytest.mark.parametrize(
+    ("commands", "read_as"),
+    [
+        (("p *&x[0]@2", "p *&x[3*8]@2"), ["x pos 0: [0.5, 1.5]", "x pos 3: [0.5, 1.5]"]),
+        (("(gdb) p *(x + 1*8)@2", "(gdb) print x[2*8]@2"), ["x pos 1: [0.5, 1.5]", "x pos 2: [0.5, 1.5]"]),
+    ],
+)
+def test_rows_stand_in_the_commands_of_a_debugger(commands: tuple[str, ...], read_as: list[str]) -> None:
+    text = "\n".join(f"{command}\n${i + 1} = {{0.5, 1.5}}" for i, command in enumerate(commands))
+    assert with_debugger_values(text).split("\n") == read_as
+
+
+def test_a_debugger_that_shows_elements_shows_no_rows() -> None:
+    text = "p *&x[2*8]@2\n$1 = {0.5, 1.5}\np *&x[2*4]@2\n$2 = {0.5, 1.5}"  # no one length of a row
+    assert with_debugger_values(text) == text

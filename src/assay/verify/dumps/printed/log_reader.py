@@ -20,8 +20,10 @@ from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
+from assay.verify.dumps.printed.debugger_values import with_debugger_values
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
+from assay.verify.dumps.printed.expert_lists import with_expert_lists
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
@@ -88,7 +90,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
-    text = with_positions_marked(with_layers_named(with_steps_headed(one_record_a_line(text))))
+    for rewritten in _REWRITTEN:
+        text = rewritten(text)
     for number, line, block in blocks(path, text):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
@@ -104,6 +107,15 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     )  # fmt: skip
 
 
+# What only the layout of a whole text tells, in this order
+_REWRITTEN = (
+    one_record_a_line,
+    with_debugger_values,
+    with_expert_lists,
+    with_steps_headed,
+    with_layers_named,
+    with_positions_marked,
+)
 _IDS = re.compile(
     r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?"
     r"(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
