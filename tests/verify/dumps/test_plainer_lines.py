@@ -169,7 +169,7 @@ def test_numbers_of_calls_are_steps_where_the_fed_ids_are_listed() -> None:
 def test_a_letter_holds_the_values_of_the_node_that_the_record_names() -> None:
     records = [f'{{"ev": "{name}", "layer": 0, "v": [0.5, 1.5]}}' for name in ("attn_norm", "ffn_norm", "ffn_out")]
     assert [o.name for o in read("\n".join(records)).observations] == ["attn_norm-0", "ffn_norm-0", "ffn_out-0"]
-    assert [o.name for o in read('{"layer": 0, "v": [0.5, 1.5]}\n' * 3).observations] == ["Vcur-0"] * 3
+    assert read('{"layer": 0, "v": [0.5, 1.5]}\n').observations[0].name == "Vcur-0"
 
 
 def test_experts_and_their_weights_leave_the_rest_of_the_line() -> None:
