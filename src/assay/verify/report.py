@@ -136,6 +136,8 @@ def _headline(
         return f"{sure} these values: {c.fault} at {c.node}"
     if first is not None:
         return f"{first.name} is the first wrong node"
+    if verdict == "undecided" and diagnosis is not None and diagnosis.because:
+        return diagnosis.because
     if verdict == "undecided":
         return "within the noise, and what was dumped cannot tell whether a smaller fault is there"
     return "every node agrees with the definition" if verdict in ("same", "healthy") else "within the noise"

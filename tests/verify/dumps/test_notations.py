@@ -14,6 +14,7 @@ from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
@@ -146,3 +147,11 @@ def test_chosen_tokens_alone_are_no_values(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text('pos 0: in 1 -> argmax 403 " Once"\npos 1: in 403 -> argmax 407 " upon"\n')
     with pytest.raises(AssayError, match="chosen tokens without their logits"):
         read_dump(tmp_path / "run.log")
+
+
+def test_files_that_a_hexdump_numbers_one_by_one_are_of_layers() -> None:
+    values = A.tobytes().hex(" ")
+    names = ("a_00_emb_1x4.f32", "a_01_x_1x4.f32", "a_02_x_1x4.f32", "a_03_logits_1x4.f32")
+    text = "".join(f"== {name} ==\n00000000  {values[:23]}  {values[24:]}  |....|\n" for name in names)
+    lines = [line.split(":")[0] for line in in_decimal(text).split("\n") if "[" in line]
+    assert lines == ["a_00_emb", "layer 0 x", "layer 1 x", "a_03_logits"]

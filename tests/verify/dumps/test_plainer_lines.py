@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
+from assay.verify.dumps.printed.debugger_values import with_debugger_values
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.printed.plainer_lines import plainer
+from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,125 @@ def test_a_title_names_the_statistic_of_named_numbers() -> None:
 def test_squares_and_sums_of_sizes_are_statistics() -> None:
     dump = read("tokens: 1 2 3\nlayer 0 out: sumsq=6.25 abs_sum=3.5\n")
     assert [(o.kind, o.data) for o in dump.observations] == [("norm", 2.5), ("abssum", 3.5)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "marked"),
+    [
+        ("PROMPT pos={} id=3", "== pos {} id 3 =="),
+        ("tok {} (id 144)", "== pos {} id 144 =="),
+        ("DECODE pos={} id=4", "== pos {} id 4 =="),
+        ("pos {}", "== pos {} =="),
+        ("tok {} = 3", "== pos {} id 3 =="),
+        ("position {}: token 3", "== pos {} id 3 =="),
+    ],
+)
+def test_a_line_that_names_a_position_alone_is_a_heading(heading: str, marked: str) -> None:
+    text = "\n".join(f"{heading.format(i)}\nq rms=1.5" for i in range(3))
+    assert with_positions_marked(text).split("\n")[::2] == [marked.format(i) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tok 0 (id 3)\ntok 1 (id 4)\nq rms=1.5",  # a list of the tokens
+        "pos 0\nq rms=1.5\npos 2\nq rms=1.5",  # not one by one
+        "pos 3\nq rms=1.5\npos 4\nq rms=1.5",  # not from 0
+        "pos 0\nq rms=1.5",  # one says nothing of counting
+    ],
+)
+def test_it_is_none_where_it_does_not_count(text: str) -> None:
+    assert with_positions_marked(text) == text
+
+
+def test_a_legend_names_the_cells_below() -> None:
+    legend = "# layer: rms after mixer | rms after ffn | [first three]"
+    text = f"{legend}\n  0: 1.5 | 2.5 | [0.5, 1.5, 2]\n  1: 3.5 | 4.5 | [1.5, 2, 3]"
+    assert with_positions_marked(text).split("\n")[1:] == [
+        "  layer 0: rms after mixer 1.5 | rms after ffn 2.5 | first three [0.5, 1.5, 2]",
+        "  layer 1: rms after mixer 3.5 | rms after ffn 4.5 | first three [1.5, 2, 3]",
+    ]
+
+
+def test_a_legend_names_no_other_number_of_cells() -> None:
+    text = "# layer: attn | ffn\n  0: 1.5 | 2.5 | 3.5\n  7: 1.5 | 2.5"
+    assert with_positions_marked(text) == text
+
+
+def test_lines_of_decode_steps_get_a_heading_of_their_step() -> None:
+    text = "\n".join(
+        f"phase=decode step={step} tok={token} layer={layer} rms=1.5"
+        for step, token in ((1, 64), (2, 9))
+        for layer in (0, 1)
+    )
+    assert with_steps_headed(text).split("\n") == [
+        "--- decode step 1, token 64 ---",
+        "phase=decode layer=0 rms=1.5",
+        "phase=decode layer=1 rms=1.5",
+        "--- decode step 2, token 9 ---",
+        "phase=decode layer=0 rms=1.5",
+        "phase=decode layer=1 rms=1.5",
+    ]
+
+
+def test_a_step_begins_where_the_words_of_a_line_come_again() -> None:
+    text = "call=decode id=7 q 1.5\ncall=decode id=7 k 2.5\ncall=decode id=7 q 3.5"
+    assert [line for line in with_steps_headed(text).split("\n") if line.startswith("---")] == [
+        "--- decode step 1, token 7 ---",
+        "--- decode step 2, token 7 ---",
+    ]
+
+
+@pytest.mark.parametrize("line", ["phase=decode pos=3 id=7 q 1.5", "phase=prompt id=7 q 1.5", "phase=decode id=7"])
+def test_other_lines_keep_their_token(line: str) -> None:
+    assert with_steps_headed(line) == line
+
+
+def test_steps_of_lines_are_read_behind_the_prompt() -> None:
+    prompt = "tokens: [5, 6, 7]\nphase=prompt layer 0 out: rms=1.5\n"
+    steps = "".join(f"phase=decode step={i} token={t} layer 0 out: rms={i}.25\n" for i, t in ((1, 9), (2, 8)))
+    assert [token for token, _ in read(prompt + steps).later] == [9, 8]
+
+
+def test_numbers_of_calls_are_steps_where_the_fed_ids_are_listed() -> None:
+    records = [f'{{"node": "{node}-0", "step": {i}, "rms": {i}.5}}' for i in range(3) for node in ("q", "k")]
+    dump = read("\n".join(['{"prompt": [5, 6, 7], "feed": [9, 8]}', *records]))
+    assert dump.tokens == (5, 6, 7) and [(token, len(shown)) for token, shown in dump.later] == [(9, 2), (8, 2)]
+    other = "\n".join(['{"prompt": [5, 6, 7], "feed": [9]}', *records])
+    assert with_steps_headed(other) == other  # an id for one step of two
+
+
+def test_a_letter_holds_the_values_of_the_node_that_the_record_names() -> None:
+    records = [f'{{"ev": "{name}", "layer": 0, "v": [0.5, 1.5]}}' for name in ("attn_norm", "ffn_norm", "ffn_out")]
+    assert [o.name for o in read("\n".join(records)).observations] == ["attn_norm-0", "ffn_norm-0", "ffn_out-0"]
+    assert read('{"layer": 0, "v": [0.5, 1.5]}\n').observations[0].name == "Vcur-0"
+
+
+def test_experts_and_their_weights_leave_the_rest_of_the_line() -> None:
+    dump = read("-- layer 1 routing\npos 0 gate_logits -4.5 2.5 1.5 -> e6*0.375  e2*0.625\n")
+    assert [(o.name, o.data) for o in dump.observations] == [
+        ("ffn_moe_logits-1", (-4.5, 2.5, 1.5)),
+        ("ffn_moe_weights_norm-1", (0.375, 0.625)),
+    ]
+
+
+def test_ids_beside_falling_numbers_are_the_best_logits() -> None:
+    assert read("pos 0 (in 12): 212 3.043  61 2.503  128 2.439\n").observations[0].kind == "top"
+    assert "top" not in plainer("pos 0 (in 12): 212 3.043  61 2.503  128 2.939")
+
+
+@pytest.mark.parametrize(
+    ("commands", "read_as"),
+    [
+        (("p *&x[0]@2", "p *&x[3*8]@2"), ["x pos 0: [0.5, 1.5]", "x pos 3: [0.5, 1.5]"]),
+        (("(gdb) p *(x + 1*8)@2", "(gdb) print x[2*8]@2"), ["x pos 1: [0.5, 1.5]", "x pos 2: [0.5, 1.5]"]),
+    ],
+)
+def test_rows_stand_in_the_commands_of_a_debugger(commands: tuple[str, ...], read_as: list[str]) -> None:
+    text = "\n".join(f"{command}\n${i + 1} = {{0.5, 1.5}}" for i, command in enumerate(commands))
+    assert with_debugger_values(text).split("\n") == read_as
+
+
+def test_a_debugger_that_shows_elements_shows_no_rows() -> None:
+    text = "p *&x[2*8]@2\n$1 = {0.5, 1.5}\np *&x[2*4]@2\n$2 = {0.5, 1.5}"  # no one length of a row
+    assert with_debugger_values(text) == text

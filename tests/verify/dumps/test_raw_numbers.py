@@ -53,6 +53,7 @@ MANIFESTS = {
     "a.txt": "tokens: 5 7\nlayers.0.q f32 [2, 4] 0\nlayers.1.q f32 [2, 3] 32\n",
     "a.idx": "# tokens 5 7\nq.0 offset=0 shape=2x4 float32\nq.1 offset=32 shape=2x3 float32\n",
     "a.meta": "tokens: 5 7\nlayers.0.q rows=2 cols=4 offset=0\nlayers.1.q rows=2 cols=3 offset=32\n",
+    "a.index": "# tokens 5 7\n# name layer count byte_offset   (float32, row by row)\nq 0 8 0\nq 1 6 32\n",
     "a.toc": "tokens: 5 7\nname: layers.0.q\nbytes: 32\nname: layers.1.q\nbytes: 24\n",
 }
 

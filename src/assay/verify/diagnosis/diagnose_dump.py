@@ -56,6 +56,8 @@ PROMPT_ONLY = (
     "dump two or more decode steps as well"
 )
 BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
+_MUCH = 0.3  # of the prints of a log
+SAY_WHICH = "name the node of each print in the log, as `q-0` or `blk.0.attn_q`, or dump whole arrays under such names"
 CHOSEN = ("kv-quantised", "kv-rounded-twice")  # accepted where the cache ends up as Q8_0
 
 
@@ -77,8 +79,19 @@ def diagnose(
     note_of_calls, model, budget = _needs_decode(model, dump), model_of(model, dump), TimeBudget(seconds)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
-    found = _accepted(_unsure(found) if budget.cut else found)
+    found = _unread(_accepted(_unsure(found) if budget.cut else found), dump)
     return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
+
+
+def _unread(found: Diagnosis, dump: Dump) -> Diagnosis:
+    """No answer of "healthy" rests on a log of which much was set aside: a fault may be in those prints."""
+    if not found or dump.set_aside < _MUCH:
+        return found
+    because = (
+        f"{dump.set_aside:.0%} of what the log prints was not used, because it contradicts the rest of the log; "
+        "what was used is right"
+    )
+    return replace(found, verdict="undecided", because=because, next_observation=SAY_WHICH)
 
 
 def _unsure(found: Diagnosis) -> Diagnosis:

@@ -69,6 +69,7 @@ class Diagnosis:
     diff: Diff | None = None
     rounds: str = ""  # the coarsest arithmetic that is possible under the engine's rounding rule, if it shows one
     broken: NonFiniteOrigin | None = None  # the first value that is not finite
+    because: str = ""  # of an undecided verdict: why, where it is not the noise
 
     def __bool__(self) -> bool:
         return self.verdict in ("healthy", "undecided")
@@ -85,6 +86,7 @@ class Diagnosis:
             "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
             "wrong_nodes": list(self.wrong_nodes),
             "causes": [cause.to_dict() for cause in self.causes],
+            "because": self.because,
             "next_observation": self.next_observation,
             "unexplained": list(self.unexplained),
             "relations": [r.text for r in self.relations],

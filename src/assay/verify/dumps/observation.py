@@ -171,6 +171,7 @@ class Dump:
     decoded: tuple[int, ...] = ()  # Of a log: ids behind the prompt, in order.
     later: tuple[tuple[int, tuple[Observation, ...]], ...] = ()  # Of a log: each decode step's token and what it shows.
     given: Mapping[str, Array] = field(default_factory=dict)  # Further inputs of the graph: the rows of pictures.
+    set_aside: float = 0.0  # Of a log: the share of its prints that later values or other prints contradict.
 
     def __repr__(self) -> str:
         names = list(self.by_name)

@@ -48,6 +48,8 @@ from assay.verify.dumps.unknown_names import after_rotation, match_by_value, mat
 
 Array = NDArray[Any]
 
+_LONG_LINE = 160  # characters
+
 
 @dataclass
 class Resolution:
@@ -65,6 +67,7 @@ class Resolution:
     broken: NotFinite | None = None
     explained: set[str] = field(default_factory=set)  # places of lines that a pass gave a node
     notes: list[str] = field(default_factory=list)
+    set_aside: float = 0.0  # the share of prints that `_choices` left out
 
     @property
     def n(self) -> int:
@@ -222,8 +225,11 @@ def _head_order(r: Resolution) -> None:
 
 
 def _choices(r: Resolution) -> None:
-    for choose in (split_both_ends, leave_refuted, one_print_of_each, partial(leave_refuted, singly=True)):
+    r.keep(*split_both_ends(r.named, r.model, r.truth, r.n))
+    before = len(r.named)
+    for choose in (leave_refuted, one_print_of_each, partial(leave_refuted, singly=True)):
         r.keep(*choose(r.named, r.model, r.truth, r.n))
+    r.set_aside = 1 - len(r.named) / before if before else 0.0
 
 
 def _steps(r: Resolution) -> None:
@@ -261,10 +267,7 @@ PASSES = (
 
 def _resolved(r: Resolution) -> Dump:
     order = {node.name: i for i, node in enumerate(r.model.graph)}
-    asks = [
-        f"not understood: {line!r}; --pattern {suggested_pattern(line)!r} would take it"
-        for line in r.dump.unexplained[:3]
-    ]
+    asks = [_not_understood(line) for line in r.dump.unexplained[:3]]
     dump = replace(
         r.dump,
         observations=tuple(sorted(r.named, key=lambda o: order[o.name])),
@@ -272,8 +275,16 @@ def _resolved(r: Resolution) -> Dump:
         unmatched=tuple(dict.fromkeys(o.foreign for o in r.unknown)),
         notes=tuple(grouped_notes([*r.notes, *asks])),
         not_finite=r.broken or r.dump.not_finite,
+        set_aside=r.set_aside,
     )
     return replace(dump, reading=tuple(reading_summary(dump, r.n))) if dump.log else dump
+
+
+def _not_understood(line: str) -> str:
+    """A line, and the pattern that reads it; of a long line the beginning, because nobody would read its pattern."""
+    if len(line) > _LONG_LINE:
+        return f"not understood: {line[:_LONG_LINE]!r}…; --pattern tells what it holds"
+    return f"not understood: {line!r}; --pattern {suggested_pattern(line)!r} would take it"
 
 
 def _with_decode_steps(
@@ -283,8 +294,9 @@ def _with_decode_steps(
     steps = tuple(token for token, _ in dump.later)
     if not dump.observations and not dump.unread and (dump.tokens or tokens):
         return resolve(_steps_alone(dump, dump.tokens or tokens), model, map, tokens=tokens, side=side)
-    if not dump.tokens and tokens[-len(steps) :] == steps and len(tokens) > len(steps):
-        tokens = tokens[: -len(steps)]  # the caller gave the whole sequence
+    prompt = tokens[: -len(steps)]
+    if prompt and tokens == (*(dump.tokens or prompt), *steps):
+        tokens = prompt  # the caller gave the whole sequence
     given = _given(dump, len(dump.tokens or tokens))
     first = resolve(replace(dump, later=(), given=given), model, map, tokens=tokens, side=side)
     n, graph = len(first.tokens), model.graph
@@ -292,7 +304,7 @@ def _with_decode_steps(
     for obs in first.observations:
         shape = obs.shape or (shape_of(graph, obs.name, n) if "S" in graph.shapes[obs.name] else None)
         found.append(replace(obs, rows=obs.rows or (0, n), shape=shape))
-    fed = [*first.tokens]
+    fed, set_aside = [*first.tokens], [first.set_aside]
     for token, shown in dump.later:
         seen = as_in_prompt(shown, (*dump.observations, *dump.unread), first.observations)
         fed.append(token)
@@ -304,12 +316,14 @@ def _with_decode_steps(
             given=_given(dump, len(fed)),
         )  # fmt: skip
         if seen:
-            found += resolve(step, model, map, side=side).observations
+            resolved = resolve(step, model, map, side=side)
+            found += resolved.observations
+            set_aside.append(resolved.set_aside)
     order = {node.name: i for i, node in enumerate(graph)}
     found.sort(key=lambda obs: order[obs.name])
     done = replace(
         first, tokens=tuple(fed), positions=tuple(range(len(fed))), steps=(n, *(1 for _ in dump.later)),
-        given=dump.given, observations=tuple(found),
+        given=dump.given, observations=tuple(found), set_aside=sum(set_aside) / len(set_aside),
         notes=(*first.notes, f"{len(dump.later)} decode steps are read behind the prompt"),
     )  # fmt: skip
     return replace(done, reading=tuple(reading_summary(done, len(fed))))

@@ -53,6 +53,7 @@ _IDS = re.compile(
 )
 _LISTED = re.compile(r"[\[(]?\s*\d{1,9}(?:\s*[,x×*]\s*\d{1,9})+\s*[\])]?|[\[(]\s*\d{1,9}\s*,?\s*[\])]")
 _WORDS = re.compile(r"\[[^\]]{0,80}\]|\([^)]{0,80}\)|\"[^\"]{0,200}\"|[^\s,;|]+")
+_REMARK = re.compile(r"\s{1,8}\([^()]{0,200}\)\s{0,8}$")  # behind the head of a table: (float32, little endian)
 _SEPARATED = re.compile(r"[\t,;|]")
 _DEEP = 6
 
@@ -190,9 +191,8 @@ class _Found:
 
     def _line(self, line: str, head: list[str], outer: Record) -> list[str]:
         """A line for one array, or the head of a table; the head for the next lines."""
-        cells = [c.strip(" \"'`") for c in _SEPARATED.split(line.strip("|"))]
-        cells = cells if len(cells) > 1 else line.split()
-        keys = [FIELDS.get(c.lower().replace(" ", "_"), "") for c in cells]
+        keys = [FIELDS.get(c.lower().replace(" ", "_"), "") for c in _cells_of(_REMARK.sub("", line))]
+        cells = _cells_of(line)
         if len({k for k in keys if k} & {"offset", "shape", "count", "bytes", "dtype", "file"}) > 1 and "name" in keys:
             return keys
         words = [w.strip(" \"'") for w in _WORDS.findall(line)]
@@ -206,6 +206,11 @@ class _Found:
         elif len(words) > 1 and not line.startswith("#"):
             self.add({**outer, **positional(words)})
         return head
+
+
+def _cells_of(line: str) -> list[str]:
+    cells = [c.strip(" \"'`") for c in _SEPARATED.split(line.strip("|"))]
+    return cells if len(cells) > 1 else line.split()
 
 
 def positional(words: list[str]) -> Record:

@@ -78,6 +78,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(470, "softmax", ("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     NodeWords(460, "attention weights", ("kq_soft_max-",), (ATT_WORDS, "weights weight probability"), NORM_WORDS),
     NodeWords(450, "scores", ("kq-",), ("scores score qk kq qkt",), "logits"),
+    NodeWords(446, "gate logits", ("ffn_moe_logits-", "ffn_moe_probs-"), ("gate", "logits logit"), "ffn up attn"),
     NodeWords(
         445,
         "router logits",
@@ -90,7 +91,7 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         "logits",
         ("result_output",),
         ("logits logit lg lgts lmhead modelinghead unembed unembedding wcls vocab resultoutput",),
-        f"{NORM_WORDS} router routing gating moe expert experts",
+        f"{NORM_WORDS} router routing gating gate moe expert experts",
     ),
     NodeWords(
         430, "q before rope", ("Qcur_proj-", "Qcur_biased-"), (Q_WORDS + " query queries", TURN_WORDS, _BEFORE), ""
@@ -196,6 +197,13 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(40, "after mlp", ("ffn_out-", "l_out-"), ("after post", FFN_WORDS), "down w2 out output"),
     NodeWords(
         37, "shared out", ("ffn_shexp-", "ffn_shexp_gated-"), ("shared shexp sharedexpert",), "weights gate up down moe"
+    ),
+    NodeWords(
+        56,
+        "expert weights",
+        ("ffn_moe_weights_norm-", "ffn_moe_weights_scaled-", "ffn_moe_weights-"),
+        ("expert experts router routing moe topk gating", "weights weight coefficients"),
+        "gate up down matrix",
     ),
     NodeWords(35, "moe out", ("ffn_moe_out-", "ffn_out-"), ("moe experts",), "weights"),
     NodeWords(30, "mlp", ("ffn_out-",), (FFN_WORDS + " down w2",), ""),

@@ -48,6 +48,7 @@ _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a valu
 # Words of lines that mention a layer but show no activations.
 TIMES = {"elapsed", "took", "timings", "seconds", "latency"}
 NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
+_ROUTING, _MATRICES = {"expert", "experts", "router", "routing"}, {"gate", "up", "down", "w1", "w2", "w3", "matrix"}
 
 _NOT_YET = {"before", "pre", "without", "no", "w", "prior", "excluding", "minus"}
 _SUM = {"residual", "resid", "skip", "add", "added", "addition", "connection"}
@@ -175,7 +176,8 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(without_row(words))}  # "soft max", "l out", "lm head"
     bag -= _denied(words)
-    if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
+    shares = bag & {"attention", "attn", "after"} or (bag & _ROUTING and not bag & _MATRICES)
+    if bag & NOT_VALUES and not shares:
         return Meaning((), layer)
     if layer is None and "output" in words and not {w for w in words if not w.isdecimal()} - _HOOKED:
         return Meaning(("result_output", "result_norm", "l_out-last"))

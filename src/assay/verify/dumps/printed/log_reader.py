@@ -19,9 +19,12 @@ from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, s
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
+from assay.verify.dumps.printed.debugger_values import with_debugger_values
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
 from assay.verify.dumps.printed.diff_lines import own_lines
+from assay.verify.dumps.printed.expert_lists import with_expert_lists
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
@@ -35,6 +38,7 @@ from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
+from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
 from assay.verify.dumps.printed.tables import PrintedTable, aligned, table_header, table_row, unread_columns, with_index
 from assay.verify.dumps.printed.titles import title_statistic, with_ids, with_title
 
@@ -87,7 +91,9 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             text = decode_text(file.read(MAX_BYTES), str(path), lenient=True)
     text, compared = own_lines(in_decimal(as_plain_text(text)))
     reader = _LogReader([Pattern(p) for p in patterns])
-    for number, line, block in blocks(path, with_layers_named(one_record_a_line(text))):
+    for rewritten in _REWRITTEN:
+        text = rewritten(text)
+    for number, line, block in blocks(path, text):
         reader.read(line, block, f"{path}: line {number}")
     tokens = reader.tokens
     counted = not reader.positions or len(tokens) not in (0, len(reader.positions))
@@ -102,6 +108,15 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     )  # fmt: skip
 
 
+# What only the layout of a whole text tells, in this order
+_REWRITTEN = (
+    one_record_a_line,
+    with_debugger_values,
+    with_expert_lists,
+    with_steps_headed,
+    with_layers_named,
+    with_positions_marked,
+)
 _IDS = re.compile(
     r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?"
     r"(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"

@@ -2,6 +2,8 @@
 
 A record is an object of plain values and lists. Behind it stand the keys that lead to it: `layers.0.attn.q: [...]`. An
 object in a list is named by its own number or name (`"idx": 0`), or by its place.
+
+In JSON lines such as `{"ev": "attn", "v": [0.5]}` the letter is no node: the records name their nodes beside it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,37 @@ _OF_VALUES = {
 _FED_KEYS = ("fed", "tokens", "ids", "input_ids", "token_ids", "input")
 _OF_A_CALL = {*_FED_KEYS, "phase", "step", "pos", "position", "n_past", "past"}
 _ROW_KEY = re.compile(r"(?:pos|position|row|tok|token|t)[ _]?(\d{1,6})", re.IGNORECASE)
+# A list under one letter, in a record that names its node elsewhere
+_LETTER = re.compile(r"""(?<=["'])[vxyhdqkou](?=["']\s{0,2}:\s{0,2}\[)""", re.IGNORECASE)
+_NAMED = re.compile(
+    r"""["'](?:ev|event|name|node|op|tensor|label|at|what|tag|stage|kind|probe|hook)["']\s{0,2}:\s{0,2}["']([^"']{1,60})["']"""
+)
+_FEWEST_NAMES = 3
 
 
 def one_record_a_line(text: str) -> str:
     """The text; if all of it is one document, with each record and list of records on one line."""
-    if len(text) > _MOST or "\n" not in text.strip():
-        single = text[:1] in "{[" and len(text) <= _MOST
-        document = _json(text) if single else None
+    if len(text) > _MOST:
+        return text
+    return _as_lines(_lists_are_values(text))
+
+
+def _lists_are_values(text: str) -> str:
+    """JSON lines whose lists stand under one and the same letter, whatever node the record names: `values`."""
+    lines = text.split("\n")
+    found = {i: letters for i, line in enumerate(lines) if line[:1] == "{" and (letters := _LETTER.findall(line))}
+    names = {m[1] for i in found if (m := _NAMED.search(lines[i]))}
+    if len(names) < _FEWEST_NAMES or len({tuple(letters) for letters in found.values()}) > 1:
+        return text
+    for i, letters in found.items():
+        if len(letters) == 1:
+            lines[i] = _LETTER.sub("values", lines[i])
+    return "\n".join(lines)
+
+
+def _as_lines(text: str) -> str:
+    if "\n" not in text.strip():
+        document = _json(text) if text[:1] in "{[" else None
         return "\n".join(_paths(document, "", 0)) + "\n" if _nested(document) else text
     document = _json(text) if text[:1] in ("{", "[") else None
     if document is None:

@@ -1,11 +1,13 @@
 """Rewrites numbers that are not printed in decimal: hexadecimal floats of C's %a, and hexdumps of float32.
 
 A hexdump becomes a line `NAME: [values]`; the name is in the command above it, or in the file's name that it shows.
+Files that are numbered one by one, `a_01_x_8x40.f32`, `a_02_x_8x40.f32`, are of layers: `layer 0 x`, `layer 1 x`.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,6 +17,8 @@ _DUMPED = re.compile(r"\s*[0-9a-fA-F]{7,16}:?\s+((?:[0-9a-fA-F]{2}[ \t]*){1,32}?
 _LONGEST = 200  # characters of a line of a hexdump
 _END = re.compile(r"\s*[0-9a-fA-F]{7,16}\s*")
 _COMMAND = re.compile(r"(?:hexdump|xxd|od)\b(?:\s+-\S+(?:\s+\d+)?)*\s+(?:\S*/)?([\w.@+-]{1,120})")
+_NUMBERED = re.compile(r"([A-Za-z_]*?)_?(\d{1,3})_([A-Za-z]\w{0,30})")
+_SHAPE = re.compile(r"_\d{1,6}(?:x\d{1,6}){1,2}$")
 _TYPE = re.compile(r"\.(?:f32|bin|raw|dat|f16|i32|u32|int32|tokens)$")
 
 
@@ -36,13 +40,16 @@ def _decimal(m: re.Match[str]) -> str:
 
 def _undumped(lines: list[str]) -> list[str]:
     found: list[str] = []
+    named: dict[int, str] = {}  # names of lists, by their place in `found`
     name, data, kind = "", bytearray(), "<f4"
 
     def close() -> None:
         if data:
             values = np.frombuffer(bytes(data[: len(data) // 4 * 4]), kind)
             shown = ", ".join(str(int(v)) if kind == "<i4" else f"{float(v):.9g}" for v in values)
-            found.append(f"{name}: [{shown}]" if name else f"[{shown}]")
+            if name:
+                named[len(found)] = name
+            found.append(f"[{shown}]")
             data.clear()
 
     for line in lines:
@@ -55,8 +62,24 @@ def _undumped(lines: list[str]) -> list[str]:
             if said is None:
                 found.append(line)
                 continue
-            name = _TYPE.sub("", said[1])
+            name = _SHAPE.sub("", _TYPE.sub("", said[1]))
             kind = "<i4" if re.search(r"\.(?:i32|u32|int32)$|^(?:tokens?|ids)\b", said[1]) else "<f4"
             name = re.sub(r"[.@_](pos|tok|row)_?(\d)", r" \1 \2", name)
     close()
+    for i, name in _with_layers(named).items():
+        found[i] = f"{name}: {found[i]}"
     return found
+
+
+def _with_layers(names: dict[int, str]) -> dict[int, str]:
+    """The names; those that differ in a number that counts by one have it as their layer."""
+    numbered = {i: m for i, name in names.items() if (m := _NUMBERED.fullmatch(name))}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, m in numbered.items():
+        groups.setdefault((m[1], m[3]), []).append(i)
+    named = dict(names)
+    for (_, what), places in groups.items():
+        counts = [int(numbered[i][2]) for i in places]
+        if len(counts) > 1 and all(b == a + 1 for a, b in pairwise(counts)):
+            named |= {i: f"layer {count - counts[0]} {what}" for i, count in zip(places, counts, strict=True)}
+    return named

@@ -11,6 +11,8 @@ x_0 [ 64 x 8 ] sum=1.5                x_0 sum=1.5
 x[::8] = 0.5 1.5                      x [0] 0.5 [8] 1.5
 tokens[3] = {1, 5, 6}                 tokens: [1, 5, 6]
 argmax=17 max=9.5                     logits max=9.5
+-- layer 1 routing                    -- layer 1 routing --
+pos 0 (in 12): 212 3.04  61 2.75      pos 0 (in 12): top logits: 212:3.04, 61:2.75
 hashes, names of files                left out
 
 Touch this module for a habit that no word depends on.
@@ -19,6 +21,8 @@ Touch this module for a habit that no word depends on.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import pairwise
 
 _NO_LAYER = re.compile(r"\[?\b(?:layer|block|blk|L)[ =:_]{0,2}-1\b\]?(?=.{0,40}(?:emb|tok|inp|x0))", re.IGNORECASE)
 _FILE = re.compile(r"[\w./\\+-]{1,200}\.gguf\b")
@@ -77,6 +81,12 @@ _OF_LAYER = re.compile(r"(\d{1,3})\]?\s?[=:]\s?([-+]?\d{1,9}\.\d{1,12}(?:e[-+]\d
 # in 1.2345 -> attn 2.3456 -> out 3.4567
 _CHAIN = re.compile(r"(\d\.\d{1,12})\s{0,4}(?:->|→|=>|⇒)\s{0,4}(?=[A-Za-z])")
 _CHOICES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,2}\((-?\d{1,5}\.\d{1,9})\)")
+_OPEN_HEADING = re.compile(r"\s{0,8}(--|==)\s(?=[^\n]{0,60}[A-Za-z])[^\n=]{2,80}(?<![-=:])")
+# pos 0 (in 12):  212 3.043041   61 2.503737: ids and their logits
+_ID_PAIRS = re.compile(
+    r"([)\]:])\s{1,8}(\d{1,7}\s{1,8}-?\d{1,3}\.\d{2,9}(?:[,|]?\s{1,8}\d{1,7}\s{1,8}-?\d{1,3}\.\d{2,9}){2,40})\s{0,8}$"
+)
+_ID_PAIR = re.compile(r"(\d{1,7})\s{1,8}(-?\d{1,3}\.\d{2,9})")
 _OF_LOGITS = re.compile(
     r"\b(?:top[ _-]?\d{0,3}|logits?|best|cand\w{0,8}|next)\b(?!.{0,40}(?:expert|moe|rout))", re.IGNORECASE
 )
@@ -108,6 +118,10 @@ def plainer(line: str) -> str:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
     if len(_TEXT_FIRST.findall(line)) > 1:
         line = _TEXT_FIRST.sub(r"\1:\2", line).replace("|", ",").replace("->", "top logits:", 1)
+    if _OPEN_HEADING.fullmatch(line) and not _STATISTIC.search(line) and not re.search(r"\d\.\d", line):
+        line = f"{line} {line.strip()[:2]}"
+    if (m := _ID_PAIRS.search(line)) and len(pairs := dict(_ID_PAIR.findall(m[2]))) > 2 and _falls(pairs.values()):
+        line = f"{line[: m.start()]}{m[1]} top logits: {', '.join(f'{i}:{logit}' for i, logit in pairs.items())}"
     line = _CHAIN.sub(r"\1 | ", _HASH.sub("", line))
     if m := _BY_LAYER.fullmatch(line):
         found = _OF_LAYER.findall(m[2])
@@ -122,6 +136,10 @@ def plainer(line: str) -> str:
     if len(_PIECES.findall(line)) > 1:
         line = _PIECES.sub(r"\1:\2", line).replace(";", ",")
     return line
+
+
+def _falls(numbers: Iterable[str]) -> bool:
+    return all(float(a) >= float(b) for a, b in pairwise(numbers))
 
 
 def _range(m: re.Match[str]) -> str:
