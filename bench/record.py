@@ -4,8 +4,8 @@
 
 `GET /~what/some text` names the requests that follow. Ctrl-C or SIGTERM writes OUT.json, in the form of
 `tests/data/recordings`: method, path, the headers that a server may read, body, status and kind of the answer. Keys
-are replaced, a request that differs in nothing but ids is kept once, and of a text over 200 characters only its number
-and length remain, `«7 1200»`.
+are replaced, a request that differs in nothing but ids is kept once, `tools` of a body is the number of a list of
+tools, and of a text over 60 characters only its number and length remain, `«7 1200»`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 KEPT = re.compile(r"(accept|user-agent|authorization|api-key|x-api-key|anthropic-.*|x-openwebui-.*)$")
 HOPS = {"connection", "transfer-encoding", "keep-alive", "content-length", "host"}
 KINDS = {"application/json": "json", "text/event-stream": "events", "application/x-ndjson": "lines"}
-LONGEST = 200
+LONGEST = 60
 IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -39,12 +39,17 @@ class Recorder(ThreadingHTTPServer):
         self.to = urlsplit(to)
         self.what = ""
         self.found: list[dict[str, Any]] = []
+        self.tools: list[Any] = []
         self.texts: dict[str, str] = {}
         self.lock = threading.Lock()
 
     def keep(self, entry: dict[str, Any]) -> None:
         with self.lock:
             entry = self.plain(entry)
+            if (tools := entry.get("body", {}).get("tools")) is not None:
+                if tools not in self.tools:
+                    self.tools.append(tools)
+                entry["body"]["tools"] = self.tools.index(tools)
             if not any({**entry, "what": ""} == {**other, "what": ""} for other in self.found):
                 self.found.append(entry)
 
@@ -105,10 +110,10 @@ class Handler(BaseHTTPRequestHandler):
         print(self.server.what, "|", format % args, flush=True)
 
 
-def shown(client: str, found: list[dict[str, Any]]) -> str:
-    """The recording as JSON with a line for each request."""
-    lines = ",\n".join("  " + json.dumps(entry, ensure_ascii=False) for entry in found)
-    return f'{{\n "client": {json.dumps(client)},\n "requests": [\n{lines}\n ]\n}}\n'
+def shown(client: str, tools: list[Any], found: list[dict[str, Any]]) -> str:
+    """The recording as JSON with a line for each list of tools and each request."""
+    rows = [",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in part) for part in (tools, found)]
+    return f'{{\n "client": {json.dumps(client)},\n "tools": [\n{rows[0]}\n ],\n "requests": [\n{rows[1]}\n ]\n}}\n'
 
 
 def main() -> None:
@@ -124,7 +129,7 @@ def main() -> None:
     try:
         recorder.serve_forever()
     finally:
-        given.out.write_text(shown(given.client, recorder.found))
+        given.out.write_text(shown(given.client, recorder.tools, recorder.found))
 
 
 if __name__ == "__main__":

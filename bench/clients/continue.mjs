@@ -8,7 +8,7 @@
 //     --external:sqlite --external:sqlite3 --external:onnxruntime-node --external:sharp --external:*.node
 //   node bench/clients/continue.mjs FOLDER http://127.0.0.1:8090 MODEL
 //
-// The address is that of bench/record.py. MODEL has tokens for filling in and can rank, `tests/data/recordings` says how.
+// The address is that of bench/record.py. MODEL has tokens for filling in and can rank: `tests/serve/test_recordings.py PATH` makes one.
 import { mkdtempSync } from "node:fs";
 import Module, { createRequire } from "node:module";
 import { tmpdir } from "node:os";
@@ -118,7 +118,7 @@ await step("Vllm: the model and its context", async () => {
 await step("Ollama: the context", async () => {
   const made = new providers.Ollama({ model, apiBase: `${url}/`, uniqueId: "u" });
   await joined(made.streamChat([{ role: "user", content: question }], signal(), { maxTokens: 4 }), content);
-  if (made.contextLength !== 4096) throw new Error(`${made.contextLength}`);
+  if (made.contextLength !== 32768) throw new Error(`${made.contextLength}`);
   return made.contextLength;
 });
 await refused("Ollama: a model that the server may not pull", async () => {
@@ -180,5 +180,5 @@ for (const [provider, path] of Object.entries(BASES)) {
 }
 const api = constructLlmApi({ provider: "openai", apiBase: `${url}/v1/`, apiKey: "none", model });
 await refused("a conversation that is too long", () => api.chatCompletionNonStream(
-  { model, messages: [{ role: "user", content: "hello ".repeat(6000) }] }, signal()));
+  { model, messages: [{ role: "user", content: "hello ".repeat(60000) }] }, signal()));
 process.exit(failed ? 1 : 0);

@@ -70,6 +70,9 @@ def test_embeddings_of_a_client_whose_address_has_no_version(server: Server) -> 
 def test_the_context_as_vllm_and_ollama_name_it(server: Server) -> None:
     (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert card["max_model_len"] == card["context_length"] == 512
+    assert (card["loaded"], card["status"]) == (True, {"value": "loaded"})
+    version = httpx.get(f"{server.url}/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 12)
     shown = httpx.post(f"{server.url}/api/show", json={"model": "tiny"}).json()
     assert shown["parameters"].split() == ["num_ctx", "512"] and ".Suffix" not in shown["template"]
 

@@ -388,8 +388,12 @@ async def _digests(call: HttpCall) -> dict[str, str]:
     return await call.state.threads.run("disk", lambda: {e.id: e.file.sha256 for e in loaded})
 
 
+# The version of Ollama whose API these routes have. Clients require a least version, and Open WebUI three numbers.
+OLLAMA_VERSION = "0.12.11"
+
+
 async def ollama_version(call: HttpCall, _: None) -> HttpReply:
-    return json_reply({"version": __version__})
+    return json_reply({"version": OLLAMA_VERSION, "assay": __version__})
 
 
 async def show(call: HttpCall, request: OllamaShowRequest) -> HttpReply:

@@ -12,6 +12,7 @@ from pydantic import Field
 from assay.serve.api.ollama import find
 from assay.serve.api.schemas import Name, Schema
 from assay.serve.api.server_state import HttpCall
+from assay.serve.api.texts import load_status
 from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply
 from assay.serve.pool.models import ServedModel
@@ -30,7 +31,7 @@ class UnloadRequest(Schema):
 
 async def router_models(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
-    found = [_row(entry.id, _status(entry), entry.created, entry.file.path.name) for entry in pool.entries.values()]
+    found = [_row(entry.id, load_status(entry), entry.created, entry.file.path.name) for entry in pool.entries.values()]
     found += [_row(offer.name, "unloaded", offer.created, "") for offer in pool.unopened]
     return json_reply({"object": "list", "data": found})
 
@@ -40,10 +41,6 @@ def _row(name: str, status: str, created: int, path: str) -> dict[str, Any]:
         "id": name, "object": "model", "owned_by": "assay", "created": created, "in_cache": True, "path": path,
         "status": {"value": status, "args": []},
     }  # fmt: skip
-
-
-def _status(entry: ServedModel) -> str:
-    return "loaded" if entry.base.worker else "loading" if entry.base.loading else "unloaded"
 
 
 async def load_model(call: HttpCall, request: LoadRequest) -> HttpReply | Events:

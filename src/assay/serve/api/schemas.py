@@ -396,6 +396,10 @@ class TypedError(Schema):
     error: TypedDetail
 
 
+class LoadStatus(Schema):
+    value: Literal["loaded", "loading", "unloaded"]
+
+
 class ModelCard(Schema):
     id: str
     object: Literal["model"]
@@ -405,6 +409,7 @@ class ModelCard(Schema):
     display_name: str
     created_at: str
     loaded: bool
+    status: LoadStatus = Field(description="as llama-server's router says it")
     context_length: int | None = Field(None, description="absent until the model is first used, as the next fields are")
     max_input_tokens: int | None = Field(None, description="the context, as Anthropic names it")
     max_model_len: int | None = Field(None, description="the context, as vLLM names it")

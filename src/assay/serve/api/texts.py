@@ -34,7 +34,8 @@ from assay.serve.pool.update_queue import Reader
 async def models(call: HttpCall, _: None) -> HttpReply:
     pool = call.state.models
     cards = [_card(entry, call.state) for entry in pool.entries.values()]
-    cards += [_named(offer.name, offer.created) | {"loaded": False, "size": offer.size} for offer in pool.unopened]
+    unopened = {"loaded": False, "status": {"value": "unloaded"}}
+    cards += [_named(offer.name, offer.created) | unopened | {"size": offer.size} for offer in pool.unopened]
     ends = {"first_id": cards[0]["id"] if cards else None, "last_id": cards[-1]["id"] if cards else None}
     return json_reply({"object": "list", "data": cards, "has_more": False, **ends})
 
@@ -52,9 +53,15 @@ def _named(name: str, created: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def load_status(entry: ServedModel) -> str:
+    """In llama-server's words."""
+    return "loaded" if entry.base.worker else "loading" if entry.base.loading else "unloaded"
+
+
 def _card(entry: ServedModel, state: State) -> dict[str, Any]:
     return _named(entry.id, entry.created) | {
         "loaded": entry.base.worker is not None,
+        "status": {"value": load_status(entry)},
         "context_length": entry.n_ctx,
         "max_input_tokens": entry.n_ctx,
         "max_model_len": entry.n_ctx,
