@@ -168,8 +168,8 @@ struct Avx2 : ReadsRows<Avx2> {
         return _mm256_add_epi16(_mm256_add_epi16(p[0], p[1]), _mm256_add_epi16(p[2], p[3]));
     }
     template <int BEGIN, int END, class Group>
-    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
-        sum[0][0] = _mm256_add_epi32(sum[0][0], dots_of_rows<BEGIN, END>(rows, a->q[0]));
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a, int64_t stride = 32) {
+        sum[0][0] = _mm256_add_epi32(sum[0][0], dots_of_rows<BEGIN, END>(rows, stride, a->q[0]));
     }
     // Half H of a block whose 8 * 2 * 15 * 127 < 2^15 fit 16 bits.
     template <int H, int T>

@@ -205,10 +205,11 @@ struct Avx512 : ReadsRows<Avx512> {
         return _mm512_set1_epi32(word);
     }
     template <int BEGIN, int END, class Group>
-    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a, int64_t stride = 32) {
 #pragma GCC unroll 2
-        for (int v = 0; v < PV; v++, rows += 32 * L) {
-            const __m256i low = dots_of_rows<BEGIN, END>(rows, a->q[0]), high = dots_of_rows<BEGIN, END>(rows + 8 * 32, a->q[0]);
+        for (int v = 0; v < PV; v++, rows += stride * L) {
+            const __m256i low = dots_of_rows<BEGIN, END>(rows, stride, a->q[0]);
+            const __m256i high = dots_of_rows<BEGIN, END>(rows + 8 * stride, stride, a->q[0]);
             sum[0][v] = _mm512_add_epi32(sum[0][v], _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
         }
     }

@@ -315,13 +315,13 @@ struct Neon : NoBlock {
     }
     // Halves [BEGIN, END) of a RowTile's block, for one token: a row's products in four lanes, which are then added.
     template <int BEGIN, int END, class Group>
-    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a) {
+    static INLINE void row_dots(I (&sum)[1][PV], const uint8_t* rows, const Group* a, int64_t stride = 32) {
         for (int v = 0; v < PV; v++) {
             I s[4];
             for (int r = 0; r < 4; r++) {
                 s[r] = vdupq_n_s32(0);
                 for (int h = BEGIN; h < END; h++)
-                    s[r] = vdotq_s32(s[r], bytes(rows + 32 * (4 * v + r) + 16 * h), acts(a->q[0] + 16 * h));
+                    s[r] = vdotq_s32(s[r], bytes(rows + stride * (4 * v + r) + 16 * h), acts(a->q[0] + 16 * h));
             }
             sum[0][v] = vaddq_s32(sum[0][v], vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
         }

@@ -210,6 +210,39 @@ void panel_tokens(const PanelProduct (&products)[TOKENS], const uint8_t* weights
     }
 }
 
+// One token on the rows of a Q8_0 file, whose bytes are the integers already: the operations of `panel`, without a tile.
+// The scales of some blocks come first, row by row: this also brings the blocks into the cache.
+void panel_of_file(const uint8_t* rows, int64_t stride, int64_t all, const Group* a, float* out) {
+    constexpr int bytes = 34, most = 64;  // of a block; blocks whose scales are held
+    static_assert(most % SUM == 0);
+    alignas(64) uint16_t scales[most][R];
+    typename V::F total[PV];
+    loop<PV>([&](auto v) INLINE_LAMBDA { total[v] = V::set(-0.0f); });
+    for (int64_t b = 0; b < all; b += most) {
+        const int64_t blocks = all - b < most ? all - b : most;
+        for (int r = 0; r < R; r++)
+            for (int64_t i = 0; i < blocks; i++) __builtin_memcpy(&scales[i][r], rows + r * stride + (b + i) * bytes, 2);
+        for (int64_t i = 0; i < blocks; i++)
+            for (int r = 0; r < R; r++) scales[i][r] = finite_or_nan(scales[i][r]);
+        for (int64_t i = 0; i < blocks;) {
+            typename V::F acc[PV];
+            loop<PV>([&](auto v) INLINE_LAMBDA { acc[v] = V::set(0.0f); });
+            for (const int64_t end = blocks - i < SUM ? blocks : i + SUM; i < end; i++, a++) {
+                typename V::I sum[1][PV];
+                loop<PV>([&](auto v) INLINE_LAMBDA { sum[0][v] = V::template start<0, 1>(a->neg); });
+                V::template row_dots<0, 2>(sum, rows + (b + i) * bytes + 2, a, stride);
+                const auto da = V::lanes(a->d);
+                loop<PV>([&](auto v) INLINE_LAMBDA {
+                    const typename V::F d = V::f16(reinterpret_cast<const uint8_t*>(scales[i] + v * L));
+                    acc[v] = V::fma_lane(acc[v], V::mul(V::template to_float<1>(sum[0][v]), d), da, 0);
+                });
+            }
+            loop<PV>([&](auto v) INLINE_LAMBDA { total[v] = V::add(total[v], acc[v]); });
+        }
+    }
+    loop<PV>([&](auto v) INLINE_LAMBDA { V::store(out + v * L, total[v]); });
+}
+
 void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
     const Kernel* kernel = nullptr;
     with_layout(w.type, [&](auto layout) { kernel = &kernel_of<typename Packed<decltype(layout)>::Same>; });
@@ -218,6 +251,11 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
         return each_panel(begin, end, [&](const Rows& rows) {
             uint8_t* const room = scratch.tile;
             at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
+                if constexpr (V::reads_rows)
+                    if (w.type == Type::Q8_0 && rows.first + R <= w.n) {
+                        const int64_t stride = int64_t(row_bytes(w.type, w.k));
+                        return panel_of_file(w.data + rows.first * stride, stride, all, acts, to);
+                    }
                 for (int64_t b = 0; b < all; b += kRowBlocks) {
                     const int64_t blocks = all - b < kRowBlocks ? all - b : kRowBlocks;
                     packer.row_tiles(w.type, w.data, w.n, w.k, rows.first, b, blocks, room);

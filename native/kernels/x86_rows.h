@@ -5,9 +5,9 @@
 // transposition. `V::column_pairs<W>(from, stride, h, to)` makes the four vectors of pairs of 8 columns: of each four of L
 // rows, the first two (h = 0) or the last two. `V::evens` and `V::odds` join two of them to a column of L rows.
 
-// For 8 rows of 32 bytes, the dot products of bytes [16 * BEGIN, 16 * END) with those of q.
+// For 8 rows of 32 bytes, `stride` bytes apart, the dot products of bytes [16 * BEGIN, 16 * END) with those of q.
 template <int BEGIN, int END>
-INLINE __m256i dots_of_rows(const uint8_t* rows, const int8_t* q) {
+INLINE __m256i dots_of_rows(const uint8_t* rows, int64_t stride, const int8_t* q) {
     const auto half = [](const void* p) INLINE_LAMBDA { return _mm_loadu_si128(static_cast<const __m128i*>(p)); };
     __m256i sum[4];
 #pragma GCC unroll 4
@@ -15,8 +15,8 @@ INLINE __m256i dots_of_rows(const uint8_t* rows, const int8_t* q) {
         sum[r] = _mm256_setzero_si256();
 #pragma GCC unroll 2
         for (int h = BEGIN; h < END; h++) {
-            const uint8_t* const at = rows + 32 * r + 16 * h;
-            const __m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(half(at)), half(at + 4 * 32), 1);
+            const uint8_t* const at = rows + r * stride + 16 * h;
+            const __m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(half(at)), half(at + 4 * stride), 1);
             const __m256i x = _mm256_broadcastsi128_si256(half(q + 16 * h));
             const __m256i size = _mm256_abs_epi8(w), turned = _mm256_sign_epi8(x, w);
 #if defined(__AVX512VNNI__)

@@ -18,6 +18,9 @@ from tests.cli.conftest import Assay
 LINES = [
     ("run m prompt", {"words": ["m", "prompt"]}),
     ("run -m m -p x -n 64 -c 4096 -t 4 --temp 0.7 -ngl 99", {"model": "m", "predict": 64, "ctx_size": 4096}),
+    ("run m -temp 0.5 --top_k 3 --n_predict=9 -seed 7 -p x", {"temp": 0.5, "top_k": 3, "predict": 9, "seed": 7}),
+    ("run -no-mmap m -ctx_size 64 -t4 x", {"ctx_size": 64, "threads": 4, "words": ["m", "x"]}),
+    ("run m -p --top_k -n 3", {"prompt": "--top_k", "predict": 3}),
     ("run -m m -p x -fa -ngl -1 --keep -1 -b 512", {"model": "m", "prompt": "x"}),
     ("run -m m -fa on -p x --no-mmap --mlock --color", {"prompt": "x"}),
     ("run -fa m prompt", {"words": ["m", "prompt"]}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from assay.cli.foreign_options import HINTS, HUB, IGNORED, RENAMED, SWITCHES
 from assay.errors import AssayError
@@ -49,6 +49,8 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
         if word == "--":  # only positional words follow
             return [*out, word, *rest]
         name, equals, value = word.partition("=")
+        name = _spelled(name, known)
+        word = name + equals + value
         if name in known or not word.startswith("-"):
             out.append(word)
             takes_value = name in known and not equals and known[name].nargs is None
@@ -71,6 +73,15 @@ def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Calla
         else:
             out.append(word)
     return out
+
+
+def _spelled(name: str, known: Container[str]) -> str:
+    """An option by its usual name: `-temp`, `--top_k` and `--n_predict` are spellings of llama.cpp too."""
+    dashed = name.replace("_", "-")
+    for other in (name, dashed, f"-{dashed}") if name.startswith("-") else ():
+        if any(other in table for table in (known, RENAMED, IGNORED, HINTS)):
+            return other
+    return name
 
 
 def _is_value(option: str, word: str) -> bool:
