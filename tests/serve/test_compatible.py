@@ -15,6 +15,7 @@ from assay.errors import AssayError
 from assay.serve.api.routes import ALIASES
 from assay.serve.server import _secured
 from tests.serve.conftest import Server, Start
+from tests.tiny import make
 
 ASK = [{"role": "user", "content": "hello the world"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["oslo", "rome"]}}, "required": ["city"]}
@@ -75,6 +76,35 @@ def test_the_context_as_vllm_and_ollama_name_it(server: Server) -> None:
     assert tuple(map(int, version.split("."))) >= (0, 12)
     shown = httpx.post(f"{server.url}/api/show", json={"model": "tiny"}).json()
     assert shown["parameters"].split() == ["num_ctx", "512"] and ".Suffix" not in shown["template"]
+
+
+@pytest.mark.parametrize("words", [600, 40_000], ids=["", "more characters than the context can have"])
+def test_ollamas_embeddings_cut_a_text_at_the_end_of_the_context(server: Server, words: int) -> None:
+    """Open WebUI sends pieces of documents with `truncate`, which is Ollama's default."""
+    text = "hello the " * words
+    start = httpx.post(f"{server.url}/tokenize", json={"content": text[:6000], "add_special": True}).json()["tokens"]
+    ids = {"model": "tiny", "input": start[:512]}
+    (want,) = httpx.post(f"{server.url}/v1/embeddings", json=ids, timeout=60).json()["data"]
+    for given in ({}, {"truncate": True}):
+        found = httpx.post(f"{server.url}/api/embed", json={"model": "tiny", "input": [text, "a"]} | given, timeout=60)
+        assert found.json()["embeddings"][0] == want["embedding"]
+    older = httpx.post(f"{server.url}/api/embeddings", json={"model": "tiny", "prompt": text}, timeout=60).json()
+    assert older["embedding"] == want["embedding"]
+    refused = httpx.post(f"{server.url}/api/embed", json={"model": "tiny", "input": text, "truncate": False})
+    assert refused.status_code == 400 and "the prompt is too long" in refused.json()["error"]
+
+
+def test_a_text_that_is_cut_keeps_its_closing_token(start: Start, tmp_path: Path) -> None:
+    """A model of embeddings may read this token alone."""
+    closing = {"tokenizer.ggml.add_eos_token": True}
+    server = start([("closed", make(tmp_path / "closed.gguf", n_ctx=64, metadata=closing))])
+    text = "hello the " * 200
+    ids = httpx.post(f"{server.url}/tokenize", json={"content": text, "add_special": True}).json()["tokens"]
+    assert len(ids) > 64 and ids[-1] == 2
+    cut = {"model": "closed", "input": [*ids[:63], 2]}
+    (want,) = httpx.post(f"{server.url}/v1/embeddings", json=cut, timeout=60).json()["data"]
+    found = httpx.post(f"{server.url}/api/embed", json={"model": "closed", "input": text}, timeout=60).json()
+    assert found["embeddings"] == [want["embedding"]]
 
 
 def test_tokens_of_items_are_counted(server: Server) -> None:

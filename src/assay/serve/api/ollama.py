@@ -126,6 +126,7 @@ class OllamaEmbedRequest(Schema):
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None, description="keep the first values and normalise again"
     )
+    truncate: bool | None = Field(None, description="default true: cut a text that is longer than the context")
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts, fail_fast=True)]
 
 
@@ -494,10 +495,14 @@ async def embed(call: HttpCall, request: OllamaEmbedRequest) -> HttpReply:
             }
         )
 
-    return await embed_texts(call, asked, reply)
+    return await embed_texts(call, asked, reply, truncate=request.truncate is not False)
 
 
 async def old_embeddings(call: HttpCall, request: OllamaOldEmbedRequest) -> HttpReply:
-    """One vector, as the older route answers."""
+    """One vector, as the older route answers. It cuts a long text, as in Ollama."""
     asked = EmbeddingRequest.model_construct(model=find(call, request.model).id, input=request.prompt)
-    return await embed_texts(call, asked, lambda rows, model, tokens: large_reply({"embedding": rows[0]["embedding"]}))
+
+    def reply(rows: list[dict[str, Any]], model: str, tokens: int) -> HttpReply:
+        return large_reply({"embedding": rows[0]["embedding"]})
+
+    return await embed_texts(call, asked, reply, truncate=True)

@@ -88,6 +88,19 @@ async def prompt_ids(state: State, entry: ServedModel, prompt: Any) -> list[list
     return found
 
 
+def cut_text(text: str, entry: ServedModel) -> str:
+    """The start of a text that is certainly too long for the context; it has as many tokens, or more."""
+    return text[: PER_TOKEN * entry.n_ctx]
+
+
+def cut_ids(ids: list[int], entry: ServedModel) -> list[int]:
+    """As many ids as the context has. The token that the vocabulary puts at the end of every text stays."""
+    if len(ids) <= entry.n_ctx:
+        return ids
+    end = [] if entry.tokenizer.closing is None else [entry.tokenizer.closing]
+    return ids[: entry.n_ctx - len(end)] + end
+
+
 async def mixed_ids(state: State, entry: ServedModel, parts: Sequence[str | int]) -> list[int]:
     """The ids of a mixture of texts and ids. Only a text at the start gets BOS."""
     n_chars = sum(len(part) for part in parts if isinstance(part, str))

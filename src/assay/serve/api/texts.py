@@ -158,10 +158,15 @@ async def apply_template(call: HttpCall, request: TemplateRequest) -> HttpReply:
 
 
 async def embed_texts(
-    call: HttpCall, request: EmbeddingRequest, reply: Callable[[list[dict[str, Any]], str, int], HttpReply]
+    call: HttpCall,
+    request: EmbeddingRequest,
+    reply: Callable[[list[dict[str, Any]], str, int], HttpReply],
+    *,
+    truncate: bool = False,
 ) -> HttpReply:
     """One normalised vector per text, pooled as the request or else the file says.
 
+    With `truncate` a text that is longer than the context is cut at its end, otherwise it is refused.
     `reply` makes the reply from the rows, the model's name and the number of tokens, off the event loop.
     """
     state = call.state
@@ -171,7 +176,13 @@ async def embed_texts(
         check_dimensions(request.dimensions, how.width)
     except AssayError as error:
         raise ApiError("invalid_value", str(error), "dimensions") from None
-    texts = await request_tokens.prompt_ids(state, entry, request.input)
+    given = request.input
+    if truncate:
+        listed = [given] if isinstance(given, str) else given
+        given = [request_tokens.cut_text(text, entry) for text in listed if isinstance(text, str)]
+    texts = await request_tokens.prompt_ids(state, entry, given)
+    if truncate:
+        texts = [request_tokens.cut_ids(ids, entry) for ids in texts]
     for ids in texts:
         request_tokens.check(ids, entry, room=0, param="input")
         await asyncio.sleep(0)  # other requests go on between two long texts
