@@ -73,13 +73,15 @@ MISTAKES: dict[str, Answers] = {
     "angles in bf16": {"rope-angle-half": "angles.*bfloat16"},
 }
 
+FINE_TUNED = "weights of a fine-tune"  # none of the mistakes: every weight is off by a little
+
 
 class Strange(Engine):
     """The second engine with one of these mistakes."""
 
     def __init__(self, path, mistake="", **options):
         super().__init__(path, **options)
-        self.mistake, self.slots, self.layer_of = mistake, {}, 0
+        self.mistake, self.slots, self.tuned = mistake, {}, {}
         if mistake == "eps outside":
             self.bugs.add("eps-place")
 
@@ -91,7 +93,12 @@ class Strange(Engine):
             at, what, other = words[1], words[2], words[4]
             if name.startswith(f"blk.{at}.{what}."):
                 name = name.replace(f"blk.{at}.", f"blk.{other}.")
-        return super().weight(name)
+        if self.mistake != FINE_TUNED:
+            return super().weight(name)
+        if name not in self.tuned:
+            noise = np.random.default_rng(len(self.tuned)).standard_normal(super().weight(name).shape, f32)
+            self.tuned[name] = super().weight(name) * (1 + f32(2e-3) * noise)
+        return self.tuned[name]
 
     def matvec(self, name, x, decode=False):
         y = super().matvec(name, x, decode)

@@ -81,6 +81,7 @@ RULE_NATS = 0.4  # a value: rules this near stay possible. Roundings as large as
 FLOAT32_LEFT = 4.0  # times that floor: the rest is float32's noise.
 LOUD = 0.6  # of what float32 is allowed in a step or layer: right engines stay below 0.45, so more is suspicious.
 QUIET_LEFT = 1.0  # times the floor, in a run of many layers that passes for float32: right ones leave a quarter.
+FAR_OFF = 100.0  # times the rms of all roundings of a rule: no value is off by so much at a rounding edge.
 ON_AN_EDGE = 0.9  # Quantile of a row: the values above it may have been rounded the other way.
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more.

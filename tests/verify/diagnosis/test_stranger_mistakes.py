@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.observation import Dump, Observation, inputs_of
+from assay.verify.dumps.resolve import resolve
 from tests import planting
 from tests.stranger_evidence import evidence
-from tests.stranger_mistakes import MISTAKES, Strange
+from tests.stranger_mistakes import FINE_TUNED, MISTAKES, Strange
 
 TOKENS, STEPS = (1, 270, 280, 17, 300, 281, 290, 33), (6, 1, 1)
 
@@ -39,3 +43,69 @@ def described(found: Diagnosis, mistake: str) -> bool:
 def test_a_mistake_is_described_from_a_whole_dump(model: Model, tmp_path: Path, mistake: str) -> None:
     found = found_in(model, mistake, "full", tmp_path)
     assert described(found, mistake), found
+
+
+PRINTED = ("v slot +1 in all", "n - 1", "layer 1 ffn_down of 4", "ffn_down last 5 rows zero", "frequencies in bf16")
+
+
+@pytest.mark.parametrize(
+    "mistake", [m if m == PRINTED[0] else pytest.param(m, marks=pytest.mark.slow) for m in MISTAKES]
+)
+def test_a_mistake_is_described_from_statistics_of_rows(model: Model, tmp_path: Path, mistake: str) -> None:
+    found = found_in(model, mistake, "rms", tmp_path)
+    ties = {"heads written by group": "o-proj-head-order", "decode one late": "pos-off-by-one-decode"}
+    assert described(found, mistake) or any(c.fault == ties.get(mistake) for c in found.causes), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["ten", "stats", "layers"])
+@pytest.mark.parametrize("mistake", PRINTED)
+def test_a_mistake_is_described_from_other_evidence(model: Model, tmp_path: Path, mistake: str, style: str) -> None:
+    found = found_in(model, mistake, style, tmp_path)
+    assert described(found, mistake), found
+
+
+@pytest.mark.parametrize(
+    ("mistake", "style"),
+    [
+        ("v slot -1 in decode", "npz"),
+        pytest.param("v slot -1 in decode", "csv", marks=pytest.mark.slow),
+        pytest.param("k slot +1 in decode", "npz", marks=pytest.mark.slow),
+    ],
+)
+def test_decode_steps_that_the_evidence_does_not_tell(model: Model, tmp_path: Path, mistake: str, style: str) -> None:
+    """The rows of all calls stand together, without a word about the calls."""
+    found = found_in(model, mistake, style, tmp_path)
+    assert described(found, mistake) and any("taken for decode steps" in note for note in found.notes), found
+
+
+@pytest.mark.parametrize("mistake", ["decode one late", "decode one early"])
+def test_a_position_off_from_a_token_on_is_described_without_calls(model: Model, tmp_path: Path, mistake: str) -> None:
+    found = found_in(model, mistake, "npz", tmp_path)
+    sign = "+" if mistake.endswith("late") else "-"
+    assert [c.how for c in found.causes] == [f"from token 6 on rotations have the position {sign} 1"], found
+
+
+@pytest.mark.parametrize(("arithmetic", "style"), [("f32", "full"), ("f32", "npz"), ("kv16", "full"), ("f16", "full")])
+def test_an_engine_without_a_mistake_raises_no_alarm(model: Model, tmp_path: Path, arithmetic: str, style: str) -> None:
+    assert found_in(model, "none", style, tmp_path, arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("style", ["full", pytest.param("rms", marks=pytest.mark.slow)])
+def test_weights_of_a_fine_tune_have_no_name(model: Model, tmp_path: Path, style: str) -> None:
+    found = found_in(model, FINE_TUNED, style, tmp_path)
+    assert not any(c.confidence >= 0.9 for c in found.causes), found
+
+
+def test_a_table_that_look_ups_scale_is_named_from_logits(shared_dir: Path) -> None:
+    """The rows of the fed tokens are scaled in place, and the head reads the same table."""
+    model, tokens = load(open_file(shared_dir / "data" / "arch" / "granite.gguf")), (31, 204, 5, 118, 260, 77, 149)
+    right = interpret(model.graph, Weights(model.file), inputs_of(tokens, range(7)), ["result_norm", "result_output"])
+    logits = right["result_output"].copy()
+    logits[:, list(tokens)] *= 12
+    last = {"result_norm": right["result_norm"][-1], "result_output": logits[-1]}
+    for shown in (("result_norm", "result_output"), ("result_output",)):
+        seen = tuple(Observation(name, "first", last[name], (6, 7), foreign=name) for name in shown)
+        found = diagnose(model, resolve(Dump("look-ups", tokens, tuple(range(7)), (7,), seen, "look-ups"), model))
+        assert [c.fault for c in found.causes] == ["embd-scale-in-tied-table"], found
+        assert found.causes[0].how == "look-ups scale the fed tokens' rows in place", found

@@ -2,7 +2,8 @@
 
 Their keys and values are gone, and their recurrent state is not. No edit of a node gives such values, because the
 hidden tokens pass through the whole model. So each row of `HIDDEN` names the calls that were really made, and the
-definition runs them with a cache that forgets rows and keeps states.
+definition runs them with a cache that forgets rows and keeps states. Some rows make the dump's own calls with a cache
+that gives a layer the state of another one.
 
 Touch this module to add another way in which tokens get into a state that they do not belong to.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,14 +20,15 @@ from numpy.typing import NDArray
 
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
-from assay.graph import Graph
+from assay.graph import Graph, split
 from assay.models import Model
 from assay.verify.diagnosis.by_feeds import cause_of, comparable
 from assay.verify.diagnosis.fault_trials import FaultTrials, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import token_axis
+from assay.verify.faults.description import OTHER_CACHE
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.thresholds import ACCEPT, RULED_OUT
+from assay.verify.thresholds import ACCEPT, AMPLIFIED, RULED_OUT
 
 Array = NDArray[Any]
 BOTH = ("recurrent", "convolution")
@@ -40,17 +43,6 @@ class FedCall:
     tokens: tuple[int, ...]
     start: int  # position of its first token
     keeps: tuple[str, ...] | None = None  # None: a call of the dump
-
-
-@dataclass(frozen=True)
-class HiddenCalls:
-    """A fault, and the calls that an engine with it makes; `decoding` if it shows from the second call on."""
-
-    fault: str
-    label: str
-    calls: tuple[FedCall, ...]
-    decoding: bool
-    same: tuple[str, ...] = ()  # faults that make the same calls
 
 
 class _Kept:
@@ -80,20 +72,68 @@ class _Kept:
         self._new.clear()
 
 
+class _OnePlace(_Kept):
+    """A cache with one place for the states of all layers, of these roles. In the first call states may be zero."""
+
+    def __init__(self, roles: Collection[str], *, in_decode: bool = False) -> None:
+        super().__init__()
+        self._place: dict[str, Array] = {}
+        self._roles, self._in_decode = roles, in_decode
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if split(name)[0] not in self._roles:
+            return super().load(name, shape, dtype)
+        found = None if self._in_decode and not self.states else self._place.get(split(name)[0])
+        return np.zeros(shape, dtype) if found is None or found.shape != shape else found
+
+    def store(self, name: str, value: Array) -> None:
+        super().store(name, value)
+        self._place[split(name)[0]] = value
+
+
+class _LayerBefore(_Kept):
+    """A cache that gives a layer, from the second call on, the state that the layer before has just written."""
+
+    def __init__(self, roles: Collection[str]) -> None:
+        super().__init__()
+        self._roles = roles
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        kept = [(other, x) for other, x in self._new.items() if split(other)[0] in self._roles]
+        written = [x for other, x in kept if split(other)[0] == split(name)[0] and x.shape == shape]
+        return written[-1] if written and self.states else super().load(name, shape, dtype)
+
+
+@dataclass(frozen=True)
+class HiddenCalls:
+    """A fault, and the calls that an engine with it makes; `decoding` if it shows from the second call on."""
+
+    fault: str
+    label: str
+    calls: tuple[FedCall, ...]
+    decoding: bool | None  # None: in some layers
+    same: tuple[str, ...] = ()  # faults that make the same calls
+    cache: Callable[[], _Kept] = _Kept
+
+
 def run_calls(
     graph: Graph,
     weights: Weights,
     calls: Sequence[FedCall],
     names: Collection[str],
     begin: Mapping[int, Mapping[str, Array]] | None = None,
+    make: Callable[[], _Kept] = _Kept,
 ) -> dict[str, Array]:
     """The values of nodes in the calls of the dump, joined. A node without tokens has its value after the last call.
 
     `begin` has states that a call, by its number, begins with in the place of those that the call before left.
     """
-    cache, found = _Kept(), dict[str, list[Array]]()
+    cache, found = make(), dict[str, list[Array]]()
     kinds = {kept.node: kept.kind.name for kept in graph.state.per_sequence}
-    stateful = graph.ancestors(names) & graph.state.by_node.keys()
+    needed = (
+        graph.ancestors(names) if make is _Kept else {node.name for node in graph}
+    )  # a state may be a later layer's
+    stateful = needed & graph.state.by_node.keys()
     for i, call in enumerate(calls):
         before = dict(cache.rows)
         shown = names if call.keeps is None else ()
@@ -153,6 +193,16 @@ def _each_drafted(calls: Sequence[FedCall], keeps: tuple[str, ...]) -> tuple[Fed
     return tuple(found)
 
 
+# Whose state a layer begins with: words, does it show from the second call on, the cache that does so.
+_PLACES: tuple[tuple[str, bool | None, Callable[[Collection[str]], _Kept]], ...] = (
+    ("all layers share one state: each begins with what the layer before has left", None, _OnePlace),
+    (
+        "from the second call on all layers share one state: each begins with what the layer before has left",
+        True,
+        partial(_OnePlace, in_decode=True),
+    ),
+    ("from the second call on each layer begins with the state of the layer before", True, _LayerBefore),
+)
 _KEPT = {"": BOTH, ", not into the window": ("recurrent",), ", into the window alone": ("convolution",)}
 
 
@@ -160,6 +210,12 @@ def hidden_calls(model: Model, tokens: Sequence[int], steps: Sequence[int]) -> I
     """Every row that can show in these calls."""
     calls = dumped_calls(tokens, steps)
     rest = [t for call in calls[1:] for t in call.tokens]
+    roles = list(dict.fromkeys(split(kept.node)[0] for kept in model.graph.state.per_sequence))
+    for some in (roles, *([name] for name in roles if len(roles) > 1)):
+        tail = f" ({some[0]})" if len(some) < len(roles) else ""
+        for label, decoding, cache in _PLACES:
+            if rest or not decoding:
+                yield HiddenCalls(OTHER_CACHE, label + tail, tuple(calls), decoding, cache=partial(cache, some))
     for tail, keeps in _KEPT.items():
         for text, before in (("the same request", tuple(tokens)), ("the same prompt", calls[0].tokens)):
             if text == "the same request" or rest:
@@ -216,17 +272,27 @@ def other_calls(trials: FaultTrials, diff: Diff, say: Callable[[str], None]) -> 
     trials = trials.on(replace(trials.terms, carried=True))
     later = right_in_the_prompt(trials, wrong)
     rows = [row for row in hidden_calls(trials.model, trials.dump.tokens, trials.dump.steps)
-            if later is None or later == row.decoding]  # fmt: skip
+            if later is None or row.decoding in (None, later)]  # fmt: skip
     plain = compare_calls(trials, dumped_calls(trials.dump.tokens, trials.dump.steps), names)
     for row in trials.budget.each(rows, "trying calls that the dump does not name", "calls"):
-        first = compare_calls(trials, row.calls, [wrong[0].name])
+        first = _noise_of_others(row, plain, compare_calls(trials, row.calls, [wrong[0].name], make=row.cache))
         if first[wrong[0].name].ratio > RULED_OUT * ACCEPT:
             continue
-        fits = compare_calls(trials, row.calls, names)
+        fits = _noise_of_others(row, plain, compare_calls(trials, row.calls, names, make=row.cache))
         cause = cause_of(trials, row.fault, row.label, plain, fits, wrong, len(rows), row.same)
         if cause is not None:
             return cause
     return None
+
+
+def _noise_of_others(
+    row: HiddenCalls, plain: Mapping[str, ObservationFit], fits: dict[str, ObservationFit]
+) -> dict[str, ObservationFit]:
+    """The fits; another layer's state brings that layer's noise, so a value that leaves nearly nothing is explained."""
+    if row.fault != OTHER_CACHE:
+        return fits
+    near = {name for name, fit in fits.items() if fit.residual <= AMPLIFIED * plain[name].residual}
+    return {n: replace(fit, ratio=min(fit.ratio, ACCEPT)) if n in near else fit for n, fit in fits.items()}
 
 
 def compare_calls(
@@ -234,10 +300,11 @@ def compare_calls(
     calls: Sequence[FedCall],
     names: Sequence[str],
     begin: Mapping[int, Mapping[str, Array]] | None = None,
+    make: Callable[[], _Kept] = _Kept,
 ) -> dict[str, ObservationFit]:
     """The observations of these nodes against a run of these calls."""
     with np.errstate(all="ignore"):
-        values = run_calls(trials.graph, trials.weights, calls, names, begin)
+        values = run_calls(trials.graph, trials.weights, calls, names, begin, make)
     return {name: trials.compare(name, values[name], own=values[name]) for name in names}
 
 

@@ -38,6 +38,8 @@ from assay.verify.diagnosis.likelihood import SmallEvidence, small_fault
 from assay.verify.diagnosis.native_runs import NEXT, NativeRuns, by_native_runs
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.time_budget import TimeBudget, TimeIsUp
+from assay.verify.diagnosis.untold_calls import told as told_of_calls
+from assay.verify.diagnosis.untold_calls import with_decode_steps
 from assay.verify.dumps.draft_tracing import model_of
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.state_rows import with_states_apart
@@ -221,6 +223,11 @@ def _by_nodes_alone(
     ):
         hidden = small.search(say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
+    if result.verdict in ("unexplained", "inconclusive") and not result.causes and not budget.cut:
+        called = with_decode_steps(trials, wrong[0])
+        again = _by_nodes_alone(inputs, called, diff, weights, say, share, budget) if called is not None else result
+        if called is not None and again.verdict == "fault" and not again.unexplained:
+            return told_of_calls(again, called)
     shown = _excused(diff) if result and result.diff is not None else diff
     notes = (*_other_tokens(trials, diff, result), *result.notes, *diff.notes, *diff.contradictions)
     return replace(result, notes=notes, diff=shown)

@@ -128,6 +128,8 @@ def settled_by(graph: Graph, dump: Dump, later: bool | None) -> str:
 
 def _from_start(trials: FaultTrials, node: Node) -> Array | None:
     """The node's value with the start state that fits its rows best; None where any rows could be fitted."""
+    if not all(name in trials.theirs for name in (node.name, *node.inputs)):
+        return None  # an operand was not dumped whole
     seen, inputs = trials.theirs[node.name], [trials.theirs[i] for i in node.inputs]
     right = evaluate(node, inputs, trials.weights)
     if node.op in ("causal_conv", "shift"):

@@ -17,6 +17,7 @@ from assay.verify.judge.rounding import EXACT, roundings
 from assay.verify.thresholds import (
     AN_EDGE,
     CLEARER_NATS,
+    FAR_OFF,
     FEW_EDGES,
     FLOAT32_LEFT,
     ON_AN_EDGE,
@@ -79,14 +80,20 @@ def _definition(trials: FaultTrials, places: Sequence[EvidencePlace]) -> dict[st
 def nothing_left(trials: FaultTrials, places: Sequence[EvidencePlace], limit: float) -> bool:
     """Does everything match the definition under this rule, to float32's noise?
 
-    A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows. In a large
+    A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows, nor a value
+    that is off by far more than the rule's noise. In a large
     model some whole rows do, where an operand was rounded the other way.
     """
     edges: Counter[int] = Counter()  # by token
+    rule = [a.name for a in ARITHMETICS].index(trials.rule.as_coarse)
     for name, groups in _definition(trials, places).items():
         if groups is None:
             return False
         left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
+        seen = trials.evidence[name]
+        noise = (seen.noise_carried if trials.terms.carried else seen.noise_local).rms[rule].max()
+        if off_by_more(groups, FAR_OFF * float(noise)):
+            return False
         off = [i for i, row in enumerate(left) if np.quantile(row, ON_AN_EDGE) > limit**2]
         if off and not _fell_otherwise(trials, name, groups, off):
             return False
@@ -94,6 +101,12 @@ def nothing_left(trials: FaultTrials, places: Sequence[EvidencePlace], limit: fl
         if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > limit**2:
             return False
     return all(n <= FEW_EDGES * len(places) for n in edges.values())
+
+
+def off_by_more(groups: Groups, limit: float) -> bool:
+    """Is a value off by more than the limit and the noise floor?"""
+    far = (np.abs(e).max() > max(limit, FAR_OFF * v**0.5) for e, v in zip(groups.errors, groups.floors, strict=True))
+    return any(map(bool, far))
 
 
 def _fell_otherwise(trials: FaultTrials, name: str, groups: Groups, off: Sequence[int]) -> bool:

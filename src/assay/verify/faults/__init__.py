@@ -33,6 +33,7 @@ from assay.verify.faults import (
     recurrent,
     rotary,
     small,
+    statistic_grammar,
     vision,
     wgsl_edits,
 )
@@ -90,6 +91,7 @@ _PLANTING = (
     families,
     small,
     angle_precision,
+    statistic_grammar,
     recurrent,
     wgsl_edits,
     vision,

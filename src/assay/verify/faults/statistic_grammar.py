@@ -13,7 +13,7 @@ import numpy as np
 
 from assay.graph import Node
 from assay.verify.faults.description import STATISTIC, Description, placed
-from assay.verify.faults.fault import Array, Change, Context, Edit, role, standard
+from assay.verify.faults.fault import Array, Change, Context, Edit, plant, role, standard
 from assay.verify.faults.sum_grammar import normed_values
 
 PADDING = (32, 64, 128, 256, 1024)  # multiples to which a row may be padded
@@ -203,5 +203,9 @@ def _weight_first(c: Context, node: Node, p: float) -> Change | None:
 
     return Change(node, run)
 
+
+# The commonest is in the catalogue itself: the noise of a coarse arithmetic may cover it, and is searched so.
+for _op, _what in (("rms_norm", "sum of squares"), ("layer_norm", "variance")):
+    plant("norm-statistic", f"the {_what} of every {_op} is divided by n - 1", op=_op)(_divided(_DIVISORS["n - 1"]))
 
 GENERATORS = (statistics,)

@@ -2,7 +2,6 @@
 
 ring      row p lies in slot p % n, and the slots are read from 0 on, not from the oldest row
 reverse   the newest row comes first
-shared    the window is the one that the layer before has left
 """
 
 from __future__ import annotations
