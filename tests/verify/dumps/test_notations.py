@@ -14,6 +14,7 @@ from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.tracing import take_trace
@@ -194,3 +195,38 @@ def test_arrays_of_failed_tests_are_the_engines() -> None:
 def test_a_log_of_decode_steps_alone_has_the_ids_before_them() -> None:
     dump = read_log(Path("x"), text=FAILED_TESTS.replace("prefill-", "step1-"))
     assert not dump.observations and [(t, len(seen)) for t, seen in dump.later] == [(118, 2)]
+
+
+def notebook(*cells: tuple[str, str]) -> str:
+    shown = [{"output_type": "execute_result", "data": {"text/plain": [output]}} for _, output in cells]
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": "code", "source": [source], "outputs": [output] if text else []}
+                for (source, text), output in zip(cells, shown, strict=True)
+            ]
+        },
+        indent=1,
+    )
+
+
+def test_cells_of_a_notebook_name_what_they_show() -> None:
+    text = notebook(
+        ("prompt = [5, 6, 7]\ny = m.feed(prompt, 0)", ""),
+        (
+            "np.array(m.get('mid', 0))  # before the feed-forward",
+            "array([[0.5, 1.5],\n       [2.5, 3.5],\n       [1.0, 2.0]])",
+        ),
+        ("np.array(m.get('mid', 0))[:, 1:2]", "array([[1.5], [3.5], [2.0]])"),
+        ("y = m.feed([9], 3); m.get('mid', 0), np.sort(y)", "(array([[7.5, 8.5]]),\n array([0.1, 0.2]))"),
+    )
+    dump = read_log(Path("x"), text=text)
+    assert dump.tokens == (5, 6, 7) and {o.name for o in dump.observations} == {"ffn_inp-0"}
+    assert [(t, [(o.name, o.data) for o in seen]) for t, seen in dump.later] == [(9, [("ffn_inp-0", (7.5, 8.5))])]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"cells": 3, "cell_type": "', '{"cells": [3], "cell_type": "code"}', '{"cells": {"cell_type": []}}']
+)
+def test_other_documents_are_no_notebook(text: str) -> None:
+    assert notebook_as_text(text) == text

@@ -33,6 +33,7 @@ from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.nested_documents import one_record_a_line
+from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.printed.patterns import Pattern
@@ -90,7 +91,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     if text is None:
         with open(path, "rb") as file:
             text = decode_text(file.read(MAX_BYTES), str(path), lenient=True)
-    text, compared = own_lines(in_decimal(as_plain_text(text)))
+    text, compared = own_lines(in_decimal(as_plain_text(notebook_as_text(text))))
     reader = _LogReader([Pattern(p) for p in patterns])
     for rewritten in _REWRITTEN:
         text = rewritten(text)
