@@ -14,7 +14,9 @@ from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
+from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
@@ -155,3 +157,76 @@ def test_files_that_a_hexdump_numbers_one_by_one_are_of_layers() -> None:
     text = "".join(f"== {name} ==\n00000000  {values[:23]}  {values[24:]}  |....|\n" for name in names)
     lines = [line.split(":")[0] for line in in_decimal(text).split("\n") if "[" in line]
     assert lines == ["a_00_emb", "layer 0 x", "layer 1 x", "a_03_logits"]
+
+
+def test_commas_are_decimal_where_no_number_has_a_point() -> None:
+    rows = "\n".join(f"Block {i} Ausgang  1.536  -0,{i:02}785  1,07424  1.234,5" for i in range(30))
+    assert in_decimal(f"prog 0.3\n{rows}").split("\n")[2] == "Block 1 Ausgang  1536  -0.01785  1.07424  1234.5"
+    assert in_decimal(rows.replace("1,07424", "1.07424")) == rows.replace("1,07424", "1.07424")  # lists, then
+    ids = "ids 101,2045,312 7,450 " * 10
+    assert in_decimal(ids + "x 0.5 " * 20) == ids + "x 0.5 " * 20
+
+
+FAILED_TESTS = """ids 77 31 204 then 118, 42
+_____________ test_row[prefill-embd] _____________
+E    ACTUAL: array([ 0.5,  1.5,
+E           2.5], dtype=float32)
+E    DESIRED: array([ 0.5, 9.5,
+E           2.5], dtype=float32)
+_____________ test_row[step1-h0/ctx] _____________
+E    ACTUAL: array([ 3.5,  1.5], dtype=float32)
+E    DESIRED: array([ 0.5, 9.5], dtype=float32)
+=========== short test summary info ============
+FAILED test_row[step1-h0/ctx] 0.5 1.5
+"""
+
+
+def test_arrays_of_failed_tests_are_the_engines() -> None:
+    assert with_asserted_arrays(FAILED_TESTS).splitlines()[2:] == [
+        "embd: [ 0.5,  1.5, 2.5]",
+        "--- decode step 1, token 118 ---",
+        "layer 0 ctx: [ 3.5,  1.5]",
+    ]
+    dump = read_log(Path("x"), text=FAILED_TESTS)
+    assert [o.name for o in dump.observations] == ["embd"] and dump.tokens == (77, 31, 204)
+    assert [(t, [o.name for o in seen]) for t, seen in dump.later] == [(118, ["kqv_out-0"])]
+
+
+def test_a_log_of_decode_steps_alone_has_the_ids_before_them() -> None:
+    dump = read_log(Path("x"), text=FAILED_TESTS.replace("prefill-", "step1-"))
+    assert not dump.observations and [(t, len(seen)) for t, seen in dump.later] == [(118, 2)]
+
+
+def notebook(*cells: tuple[str, str]) -> str:
+    shown = [{"output_type": "execute_result", "data": {"text/plain": [output]}} for _, output in cells]
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": "code", "source": [source], "outputs": [output] if text else []}
+                for (source, text), output in zip(cells, shown, strict=True)
+            ]
+        },
+        indent=1,
+    )
+
+
+def test_cells_of_a_notebook_name_what_they_show() -> None:
+    text = notebook(
+        ("prompt = [5, 6, 7]\ny = m.feed(prompt, 0)", ""),
+        (
+            "np.array(m.get('mid', 0))  # before the feed-forward",
+            "array([[0.5, 1.5],\n       [2.5, 3.5],\n       [1.0, 2.0]])",
+        ),
+        ("np.array(m.get('mid', 0))[:, 1:2]", "array([[1.5], [3.5], [2.0]])"),
+        ("y = m.feed([9], 3); m.get('mid', 0), np.sort(y)", "(array([[7.5, 8.5]]),\n array([0.1, 0.2]))"),
+    )
+    dump = read_log(Path("x"), text=text)
+    assert dump.tokens == (5, 6, 7) and {o.name for o in dump.observations} == {"ffn_inp-0"}
+    assert [(t, [(o.name, o.data) for o in seen]) for t, seen in dump.later] == [(9, [("ffn_inp-0", (7.5, 8.5))])]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"cells": 3, "cell_type": "', '{"cells": [3], "cell_type": "code"}', '{"cells": {"cell_type": []}}']
+)
+def test_other_documents_are_no_notebook(text: str) -> None:
+    assert notebook_as_text(text) == text

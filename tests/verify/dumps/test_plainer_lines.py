@@ -200,3 +200,10 @@ def test_rows_stand_in_the_commands_of_a_debugger(commands: tuple[str, ...], rea
 def test_a_debugger_that_shows_elements_shows_no_rows() -> None:
     text = "p *&x[2*8]@2\n$1 = {0.5, 1.5}\np *&x[2*4]@2\n$2 = {0.5, 1.5}"  # no one length of a row
     assert with_debugger_values(text) == text
+
+
+def test_one_id_in_brackets_behind_the_word_for_a_step_is_fed() -> None:
+    dump = read(
+        "prefill [5, 6, 7]\nlayer 0 out: rms=1.5\nstep 1 [9]\nlayer 0 out: rms=2.5\nstep 2 [8]\nlayer 0 out: rms=3.5\n"
+    )
+    assert [token for token, _ in dump.later] == [9, 8]

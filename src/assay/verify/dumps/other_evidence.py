@@ -15,6 +15,7 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.system.text_files import decode_text
 from assay.verify.dumps.observation import Claims, Dump
+from assay.verify.dumps.printed.number_notations import in_decimal
 
 READ = 1 << 18  # bytes of a text that are searched
 PRINT = (
@@ -77,7 +78,7 @@ def claims_of(text: str) -> Claims:
 
 def claims_of_file(path: Path) -> Claims:
     with open(path, "rb") as file:
-        return claims_of(decode_text(file.read(READ), str(path), lenient=True))
+        return claims_of(in_decimal(decode_text(file.read(READ), str(path), lenient=True)))
 
 
 def _numbers(found: Iterable[str]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 --- decode step 1, token 64, n_past 8      a heading of a step
 {"event": "decode", "step": 1, "token": 130}
 step 1 tokens=1 feeding=[138]
+step 1 [66]
 forward([253]) nPast=7                     a call with its ids; without nPast, a call of one id behind the prompt
 {"phase": "decode", "position": 14, "token": 382}
 G pos=13 in=395 …                          the id at a position, beside values
@@ -26,6 +27,12 @@ _STEP = re.compile(
 _FEEDING = re.compile(
     r"\b(?:decod\w{0,4}|generat\w{0,4}|gen|step|next)\b.{0,60}?"
     r"\b(?:feeding|feeds?|fed|input_?ids?)\W{1,4}(\d{1,7})\b(?![.\w]|\s{0,4},\s{0,4}\d|\s?tok)",
+    re.IGNORECASE,
+)
+# step 1 [66]
+_IN_BRACKETS = re.compile(
+    r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ing)|gen|step|next|call)\b[ _#]{0,3}\d{0,4}\s{0,3}[:=]?\s{0,3}"
+    r"\[\s?(\d{1,7})\s?\]\W{0,4}$",
     re.IGNORECASE,
 )
 # A call with its ids and how many precede them: forward([6403, 1980]) nPast=0, then forward([253]) nPast=2
@@ -108,7 +115,7 @@ def step_of(line: str) -> int | None:
     """The token of a decode step whose heading this line is, by its words."""
     if len(line) >= 200:
         return None
-    m = _FEEDING.search(line) or _STEP.match(line)
+    m = _FEEDING.search(line) or _STEP.match(line) or _IN_BRACKETS.match(line)
     said = _DECIMAL.search(line) or _NO_STEP.search(line) or _POSITION.search(line) or line.count(",") > 5
     if m is None and not said:
         m = _STEP_RECORD.search(line)

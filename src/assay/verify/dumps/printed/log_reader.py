@@ -33,7 +33,9 @@ from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.nested_documents import one_record_a_line
+from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
+from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
@@ -89,7 +91,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     if text is None:
         with open(path, "rb") as file:
             text = decode_text(file.read(MAX_BYTES), str(path), lenient=True)
-    text, compared = own_lines(in_decimal(as_plain_text(text)))
+    text, compared = own_lines(in_decimal(as_plain_text(notebook_as_text(text))))
     reader = _LogReader([Pattern(p) for p in patterns])
     for rewritten in _REWRITTEN:
         text = rewritten(text)
@@ -110,6 +112,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 # What only the layout of a whole text tells, in this order
 _REWRITTEN = (
+    with_asserted_arrays,
     one_record_a_line,
     with_debugger_values,
     with_expert_lists,
@@ -144,7 +147,7 @@ def _steps_of(
 ) -> tuple[list[Observation], list[Observation], tuple[tuple[int, tuple[Observation, ...]], ...]]:
     """Printed values of the prompt, named and unnamed, and those of each decode step below a heading."""
     found, unread, marks = reader.found, reader.unread, reader.steps
-    if not marks or not marks[0][1]:
+    if not marks or not (marks[0][1] or reader.tokens):
         return found, unread, ()
     ends = [*((a, b) for _, a, b in marks[1:]), (len(found), len(unread))]
     later = (

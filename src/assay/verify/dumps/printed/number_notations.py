@@ -1,6 +1,7 @@
-"""Rewrites numbers that are not printed in decimal: hexadecimal floats of C's %a, and hexdumps of float32.
+"""Rewrites numbers in other notations: hexadecimal floats of C's %a, hexdumps of float32, decimal commas.
 
 A hexdump becomes a line `NAME: [values]`; the name is in the command above it, or in the file's name that it shows.
+Commas are decimal where many numbers have one, apart by blanks, and next to none a point: `-0,00785  1,07424  1.536`.
 Files that are numbered one by one, `a_01_x_8x40.f32`, `a_02_x_8x40.f32`, are of layers: `layer 0 x`, `layer 1 x`.
 """
 
@@ -17,6 +18,13 @@ _DUMPED = re.compile(r"\s*[0-9a-fA-F]{7,16}:?\s+((?:[0-9a-fA-F]{2}[ \t]*){1,32}?
 _LONGEST = 200  # characters of a line of a hexdump
 _END = re.compile(r"\s*[0-9a-fA-F]{7,16}\s*")
 _COMMAND = re.compile(r"(?:hexdump|xxd|od)\b(?:\s+-\S+(?:\s+\d+)?)*\s+(?:\S*/)?([\w.@+-]{1,120})")
+_WITH_COMMA = re.compile(
+    r"(?<![\d.,])(-?\d{1,6}|-?\d{1,3}(?:\.\d{3}){1,3}),(\d{1,12}(?:e[-+]?\d{1,3})?)(?![\d,]|\.\d)", re.IGNORECASE
+)
+_FEWEST_COMMAS = 12
+_FEW_POINTS = 0.05  # of these numbers: the version of a program
+_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:\.\d{3}){1,3})(?![\d.,])")
+_POINT = re.compile(r"\d\.\d")
 _NUMBERED = re.compile(r"([A-Za-z_]*?)_?(\d{1,3})_([A-Za-z]\w{0,30})")
 _SHAPE = re.compile(r"_\d{1,6}(?:x\d{1,6}){1,2}$")
 _TYPE = re.compile(r"\.(?:f32|bin|raw|dat|f16|i32|u32|int32|tokens)$")
@@ -28,7 +36,19 @@ def in_decimal(text: str) -> str:
         text = _HEX_FLOAT.sub(_decimal, text)
     if "hexdump" in text or "xxd" in text or re.search(r"^0{7,8}:? {1,2}[0-9a-f]{2}", text, re.MULTILINE):
         text = "\n".join(_undumped(text.splitlines()))
+    if _commas_are_decimal(text):
+        text = _THOUSANDS.sub(lambda m: m[0].replace(".", ""), text)
+        text = _WITH_COMMA.sub(lambda m: f"{m[1].replace('.', '')}.{m[2]}", text)
     return text
+
+
+def _commas_are_decimal(text: str) -> bool:
+    """Whether many numbers have a comma and three digits behind it, and next to none a point."""
+    long = sum(len(m[2]) > 2 for m in _WITH_COMMA.finditer(text))
+    if long < _FEWEST_COMMAS:
+        return False
+    points = _POINT.findall(_WITH_COMMA.sub("", _THOUSANDS.sub("", text)))
+    return len(points) <= _FEW_POINTS * long
 
 
 def _decimal(m: re.Match[str]) -> str:
