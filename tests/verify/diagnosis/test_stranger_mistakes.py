@@ -45,7 +45,14 @@ def test_a_mistake_is_described_from_a_whole_dump(model: Model, tmp_path: Path, 
     assert described(found, mistake), found
 
 
-PRINTED = ("v slot +1 in all", "n - 1", "layer 1 ffn_down of 4", "ffn_down last 5 rows zero", "frequencies in bf16")
+PRINTED = (
+    "head 3 zero",
+    "v slot +1 in all",
+    "n - 1",
+    "layer 1 ffn_down of 4",
+    "ffn_down last 5 rows zero",
+    "frequencies in bf16",
+)
 
 
 @pytest.mark.parametrize(

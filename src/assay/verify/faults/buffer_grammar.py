@@ -46,7 +46,10 @@ def unwritten(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for name in dict.fromkeys(role(node) for node in here):
         for words, hole in distinct({name: every[name]}, _HOLES):
             yield UNWRITTEN, placed(words.format(name), _zeroed(hole), ("linear",), name)
+        heads = _heads_read(c, next(node for node in here if role(node) == name))
         for words, hole in distinct({name: terms[name]}, _TERMS):
+            if heads and _covers_one(hole, terms[name], heads):
+                continue  # the values of one head: `head-one-wrong` says it
             yield UNWRITTEN, placed(words.format(name), _unsummed(hole), ("linear",), name)
 
 
@@ -108,6 +111,18 @@ def holed(hole: Hole, n: int) -> bool:
     """Are some rows missing, and not all?"""
     first, end = hole(n)
     return 0 < end - first < n
+
+
+def _heads_read(c: Context, node: Node) -> int:
+    """The number of heads whose results the product reads; 0 if it reads others."""
+    given = c.model.graph.by_name.get(node.inputs[0])
+    return int(c.at(node).hp.n_head) if given is not None and given.op == "merge_heads" else 0
+
+
+def _covers_one(hole: Hole, n: int, heads: int) -> bool:
+    """Are the missing terms those of one head?"""
+    first, end = hole(n)
+    return (end - first) * heads == n and first * heads % n == 0
 
 
 def _rows(c: Context, node: Node) -> int:
