@@ -31,6 +31,7 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.other_evidence import claims_of_file
 from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.number_tables import is_number_table, read_number_table
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
@@ -106,7 +107,7 @@ def _no_dump(source: DumpSource) -> Dump:
 
 def _read_print(source: DumpSource) -> Dump:
     check_text(source.head, str(source.path), A_LOG)
-    return replace(read_log(source.path, source.patterns), claims=claims_of_file(source.path))
+    return replace(read_log(source.path, source.patterns), claims=claims_of_file(source.path, in_decimal))
 
 
 def _is_torch(source: DumpSource) -> bool:

@@ -8,14 +8,13 @@ it states of a size differs and none of its values is right; one right size or v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system.text_files import decode_text
 from assay.verify.dumps.observation import Claims, Dump
-from assay.verify.dumps.printed.number_notations import in_decimal
 
 READ = 1 << 18  # bytes of a text that are searched
 PRINT = (
@@ -76,9 +75,10 @@ def claims_of(text: str) -> Claims:
     )
 
 
-def claims_of_file(path: Path) -> Claims:
+def claims_of_file(path: Path, rewritten: Callable[[str], str]) -> Claims:
+    """The same of a file, whose text is `rewritten` first: numbers in decimal."""
     with open(path, "rb") as file:
-        return claims_of(in_decimal(decode_text(file.read(READ), str(path), lenient=True)))
+        return claims_of(rewritten(decode_text(file.read(READ), str(path), lenient=True)))
 
 
 def _numbers(found: Iterable[str]) -> tuple[int, ...]:
