@@ -60,6 +60,9 @@ PROMPT_ONLY = (
 BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
 _MUCH = 0.3  # of the prints of a log
 SAY_WHICH = "name the node of each print in the log, as `q-0` or `blk.0.attn_q`, or dump whole arrays under such names"
+MISREAD = (
+    "nothing that was read is right, so the log may have been misread: compare the lines `read …` with what it prints"
+)
 CHOSEN = ("kv-quantised", "kv-rounded-twice")  # accepted where the cache ends up as Q8_0
 
 
@@ -81,8 +84,17 @@ def diagnose(
     note_of_calls, model, budget = _needs_decode(model, dump), model_of(model, dump), TimeBudget(seconds)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
-    found = _unread(_accepted(_unsure(found) if budget.cut else found), dump)
-    return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
+    found = _misread(_accepted(_unsure(found) if budget.cut else found), dump)
+    return replace(_unread(found, dump), notes=(*found.notes, *note_of_calls, *budget.untried()))
+
+
+def _misread(found: Diagnosis, dump: Dump) -> Diagnosis:
+    """A note where nothing of a log is right and nothing explains it: its values may have been taken for others."""
+    if not dump.log or found.verdict not in ("unexplained", "inconclusive") or found.diff is None:
+        return found
+    if any(n.verdict != "wrong" for n in found.diff.nodes):
+        return found
+    return replace(found, notes=(MISREAD, *found.notes))
 
 
 def _unread(found: Diagnosis, dump: Dump) -> Diagnosis:

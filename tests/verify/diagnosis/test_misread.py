@@ -1,0 +1,41 @@
+"""An answer says where it rests on a log that may have been misread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from assay.models import Model
+from assay.verify.diagnosis import answer
+from assay.verify.diagnosis.diagnose_dump import MISREAD, SAY_WHICH, diagnose
+from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.resolve import resolve
+from tests.verify.conftest import TOKENS
+
+
+def log_of(truth: Dump, model: Model, *, wrong: bool = False, twice: bool = False) -> Dump:
+    """A print of the last row's first values. `twice`: each node is printed again, with other values."""
+    random, lines = np.random.default_rng(1), [f"tokens: {TOKENS}"]
+    for name in ("attn_norm-0", "ffn_inp-0", "l_out-0", "l_out-1"):
+        row = next(o for o in truth.observations if o.name == name).array()[-1, :6]
+        other = random.normal(size=6) * 3
+        lines += [f"{name}: {np.array2string(other if wrong else row, separator=', ', precision=6)}"]
+        lines += [f"{name}: {np.array2string(other, separator=', ', precision=6)}"] if twice else []
+    return resolve(read_log(Path("x.log"), text="\n".join(lines)), model)
+
+
+def test_a_log_that_contradicts_itself_is_undecided(model: Model, truth: Dump) -> None:
+    log = log_of(truth, model, twice=True)
+    assert log.set_aside >= 0.4 and log_of(truth, model).set_aside == 0
+    found = diagnose(model, log, seconds=20)
+    assert found.verdict == "undecided" and found.next_observation == SAY_WHICH
+    assert answer.text(found, model).startswith(f"undecided: {log.set_aside:.0%} of what the log prints was not used")
+    assert diagnose(model, replace(log, set_aside=0.0), seconds=20).verdict == "healthy"
+
+
+def test_where_nothing_is_right_the_reading_is_doubted(model: Model, truth: Dump) -> None:
+    found = diagnose(model, log_of(truth, model, wrong=True), seconds=20)
+    assert found.verdict in ("unexplained", "inconclusive") and MISREAD in found.notes
