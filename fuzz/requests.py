@@ -68,7 +68,7 @@ EVERYWHERE = (
     *ROUTES.values(), "/v1/responses", "/apply-template", "/completion", "/infill", "/api/chat", "/api/generate",
     "/api/embed", "/api/show", "/v1/diagnose", "/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank",
     "/embedding", "/lora-adapters", "/slots/{slot}", "/api/embeddings", "/api/pull", "/api/create", "/api/copy",
-    "/api/delete", "/models/load", "/models/unload", "/v1/responses/input_tokens",
+    "/api/delete", "/models/load", "/models/unload", "/v1/responses/input_tokens", "/v1/fim/completions",
 )  # fmt: skip
 
 

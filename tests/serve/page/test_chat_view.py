@@ -144,7 +144,7 @@ def test_stop(tab: Tab) -> None:
 def test_an_error_is_shown(tab: Tab) -> None:
     tab.ask("hello " * 3000)
     tab.wait()
-    playwright.expect(tab.page.locator(".message.fault .body")).to_contain_text("shorten it by")
+    playwright.expect(tab.page.locator(".message.fault .body")).to_contain_text("shorten the prompt by")
     assert any("400" in text for text in tab.complaints)  # the browser's own line about the status
     tab.complaints.clear()
 

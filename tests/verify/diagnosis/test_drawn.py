@@ -27,8 +27,8 @@ DRAWN = [  # style, what is planted, words of the answer
     ("full", Drawn(looked_up=1), "every token is looked up with its id + 1"),
     (
         "full",
-        Drawn(named={"blk.1.attn_v.weight": "blk.0.attn_v.weight"}),  # not all tensors of the layer before
-        "Vcur takes the matrix of the layer before",
+        Drawn(named={"blk.1.attn_v.weight": "blk.0.attn_v.weight"}),  # not all tensors, and in no other layer
+        "Vcur takes the matrix of layer 0, in layer 1 alone",
     ),
     ("full", Drawn(only_first="values"), "every cached row of values is that of the first token"),
 ]

@@ -628,8 +628,8 @@ class LoraAdapters(RootModel[list[dict[str, Any]]]):
     """The number, file and scale of each adapter."""
 
 
-class EmbeddedRows(RootModel[list[dict[str, Any]]]):
-    """The number of each text and its vectors."""
+class EmbeddedRows(RootModel[list[dict[str, Any]] | EmbeddingResponse]):
+    """The number of each text and its vectors; for a request with `input`, OpenAI's answer."""
 
 
 class Health(Schema):
