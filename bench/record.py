@@ -3,9 +3,10 @@
     python bench/record.py OUT.json --client "Name 1.2" --to http://127.0.0.1:8080 --port 8090
 
 `GET /~what/some text` names the requests that follow. Ctrl-C or SIGTERM writes OUT.json, in the form of
-`tests/data/recordings`: method, path, the headers that a server may read, body, status and kind of the answer. Keys
-are replaced, a request that differs in nothing but ids is kept once, `tools` of a body is the number of a list of
-tools, and of a text over 60 characters only its number and length remain, `«7 1200»`.
+`tests/data/recordings`: method, path, the headers that a server may read, body, status and kind of the answer.
+
+Keys are replaced. A request that differs from another one in its ids alone is kept once. `tools` of a body is the
+number of a list of tools. A text over 60 characters becomes its number and length, `«7 1200»`.
 """
 
 from __future__ import annotations

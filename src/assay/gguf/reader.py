@@ -281,7 +281,7 @@ def _open_part(path: Path, index: int) -> FilePart:
 
 
 def _found_instead(head: bytes) -> str:
-    """What a file is that has not the first bytes of GGUF, and what to do."""
+    """The kind of a file that does not begin as GGUF, and what to do."""
     if kind := kind_of(head):
         return f"; it is {kind.name}: {kind.advice}"
     if is_text(head):

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes: the name that an error uses, and what to do with it as a model.
+"""Kinds of files by their first bytes: the name that an error uses, and what to do with it as a model.
 
 A row of BINARY_KINDS and TEXT_KINDS is a test, a name with its article, and the advice where a GGUF model is expected.
 The first row that takes the bytes decides. `is_text` says whether bytes are text of any encoding. `marked_encoding`
@@ -114,7 +114,7 @@ def kind_of(head: bytes) -> FileKind | None:
 
 
 def unlike_text(head: bytes) -> str:
-    """What a file is that holds no text to be read, by name; empty for text, and for unknown bytes."""
+    """The name of a file that is known to hold no text; empty for text, and for unknown bytes."""
     if is_text(head):
         return _POINTER.name if _POINTER.takes(head) else ""
     return next((kind.name for kind in BINARY_KINDS if kind.takes(head)), "")

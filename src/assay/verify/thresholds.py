@@ -40,6 +40,7 @@ AMPLIFIED = 1e-4  # Share left at which a deviation is explained although the fa
 NEAR_UNITS, NEAR_Q8 = 64, 0.02
 TIE = 3.0  # Residuals within this factor, or both below the noise, cannot be told apart.
 A_GUESS = 0.5  # Highest confidence in a fault that leaves more than noise and more than COARSE.
+CONTRADICTED = 0.3  # Share of a log's prints, contradicted by its others, from which on it is not called healthy.
 CUT_SHORT = 0.85  # Highest confidence where the time was up before every alternative was tried.
 SECONDS, THOROUGH_SECONDS = 30.0, 60.0  # of computing that a user waits for, without and with --thorough.
 BUSY = 10.0  # Seconds on the wall that count as one of computing, where the machine does other work.

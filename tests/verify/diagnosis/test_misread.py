@@ -10,6 +10,7 @@ import numpy as np
 from assay.models import Model
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import MISREAD, SAY_WHICH, diagnose
+from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.resolve import resolve
@@ -42,3 +43,11 @@ def test_a_log_that_contradicts_itself_is_undecided(model: Model, truth: Dump) -
 def test_where_nothing_is_right_the_reading_is_doubted(model: Model, truth: Dump) -> None:
     found = diagnose(model, log_of(truth, model, wrong=True))
     assert found.verdict in ("unexplained", "inconclusive") and MISREAD in found.notes
+
+
+def test_small_deviations_are_undecided_because_of_the_noise(model: Model, truth: Dump) -> None:
+    """Not because the time was up, even where a stricter arithmetic would call a value wrong."""
+    judged = diagnose(model, log_of(truth, model, wrong=True), seconds=5).diff
+    assert judged is not None and judged.verdict == "wrong"
+    undecided = Diagnosis("undecided", None, (), (), "dump more", diff=judged)
+    assert answer.text(undecided, model).startswith(answer.BELOW_NOISE)

@@ -29,7 +29,10 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield from _notes(d)
         return
     if d.verdict == "undecided":
-        yield from _wrapped(f"undecided: {d.because}") if d.because else [BELOW_NOISE if d.diff else UNJUDGED]
+        if d.because:
+            yield from _wrapped(f"undecided: {d.because}")
+        else:
+            yield BELOW_NOISE if d.diff is not None else UNJUDGED
         yield from _wrapped(f"next: {d.next_observation}", "  ")
         yield from _notes(d)
         return

@@ -193,7 +193,7 @@ def _each_drafted(calls: Sequence[FedCall], keeps: tuple[str, ...]) -> tuple[Fed
     return tuple(found)
 
 
-# Whose state a layer begins with: words, does it show from the second call on, the cache that does so.
+# A layer that begins with another layer's state: words, does it show from the second call on, the cache that does so.
 _PLACES: tuple[tuple[str, bool | None, Callable[[Collection[str]], _Kept]], ...] = (
     ("all layers share one state: each begins with what the layer before has left", None, _OnePlace),
     (

@@ -49,7 +49,17 @@ from assay.verify.judge.known import told
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import A_GUESS, ACCEPT, CUT_SHORT, ENOUGH, FEEDS_FIRST, LOUD, SHORT, SMALL_FIRST
+from assay.verify.thresholds import (
+    A_GUESS,
+    ACCEPT,
+    CONTRADICTED,
+    CUT_SHORT,
+    ENOUGH,
+    FEEDS_FIRST,
+    LOUD,
+    SHORT,
+    SMALL_FIRST,
+)
 
 Progress = Callable[[str], None]
 
@@ -58,7 +68,6 @@ PROMPT_ONLY = (
     "dump two or more decode steps as well"
 )
 BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
-_MUCH = 0.3  # of the prints of a log
 SAY_WHICH = "name the node of each print in the log, as `q-0` or `blk.0.attn_q`, or dump whole arrays under such names"
 MISREAD = (
     "nothing that was read is right, so the log may have been misread: compare the lines `read …` with what it prints"
@@ -84,8 +93,8 @@ def diagnose(
     note_of_calls, model, budget = _needs_decode(model, dump), model_of(model, dump), TimeBudget(seconds)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
-    found = _misread(_accepted(_unsure(found) if budget.cut else found), dump)
-    return replace(_unread(found, dump), notes=(*found.notes, *note_of_calls, *budget.untried()))
+    found = _unread(_misread(_accepted(_unsure(found) if budget.cut else found), dump), dump)
+    return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
 
 
 def _misread(found: Diagnosis, dump: Dump) -> Diagnosis:
@@ -99,7 +108,7 @@ def _misread(found: Diagnosis, dump: Dump) -> Diagnosis:
 
 def _unread(found: Diagnosis, dump: Dump) -> Diagnosis:
     """No answer of "healthy" rests on a log of which much was set aside: a fault may be in those prints."""
-    if not found or dump.set_aside < _MUCH:
+    if not found or dump.set_aside < CONTRADICTED:
         return found
     because = (
         f"{dump.set_aside:.0%} of what the log prints was not used, because it contradicts the rest of the log; "

@@ -80,8 +80,8 @@ def _definition(trials: FaultTrials, places: Sequence[EvidencePlace]) -> dict[st
 def nothing_left(trials: FaultTrials, places: Sequence[EvidencePlace], limit: float) -> bool:
     """Does everything match the definition under this rule, to float32's noise?
 
-    A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows, nor a value
-    that is off by far more than the rule's noise. In a large
+    A few values of a row may lie at a rounding edge, but not a whole row, nor one feature in most rows. No value at an
+    edge is off by far more than the rule's noise. In a large
     model some whole rows do, where an operand was rounded the other way.
     """
     edges: Counter[int] = Counter()  # by token

@@ -281,7 +281,7 @@ def _resolved(r: Resolution) -> Dump:
 
 
 def _not_understood(line: str) -> str:
-    """A line, and the pattern that reads it; of a long line the beginning, because nobody would read its pattern."""
+    """A line, and the pattern that reads it. Of a long line the beginning is shown, and no pattern."""
     if len(line) > _LONG_LINE:
         return f"not understood: {line[:_LONG_LINE]!r}…; --pattern tells what it holds"
     return f"not understood: {line!r}; --pattern {suggested_pattern(line)!r} would take it"

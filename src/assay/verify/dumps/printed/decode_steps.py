@@ -111,6 +111,11 @@ class DecodeSteps:
         return self.listed or tuple(self.sampled)
 
 
+def step_heading(step: int, token: int) -> str:
+    """The heading that a pass over a text puts above a decode step; `step_of` reads it."""
+    return f"--- decode step {step}, token {token} ---"
+
+
 def step_of(line: str) -> int | None:
     """The token of a decode step whose heading this line is, by its words."""
     if len(line) >= 200:

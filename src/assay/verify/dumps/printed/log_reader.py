@@ -110,7 +110,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     )  # fmt: skip
 
 
-# What only the layout of a whole text tells, in this order
+# Passes over a whole text, in this order: its layout says what no line says alone
 _REWRITTEN = (
     with_asserted_arrays,
     one_record_a_line,

@@ -44,6 +44,8 @@ def in_decimal(text: str) -> str:
 
 def _commas_are_decimal(text: str) -> bool:
     """Whether many numbers have a comma and three digits behind it, and next to none a point."""
+    if text.count(".") > text.count(","):
+        return False
     long = sum(len(m[2]) > 2 for m in _WITH_COMMA.finditer(text))
     if long < _FEWEST_COMMAS:
         return False

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import re
 
+from assay.verify.dumps.printed.decode_steps import step_heading
+
 _TEST = re.compile(r"^_{3,120} (?:[\w.]{1,200}?)(?:\[([^\]\n]{1,200})\])? _{3,120}$", re.MULTILINE)
 _ARRAY = re.compile(
     r"^E? {1,12}(?:ACTUAL|x): array\((\[[^()]{1,400000}?\])(?:,\s{0,40}dtype=\w{1,20})?\)$", re.MULTILINE
@@ -42,7 +44,7 @@ def with_asserted_arrays(text: str) -> str:
         if array is None or not name or not 0 <= step <= len(ids):
             continue
         if step > now:
-            out += [f"--- decode step {n}, token {ids[n - 1]} ---" for n in range(now + 1, step + 1)]
+            out += [step_heading(n, ids[n - 1]) for n in range(now + 1, step + 1)]
             now = step
         numbers = re.sub(r"\s*\n(?:E )?\s*", " ", array[1])
         out.append(f"{name}: {numbers}")

@@ -19,6 +19,9 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from assay.verify.dumps.printed.decode_steps import step_heading
+
+_STEMS = ("decod", "gen", "step", "fed", "feed", "_tokens")  # a text without them shows no steps, and is not searched
 _LONGEST = 400  # characters, at the beginning of a line
 _DECODING = re.compile(
     r"\b(?:call|phase|pass|mode|stage|forward|kind)[\"']?\s{0,2}[=:]\s{0,2}[\"']?(?:decod|gen|step)\w{0,10}", re.I
@@ -43,11 +46,16 @@ _CALL = re.compile(
 
 def with_steps_headed(text: str) -> str:
     """The text with a heading above the lines of each decode step."""
+    small = text.lower()
+    if not any(stem in small for stem in _STEMS):
+        return text
     fed = _FED.search(text)
     if fed and (numbered := _calls_headed(text.split("\n"), [int(n) for n in fed[1].split(",")])):
         return "\n".join(numbered)
+    if _DECODING.search(text) is None:
+        return text
     out = list[str]()
-    now: tuple[str, str] | None = None
+    now: tuple[str, int] | None = None
     names, count = set[str](), 0
     for line in text.split("\n"):
         found = _step_of(line)
@@ -58,13 +66,13 @@ def with_steps_headed(text: str) -> str:
         name = _DECIMAL.split(rest, maxsplit=1)[0]
         if (step, token) != now or name in names:
             now, names, count = (step, token), set(), count + 1
-            out.append(f"--- decode step {count}, token {token} ---")
+            out.append(step_heading(count, token))
         names.add(name)
         out.append(rest)
     return "\n".join(out)
 
 
-def _step_of(line: str) -> tuple[str, str, str] | None:
+def _step_of(line: str) -> tuple[str, int, str] | None:
     """The step, the token, and the line without them."""
     head = line[:_LONGEST]
     if not _DECODING.search(head) or not _DECIMAL.search(head) or _POSITION.search(head):
@@ -75,7 +83,7 @@ def _step_of(line: str) -> tuple[str, str, str] | None:
     rest = head[: token.start()] + head[token.end() :]
     step = _STEP.search(rest)
     rest = rest if step is None else rest[: step.start()] + rest[step.end() :]
-    return step[1] if step else "", token[1], rest + line[_LONGEST:]
+    return step[1] if step else "", int(token[1]), rest + line[_LONGEST:]
 
 
 def _calls_headed(lines: list[str], fed: list[int]) -> list[str]:
@@ -91,6 +99,6 @@ def _calls_headed(lines: list[str], fed: list[int]) -> list[str]:
         m = found.get(i)
         if m is not None and int(m[1]) > now:
             now = int(m[1])
-            out.append(f"--- decode step {now - first}, token {fed[now - first - 1]} ---")
+            out.append(step_heading(now - first, fed[now - first - 1]))
         out.append(line if m is None else line[: m.start()] + line[m.end() :])
     return out
