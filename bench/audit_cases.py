@@ -10,6 +10,7 @@ import numpy as np
 from tests.synthetic import make_kquant
 
 from assay.gguf import GGUFFile, open_file
+from assay.gguf.codecs import decode, encode
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
 from assay.gguf.writer import Tensor, write
@@ -83,6 +84,11 @@ def file_of(kind: str, made: dict[str, Path], folder: Path) -> Path:
     if kind == "no BOS" and kind not in made:
         made[kind] = folder / "no-bos.gguf"
         with_metadata(open_file(made["claim"]), made[kind], {"tokenizer.ggml.add_bos_token": False})
+    if kind == "BOS" and kind not in made:
+        made[kind] = folder / "bos.gguf"
+        with_metadata(open_file(made["claim"]), made[kind], {"tokenizer.ggml.add_bos_token": True})
+    if kind == "layers" and kind not in made:
+        made[kind] = some_layers(open_file(made["claim"]), folder / "layers.gguf")
     if kind == "tuned" and kind not in made:
         made[kind] = tuned(open_file(made["claim"]), folder / "tuned.gguf")
     if kind not in made:
@@ -107,6 +113,20 @@ def tuned(file: GGUFFile, path: Path) -> Path:
             values = np.frombuffer(raw.tobytes(), np.float32)
             raw = (values * (1 + 0.06 * rng.standard_normal(values.size))).astype(np.float32).view(np.uint8)
         tensors.append(Tensor(t.name, t.shape, t.type, raw.reshape(file.raw(t.name).shape)))
+    write(path, {key: file.metadata.typed(key) for key in file.metadata}, tensors)
+    return path
+
+
+def some_layers(file: GGUFFile, path: Path) -> Path:
+    """The file with the matrices of three layers moved by 10 %, as a short fine-tune of these layers does."""
+    rng, tensors = np.random.default_rng(5), []
+    for t in file.tensors.values():
+        raw = file.raw(t.name)
+        if t.name.startswith(("blk.1.", "blk.2.", "blk.3.")) and len(t.shape) > 1:
+            values = decode(t.type, raw)
+            moved = values + 0.1 * float(values.std()) * rng.standard_normal(values.shape)
+            raw = encode(t.type, moved.astype(np.float32)).reshape(raw.shape)
+        tensors.append(Tensor(t.name, t.shape, t.type, raw))
     write(path, {key: file.metadata.typed(key) for key in file.metadata}, tensors)
     return path
 

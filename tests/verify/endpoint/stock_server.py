@@ -2,11 +2,12 @@
 
     python -m tests.verify.endpoint.stock_server MODEL '{"rope_freq_base": 10000}' '{"temperature": 0.8}'
 
-The first object has options of llama.cpp's server. The second has changes that a dishonest proxy makes to requests:
+This is llama-server's own HTTP, as xllamacpp starts it. The first object has its options; where the second is empty, no
+proxy stands before it. The second has changes that a dishonest proxy makes to requests:
 `temperature` and other settings of the sampler, `system` (a hidden system message), `drop` (keys removed from answers,
-such as logprobs), `before` (text put before prompts), `cut` (the last tokens of a text that are kept), `ids` (token ids
-are shown where `return_token_ids` asks for them, as vLLM does). With `others`, that many clients chat with the server
-all the time, so that it computes their tokens in one batch with the auditor's.
+such as logprobs), `before` (text put before prompts; BOS is that token), `cut` (the last tokens of a text that are
+kept), `ids` (token ids are shown where `return_token_ids` asks for them, as vLLM does). With `others`, as many clients
+chat with the server all the time, so that it computes their tokens in one batch with the auditor's.
 The address is printed; the process ends with its standard input.
 """
 
@@ -17,6 +18,8 @@ import json
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,31 +70,56 @@ def chat_forever(server: Any, seed: int) -> None:
             server.handle_completions(body)
 
 
+def settings_of(library: Any, path: str, options: dict[str, Any]) -> Any:
+    """llama-server's settings: its own defaults (four slots that share one cache, the model's context), on one thread.
+
+    `sampling.NAME` is a default of the sampler, for requests that do not set it.
+    """
+    settings = library.CommonParams()
+    settings.model.path = path
+    settings.n_parallel, settings.kv_unified = 4, True
+    settings.n_gpu_layers, settings.verbosity, settings.port = 0, -1, 0
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    for key, value in options.items():
+        *inner, name = key.split(".")
+        if name.startswith("cache_type"):
+            value = getattr(library.ggml_type, f"GGML_TYPE_{value.upper()}")
+        setattr(getattr(settings, inner[0]) if inner else settings, name, value)
+    return settings
+
+
+def passed_on(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The code and the answer of the server behind a proxy."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return 200, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
 def main() -> None:
     import xllamacpp as library
 
     path, options, proxy = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    settings = library.CommonParams()
-    settings.model.path = path
-    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers, settings.verbosity = 2048, 1, 0, -1
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-    for key, value in options.items():
-        is_type = key.startswith("cache_type")
-        setattr(settings, key, getattr(library.ggml_type, f"GGML_TYPE_{value.upper()}") if is_type else value)
-    server = library.Server(settings)
-    encode = Tokenizer.from_gguf(open_file(Path(path))).encode if "cut" in proxy else None
-    for seed in range(proxy.get("others", 0)):
+    server = library.Server(settings_of(library, path, options))
+    for seed in range(proxy.pop("others", 0)):
         threading.Thread(target=chat_forever, args=(server, seed), daemon=True).start()
+    behind = server.listening_address
+    if not proxy:
+        print(behind, flush=True)
+        sys.stdin.read()
+        return
+    tokenizer = Tokenizer.from_gguf(open_file(Path(path)))
+    encode, bos = tokenizer.encode, tokenizer.bos
+    if proxy.get("before") == "BOS" and bos is not None:
+        proxy["before"] = tokenizer.piece(bos).decode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = changed(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), proxy, encode)
-            answer = server.handle_chat_completions if "messages" in body else server.handle_completions
-            try:
-                found, code = reduced(answer(body), proxy), 200
-            except RuntimeError as error:
-                found, code = {"error": {"message": str(error)}}, 400
-            data = json.dumps(found).encode()
+            code, found = passed_on(behind + self.path, body)
+            data = json.dumps(reduced(found, proxy) if code == 200 else found).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
