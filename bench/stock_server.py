@@ -81,6 +81,10 @@ def _flag(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
+class NoServer(Exception):
+    """The server does not take the option: a cache in blocks of 32 with heads of 48, for example."""
+
+
 @contextmanager
 def served_at(args: argparse.Namespace, served: Path, case: ServedCase) -> Iterator[tuple[str, int]]:
     """The address of a running server and its process id."""
@@ -98,7 +102,7 @@ def served_at(args: argparse.Namespace, served: Path, case: ServedCase) -> Itera
         else:
             url = next((line.strip() for line in process.stdout if line.startswith("http://")), "")
         if not url or process.poll() is not None:
-            raise RuntimeError(f"the server of {case.name!r} did not start: {' '.join(map(str, process.args))}")
+            raise NoServer(f"the server of {case.name!r} did not start: {' '.join(map(str, process.args))}")
         yield url, process.pid
     finally:
         process.terminate()
@@ -209,7 +213,11 @@ def main() -> None:
             ):
                 continue
             claim, served = (file_of(part, made, folder) for part in (case.claim, case.served))
-            kept[key] = audited(args, case, claim, served)
+            try:
+                kept[key] = audited(args, case, claim, served)
+            except NoServer as error:
+                print(error, flush=True)
+                continue
             KEPT.parent.mkdir(exist_ok=True)
             KEPT.write_text(json.dumps(kept, indent=1))
             print(f"{case.name}: {judged(case, kept[key])}: {kept[key]}", flush=True)

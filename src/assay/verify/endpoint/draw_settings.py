@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,18 @@ class DrawnToken:
     before: tuple[int, ...]
     top: int  # how many of the likeliest tokens the server lists; the drawn one may be listed beside them
     repeats: int | None = None  # the token that the same request with another seed drew here
+
+    @cached_property
+    def listed(self) -> tuple[Array, Array, Array]:
+        """The listed ids, the likeliest first, their log-probabilities and probabilities."""
+        order = sorted(self.scores, key=self.scores.__getitem__, reverse=True)[: self.top]
+        logp = np.array([self.scores[i] for i in order])
+        return np.array(order), logp, np.exp(logp)
+
+    @cached_property
+    def unlisted(self) -> float:
+        """The probability of all tokens that are not listed."""
+        return max(0.0, 1 - float(self.listed[2].sum()))
 
 
 @dataclass(frozen=True)
@@ -135,10 +148,7 @@ def chances(setting: DrawSetting, drawn: DrawnToken) -> tuple[float, float]:
 
     All tokens that the server did not list count as one, shaped as the least of those listed.
     """
-    order = sorted(drawn.scores, key=lambda i: -drawn.scores[i])[: drawn.top]
-    ids, logp = np.array(order), np.array([drawn.scores[i] for i in order])
-    stated = np.exp(logp)
-    rest = max(0.0, 1 - float(stated.sum()))
+    (ids, logp, stated), rest = drawn.listed, drawn.unlisted
     weights = setting.shape(ids, logp, drawn.before)
     left = min(rest, max(0.0, setting.mass - float(stated.sum()))) if setting.mass < 1 else rest
     unlisted = left * float(weights[-1]) / max(float(stated[-1]), 1e-30)

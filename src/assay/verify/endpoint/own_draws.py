@@ -92,8 +92,11 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
     before = dict[tuple[int, ...], int]()  # the ids so far -> the token that was drawn after them first
     alone: dict[str, Any] = dict(NO_FILTER)
     for seed in range(MOST_DRAWN):
-        if seed >= LEAST_DRAWN and seed % 2 == 0 and not _is_open(draws, alpha, _settings(alone)):
-            break
+        if seed >= LEAST_DRAWN and seed % 2 == 0:
+            capital, likely = against_stated(draws, _settings(alone))
+            found = _judged(capital, likely, alpha)
+            if not draws or any(f.confidence >= SURE for f in found) or not _is_open(likely):
+                return found
         text = texts[seed // 2 % len(texts)]
         ask = partial(client.complete, text, n=TOKENS, top=top, temperature=1.0, top_p=1.0, seed=1000 + seed)
         try:
@@ -126,7 +129,7 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
             fresh.append((key, token))
             ids.append(token)
         before = dict(fresh) | before
-    return _judged(draws, alpha, _settings(alone)) if draws else []
+    return _judged(*against_stated(draws, _settings(alone)), alpha) if draws else []
 
 
 def _settings(alone: Mapping[str, Any]) -> tuple[DrawSetting, ...]:
@@ -134,16 +137,12 @@ def _settings(alone: Mapping[str, Any]) -> tuple[DrawSetting, ...]:
     return SETTINGS if alone else tuple(s for s in SETTINGS if s.spreads)
 
 
-def _is_open(draws: Sequence[DrawnToken], alpha: float, settings: Sequence[DrawSetting]) -> bool:
-    """Would more draws decide whether tokens are drawn as asked, or by which setting?"""
-    if not draws or any(found.confidence >= SURE for found in _judged(draws, alpha, settings)):
-        return False
-    _, likely = against_stated(draws, settings)
+def _is_open(likely: Sequence[LikelyFamily]) -> bool:
+    """Is a family of settings so likely that more draws would decide?"""
     return likely[0].share >= SUSPICIOUS * (1 - sum(row.share for row in likely))
 
 
-def _judged(draws: Sequence[DrawnToken], alpha: float, settings: Sequence[DrawSetting]) -> list[AuditFinding]:
-    capital, likely = against_stated(draws, settings)
+def _judged(capital: float, likely: Sequence[LikelyFamily], alpha: float) -> list[AuditFinding]:
     if capital < -math.log(alpha):
         return []
     lead, sure = likely[0], min(likely[0].share, 1 - alpha)
