@@ -50,7 +50,6 @@ class ServedCase:
     served: str = "claim"
     claim: str = "claim"
     asked: tuple[str, ...] = ()  # more options of the audit
-    refused: bool = False  # the right answer is an error
     adds_bos: bool | None = None  # for claimed files that put BOS before a text, or that do not
 
 
@@ -102,7 +101,6 @@ DISHONEST = (
         "YaRN, scale 0.5", "RoPE|positions", {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 128}
     ),
     ServedCase("self-extend by 2", "positions|RoPE", {"grp_attn_n": 2, "grp_attn_w": 32, "n_parallel": 1}),
-    ServedCase("a context of 64", "context", {"n_ctx": 64, "n_parallel": 1}, refused=True),
     ServedCase("prompts cut to 32 tokens", "cut", proxy={"cut": 32}),
     ServedCase("BOS twice", "BOS", proxy={"before": "BOS"}, adds_bos=True),
     ServedCase("BOS missing", "no BOS", served="no BOS", adds_bos=True),

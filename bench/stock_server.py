@@ -5,7 +5,7 @@
 The audit is `assay audit URL --model FILE`. The server is llama-server's own HTTP as xllamacpp starts it, with
 llama-server's defaults. `--server` starts that binary, and `--python-server` starts `python -m llama_cpp.server`. Both
 processes have one thread. Their processor time is measured, because other work on a machine makes seconds meaningless.
-Results are kept in build/stock_server.json by server, model, case and seed of the texts; `--table` prints them.
+Results are kept in --kept by server, model, case and seed of the texts; `--table` prints them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _seconds(pid: int) -> float:
 def judged(case: ServedCase, run: dict[str, Any]) -> str:
     """`right`, `open`, or what is wrong with the answer."""
     if run["verdict"] == "error":
-        return "right" if case.refused and re.search(case.right, run["said"]) else "**error**"
+        return "**error**"
     if not case.right:
         return {"as claimed": "right", "healthy": "right", "differs": "**false alarm**"}.get(run["verdict"], "open")
     if run["verdict"] in ("as claimed", "healthy"):
@@ -195,9 +195,10 @@ def main() -> None:
     parser.add_argument(
         "--diagnose", action="store_true", help="`assay diagnose --endpoint` in the place of `assay audit`"
     )
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of results")
     parser.add_argument("--table", action="store_true", help="only print the tables")
     args = parser.parse_args()
-    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept: dict[str, Any] = json.loads(args.kept.read_text()) if args.kept.exists() else {}
     kind = "llama-server" if args.server else "llama_cpp.server" if args.python_server else "xllamacpp"
     claimed = hub.resolve(args.model)
     file = open_file(claimed)
@@ -218,8 +219,8 @@ def main() -> None:
             except NoServer as error:
                 print(error, flush=True)
                 continue
-            KEPT.parent.mkdir(exist_ok=True)
-            KEPT.write_text(json.dumps(kept, indent=1))
+            args.kept.parent.mkdir(exist_ok=True)
+            args.kept.write_text(json.dumps(kept, indent=1))
             print(f"{case.name}: {judged(case, kept[key])}: {kept[key]}", flush=True)
     print("\n".join(table(kept)))
 

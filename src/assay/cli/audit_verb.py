@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-tokens", type=whole(4), metavar="N",
-        help="generated tokens to spend at most; default: 480 with log-probabilities, 3000 without",
+        help="tokens of continued texts to spend at most; conversations and draws take 240 or more besides; "
+        "default: 480 with log-probabilities, 3000 without",
     )  # fmt: skip
     parser.add_argument("--texts-seed", type=whole(0), default=0, metavar="N", help="seed of the texts; default: 0")
     parser.add_argument("--prompts", metavar="FILE", help="texts to ask about instead, separated by empty lines")
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     for path in others:
         if not path.is_file():
             raise AssayError(f"--also {path}: no such file")
+    if args.html and not Path(args.html).parent.is_dir():
+        raise AssayError(f"--html {args.html}: no such folder; make it first")
     found = audit(
         args.url, opened(args), alpha=args.alpha, tokens=args.max_tokens, seed=args.texts_seed,
         prompts=_prompts(args.prompts),
@@ -78,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume, threads=args.threads, chat=not args.no_chat,
         draws=not args.no_draws, engine_faults=args.faults, engine=args.engine,
     )  # fmt: skip
+    emit(args, found.to_dict(), lambda: repr(found))
     if args.html:
         found.save_html(args.html)
-    emit(args, found.to_dict(), lambda: repr(found))
     return CODES[found.verdict]
 
 

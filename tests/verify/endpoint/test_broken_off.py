@@ -171,3 +171,21 @@ def test_a_filter_that_could_not_be_switched_off_is_not_held_against_a_server(en
     client = Client("here", engine.tokenizer, ask=lambda path, body: engine.ask(path, {**body, "min_p": 0.5}))
     (finding,) = judged_draws(client, SHORT, 20, 1e-3, [])
     assert "not drawn as asked" in finding.words  # a server that takes the settings must honour them
+
+
+@pytest.mark.parametrize("room", [115, 64])  # the first text has 107 tokens, the third one 118
+def test_a_server_with_a_narrow_context_is_asked_for_what_fits(engine: OwnServer, room: int) -> None:
+    """llama-server refuses prompts that its context has no room for."""
+
+    def ask(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        asked = body.get("prompt") or body.get("messages", [{"content": ""}])[-1]["content"]
+        length = len(engine.tokenizer.encode(asked))
+        if length > room:
+            words = f"request ({length} tokens) exceeds the available context size ({room} tokens), try increasing it"
+            raise AssayError(f'here: answered 400 ({{"error":{{"code":400,"message":"{words}"}}}})')
+        return engine.ask(path, body)
+
+    client = Client("here", engine.tokenizer, ask=ask)
+    found = audit_endpoint(engine.model, client, AuditOptions(threads=1, draws=False, seed=1), lambda _: None)
+    assert found.verdict == "as claimed", text(found)
+    assert any("texts were cut to 24 tokens, because one was refused: here: answered 400" in n for n in found.notes)

@@ -59,6 +59,7 @@ class AuditResult:
     noise: float  # nats, at the usual block
     distance: float  # nats, of the server from the claim
     requests: int
+    generated: int  # tokens of all answers, as the server counts them
     seconds: float
     more_tokens: int | None
     notes: tuple[str, ...] = ()

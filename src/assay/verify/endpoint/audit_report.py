@@ -64,7 +64,7 @@ def _lines(result: AuditResult) -> Iterator[str]:
             yield f"{words}: {'; '.join(names)}"
     for note in result.notes:
         yield f"note: {note}"
-    yield f"cost: {result.requests} requests, {reading.tokens} generated tokens, {result.seconds:.0f} s"
+    yield f"cost: {result.requests} requests, {result.generated} generated tokens, {result.seconds:.0f} s"
 
 
 def text(result: AuditResult) -> str:
@@ -91,6 +91,7 @@ def data(result: AuditResult) -> dict[str, Any]:
         "noise": _number(result.noise),
         "distance": _number(result.distance),
         "requests": result.requests,
+        "generated_tokens": result.generated,
         "unanswered": result.unanswered,
         "seconds": round(result.seconds, 1),
         "more_tokens": result.more_tokens,

@@ -52,6 +52,8 @@ TOKENS = 480  # generated tokens to spend with log-probabilities
 TOKENS_ALONE = 3000  # and without
 EACH, EACH_ALONE = 12, 32  # generated tokens of a text
 MOST_PROMPT = 128  # tokens of a text that was drawn
+SHORT_PROMPT = 24  # the same where the server's context has no room for more
+NO_ROOM = ("context", "too long", "maximum")  # words of its refusal
 LEAST_TEXTS, LEAST_TEXTS_ALONE = 4, 8
 NAMING_TEXTS = 6  # texts on which alternatives are compared, once the claim has failed
 MOST_GAPS, MOSTLY = 20, 0.75  # answers with hidden tokens, and their share, that make an endpoint unreadable
@@ -132,24 +134,31 @@ class _Audit:
     def _texts(self) -> None:
         """Ask until the question is decided or the budget is spent."""
         each, budget = self._begin()
-        for text in self._more_texts():
+        for i in self._more_texts():
             spent = self.interviewer.reading.tokens
             if spent >= budget or self._decided():
                 break
             self.say(f"asking for a continuation ({spent} of at most {budget} tokens)")
             try:
-                self._add(self.interviewer.text(text, each))
+                self._add(self._answer_to(i, each))
             except Unanswered as error:
                 self.notes.append(f"no more texts: {error}")
                 break
+            except AssayError as error:
+                if not self.options.prompts:
+                    raise
+                self.notes.append(f"a given text was refused: {error}")
             if self._mostly_foreign() or self._unreadable():
                 break
+        else:
+            if self.options.prompts and not self._decided():
+                self.notes.append("all given texts were asked about; more of them would decide")
 
     def _begin(self) -> tuple[int, int]:
         self.say("asking for a continuation and its log-probabilities")
         drawn = probe_texts.texts(self.options.seed, 120)
-        self._drawn = self.options.prompts or tuple(self._fitted(text) for text in drawn)
-        first = self.interviewer.begin(self._drawn[0], EACH)
+        self._drawn = self.options.prompts or tuple(self._fitted(text, MOST_PROMPT) for text in drawn)
+        first = self._answer_to(0, EACH, self.interviewer.begin)
         reading = self.interviewer.reading
         self._add(first)
         if reading.top and reading.completions and len(self._drawn) > 1:
@@ -162,16 +171,32 @@ class _Audit:
         )
         return each, budget
 
-    def _fitted(self, text: str) -> str:
+    def _answer_to(self, i: int, n: int, ask: Callable[[str, int], ServedText] | None = None) -> ServedText:
+        """The answer to a text that was drawn. If the server has no room for it, all texts get shorter."""
+        ask = ask or self.interviewer.text
+        try:
+            return ask(self._drawn[i], n)
+        except Unanswered:
+            raise
+        except AssayError as error:
+            shorter = self.options.prompts or tuple(self._fitted(text, SHORT_PROMPT) for text in self._drawn)
+            if shorter == self._drawn or not any(word in str(error) for word in NO_ROOM):
+                raise
+            self.notes.append(f"texts were cut to {SHORT_PROMPT} tokens, because one was refused: {error}")
+            self._drawn = shorter
+            return ask(self._drawn[i], n)
+
+    def _fitted(self, text: str, most: int) -> str:
         """The last words of a text that fit into a quarter of the context; vocabularies of bytes make many tokens."""
-        most = min(MOST_PROMPT, self.model.hparams.n_ctx_train // 4)
+        most = min(most, self.model.hparams.n_ctx_train // 4)
         words = text.split(" ")
         while len(words) > 2 and len(self.tokenizer.encode(" ".join(words))) > most:
             words = words[max(1, len(words) // 5) :]
         return " ".join(words)
 
-    def _more_texts(self) -> Iterator[str]:
-        yield from self._drawn[2:] if self.interviewer.reading.echo else self._drawn[1:]
+    def _more_texts(self) -> Iterator[int]:
+        """Those after the first; the second one may have been echoed."""
+        yield from range(2 if self.interviewer.reading.echo else 1, len(self._drawn))
 
     def _add(self, given: ServedText) -> None:
         served = respelled(given, self.claimed, self.tokenizer)
@@ -449,7 +474,7 @@ class _Audit:
     def _conversations(self) -> None:
         if self.template is None:
             return
-        drawn = [self._fitted(q) for q in probe_texts.questions(self.options.seed, CHATS)]
+        drawn = [self._fitted(q, MOST_PROMPT) for q in probe_texts.questions(self.options.seed, CHATS)]
         talks = [[{"role": "user", "content": q}] for q in drawn]
         board = self._board()
         self.say("asking for answers to a few messages")
@@ -595,6 +620,7 @@ class _Audit:
             noise=float(np.median(noise)) if noise else math.nan,
             distance=usual(board.claim) ** 0.5 if board.claim else math.nan,
             requests=self.client.requests,
+            generated=self.client.generated,
             seconds=time.monotonic() - self.started,
             more_tokens=board.more_tokens() if verdict == "inconclusive" and board.texts else None,
             notes=(*reading.notes, *self.notes, *self._kept()),

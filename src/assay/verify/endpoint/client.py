@@ -71,6 +71,7 @@ class Client:
         self._wire = Wire(reply_s=reply_s, pause_s=pause_s)
         self.kept = None if resume is None else KeptAnswers(resume, self.url)
         self.requests = 0
+        self.generated = 0  # tokens of all answers
         self.unanswered = 0  # requests that got no answer: it cannot be said what they would have shown
         self._routes = {d.stands_for: d for d in reversed(DIALECTS)}  # the first of each kind
 
@@ -164,6 +165,7 @@ class Client:
         finish = choice.get("finish_reason")
         counted = _count(usage.get("prompt_tokens"))
         generated_tokens = _count(usage.get("completion_tokens"))
+        self.generated += len(steps) - n_prompt if generated_tokens is None else generated_tokens
         return ServerReply(steps, n_prompt, _text(text), _text(finish), counted, generated_tokens)
 
     def _steps(self, logprobs: Mapping[str, Any]) -> list[ScoredToken]:
