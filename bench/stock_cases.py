@@ -23,6 +23,7 @@ FLAGS = {
     "penalty_repeat": "sampling:--repeat-penalty", "penalty_freq": "sampling:--frequency-penalty",
     "penalty_present": "sampling:--presence-penalty", "dry_multiplier": "sampling:--dry-multiplier",
     "xtc_probability": "sampling:--xtc-probability", "typ_p": "sampling:--typical", "mirostat": "sampling:--mirostat",
+    "mirostat_tau": "sampling:--mirostat-ent",
     "dynatemp_range": "sampling:--dynatemp-range", "samplers": "sampling:--samplers", "seed": "sampling:--seed",
     "ignore_eos": "sampling:--ignore-eos",
 }  # fmt: skip
@@ -124,7 +125,7 @@ DISHONEST = (
     ServedCase("DRY 0.8 by default", "penalty|DRY|rule", {"dry_multiplier": 0.8}),
     ServedCase("XTC 0.5 by default", "XTC|not honoured|not drawn as asked", {"xtc_probability": 0.5}),
     ServedCase("typical 0.5 by default", "typical|not drawn as asked", {"typ_p": 0.5}),
-    ServedCase("mirostat 2 by default", "mirostat|not honoured|not drawn as asked", {"mirostat": 2}),
+    ServedCase("mirostat 2 by default", "mirostat|not drawn as asked", {"mirostat": 2, "mirostat_tau": 1.0}),
     ServedCase("dynamic temperature by default", "temperature", {"dynatemp_range": 0.8}),
 )
 CASES = {case.name: case for case in (*HONEST, *DISHONEST)}

@@ -28,11 +28,28 @@ def second_best(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -
     return int(order[1] if logp[order[0]] - logp[order[1]] < 0.6 else order[0])
 
 
+def typical(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    """llama.cpp's typical-p of 0.5 before the best token is taken."""
+    p = np.exp(logp)
+    order = np.argsort(np.abs(logp - (p * logp).sum()))
+    kept = order[: np.searchsorted(np.cumsum(p[order]), 0.5) + 1]
+    return int(kept[logp[kept].argmax()])
+
+
+def dry(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    """llama.cpp's DRY with a multiplier of 3."""
+    cost = np.zeros(len(logp))
+    for j in range(1, len(before)):
+        same = next((n for n in range(j) if before[j - 1 - n] != before[-1 - n]), j)
+        cost[before[j]] = max(cost[before[j]], 3 * 1.75 ** (same - 2) if same >= 2 else 0.0)
+    return int(np.argmax(logp - cost))
+
+
 def served(rule: Rule, text: int, seed: int) -> tuple[list[DrawnToken], list[int]]:
     """An answer of a model whose next token depends on the last two, drawn by a rule."""
     rng, ids, steps = np.random.default_rng([seed, text]), [text * 3 + i for i in range(PROMPT)], list[DrawnToken]()
     for _ in range(STEPS):
-        z = np.random.default_rng(ids[-2:]).normal(0, 2.0, VOCABULARY)
+        z = np.random.default_rng(ids[-2:]).normal(0, 2.0 if rule is not typical else 3.0, VOCABULARY)
         z[ids[-3:]] += 2.0  # it likes to repeat itself
         logp = z - np.logaddexp.reduce(z)
         token = rule(rng, logp, ids)
@@ -50,7 +67,13 @@ def asked(rule: Rule) -> tuple[list[DrawnToken], Again]:
 
 @pytest.mark.parametrize(
     ("rule", "words", "sure"),
-    [(drawn, "not honoured: ", True), (penalised, "a penalty on tokens", True), (second_best, "come again", False)],
+    [
+        (drawn, "not honoured: ", True),
+        (penalised, "a penalty on tokens", True),
+        (second_best, "come again", False),
+        (typical, "most like the best of locally typical sampling with 0.5", True),
+        (dry, "as DRY", False),
+    ],
 )
 def test_the_rule_is_named(rule: Rule, words: str, sure: bool) -> None:
     chosen, again = asked(rule)

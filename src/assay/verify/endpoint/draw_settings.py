@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Shape = Callable[[Array, Array, Sequence[int]], Array]  # ids, log-probabilities and earlier ids -> weights
 DOUBT = 0.02  # share of the stated distribution in every other one, so that one token does not end a bet
+REPEATED, DRY_BASE = 2, 1.75  # length of a repeated sequence that DRY penalises, and the growth of the penalty
 RECENT = 64  # tokens that llama.cpp's penalty looks back; others look at all
 NEARLY_BEST = 0.1  # temperature that stands for the best token after a penalty whose size is known roughly
 
@@ -90,6 +91,14 @@ def _min_p(p: float) -> DrawSetting:
     )  # fmt: skip
 
 
+def _cut(p: float) -> DrawSetting:
+    """No token that is less likely than p, whatever the best one has: mirostat's cut moves about such a value."""
+    words = f"a cut of all tokens below a probability of {p:g}, as mirostat's"
+    return DrawSetting(
+        "cut", words, lambda ids, logp, before: np.where((logp >= math.log(p)) | (logp >= logp[0]), np.exp(logp), 0)
+    )
+
+
 def _cool_top_p(t: float, p: float) -> DrawSetting:
     return DrawSetting(
         "temperature", f"temperature {t:g} and top-p {p:g}",
@@ -119,6 +128,46 @@ def penalty(nats: float, window: int | None, *, each: bool = False, t: float = 1
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
+def repeated_before(before: tuple[int, ...], window: int = RECENT) -> Mapping[int, int]:
+    """Tokens that would go on with a sequence of `REPEATED` tokens or more that came before, and its longest length."""
+    recent, found = before[-window:], dict[int, int]()
+    for j in range(1, len(recent)):
+        same = 0
+        while same < j and recent[j - 1 - same] == recent[-1 - same]:
+            same += 1
+        if same >= REPEATED:
+            found[recent[j]] = max(found.get(recent[j], 0), same)
+    return found
+
+
+def _dry_penalty(nats: float) -> DrawSetting:
+    """llama.cpp's DRY: each further token of a repeated sequence multiplies the penalty."""
+
+    def shape(ids: Array, logp: Array, before: Sequence[int]) -> Array:
+        lengths = repeated_before(tuple(before))
+        cost = [nats * DRY_BASE ** min(lengths[i] - REPEATED, 20) if i in lengths else 0.0 for i in ids.tolist()]
+        return _tempered(logp - np.array(cost), NEARLY_BEST)
+
+    name = f"a penalty of about {nats:g} nats on tokens that go on with a sequence that came before, as DRY's"
+    return DrawSetting("penalty on repeated sequences", name, shape)
+
+
+def _typical(p: float) -> DrawSetting:
+    """The best of those tokens whose surprise is nearest to the expected one, up to this mass: locally typical."""
+
+    def shape(ids: Array, logp: Array, before: Sequence[int]) -> Array:
+        chance = np.exp(logp)
+        unlisted = max(0.0, 1 - float(chance.sum())) * float(logp[-1])
+        order = np.argsort(np.abs(logp - float((chance * logp).sum()) - unlisted), kind="stable")
+        kept = order[: int(np.searchsorted(np.cumsum(chance[order]), p)) + 1]
+        within = np.full(len(logp), -np.inf)
+        within[kept] = logp[kept]
+        return _tempered(within, NEARLY_BEST)
+
+    return DrawSetting("typical", f"locally typical sampling with {p:g}", shape)
+
+
 PENALTIES = tuple(
     (nats, window, each)
     for window in (None, RECENT)
@@ -133,6 +182,7 @@ SETTINGS: tuple[DrawSetting, ...] = (
     *(_top_k(k) for k in (1, 2, 3, 5, 10)),
     *(_top_p(p) for p in (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)),
     *(_min_p(p) for p in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    *(_cut(p) for p in (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5)),
     *(_cool_top_p(t, p) for t in (0.5, 0.6, 0.7, 0.8, 0.9) for p in (0.8, 0.9, 0.95)),
     *(penalty(nats, window, each=each) for nats, window, each in PENALTIES),
 )
@@ -140,6 +190,8 @@ SETTINGS: tuple[DrawSetting, ...] = (
 AT_ZERO: tuple[DrawSetting, ...] = (
     *(temperature(t) for t in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.3, 1.7)),
     *(penalty(nats, window, each=each, t=NEARLY_BEST) for nats, window, each in PENALTIES),
+    *(_dry_penalty(nats) for nats in (0.5, 0.8, 1.5, 3.0)),
+    *(_typical(p) for p in (0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)),
 )
 
 

@@ -21,6 +21,8 @@ NO_CHANCE = 1e-3  # probability that draws repeat their answers
 TIE = 0.2  # nats: noise may choose either of two tokens that are nearer than this
 PASSED_OVER = 0.8  # share of the tokens below the best that a penalty has to explain
 UNKNOWN_RULE = 0.5  # confidence in a temperature where the same tokens came again
+UNLISTED, LEAST_OFF = 0.2, 5  # probability of unlisted tokens, and tokens below the best, that a rule is tried on
+ALL_BUT_TIES, RULE = 0.9, 0.9  # share of the tokens that a rule has to choose, and the confidence in it then
 MOST_TEXTS = 3  # that are asked for again
 
 
@@ -79,8 +81,14 @@ def judged_greedy(chosen: Sequence[DrawnToken], again: Again) -> AuditFinding:
     words, sure = f"temperature 0 was asked for and not honoured: {count}", FACT
     if not again.drawn:
         sure = UNKNOWN_RULE
+        rule = _typical(chosen) if again.chance < math.log(NO_CHANCE) else ""
+        if rule:
+            return AuditFinding("sampling", f"{words}; they come again, most like the best of {rule}", RULE)
         if again.chance < math.log(NO_CHANCE):
-            words += "; they come again: drawn with one seed, or chosen by a rule, such as loosely accepted drafts"
+            words += (
+                "; they come again: drawn with one seed, or chosen by a rule, such as typical sampling or loosely "
+                "accepted drafts"
+            )
     return AuditFinding("sampling", words, sure, "samp-temp0")
 
 
@@ -104,6 +112,17 @@ def _likely(chosen: Sequence[DrawnToken], family: str) -> tuple[str, tuple[str, 
     settings = [s for s in AT_ZERO if family in s.family]
     families = likely_families(capitals(chosen, settings), settings, stated=False)
     return families[0].best, tuple(row.best for row in families[1:] if row.share > LIKELY * families[0].share)
+
+
+def _typical(chosen: Sequence[DrawnToken]) -> str:
+    """The typical sampling that chooses these tokens, if one does. Places with much unlisted mass are left out: its
+    expected surprise is not known there."""
+    known = [step for step in chosen if step.unlisted < UNLISTED]
+    if sum(below_best(step) > NOT_BEST for step in known) < LEAST_OFF:
+        return ""
+    rule = _setting(_likely(known, "typical"))
+    explained = sum(chances(rule, step)[1] > 0.5 for step in known)
+    return rule.name if explained >= ALL_BUT_TIES * len(known) else ""
 
 
 def _setting(named: tuple[str, tuple[str, ...]]) -> DrawSetting:
