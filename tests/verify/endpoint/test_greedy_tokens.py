@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.verify.endpoint.draw_settings import DrawnToken
 from assay.verify.endpoint.greedy_tokens import Again, asked_again, judged_greedy
+from assay.verify.endpoint.own_draws import against_stated
 
+RECORDED = Path(__file__).parents[2] / "data" / "llama_server_draws.json"
 VOCABULARY, PROMPT, STEPS, TEXTS = 60, 8, 24, 4
 Rule = Callable[[np.random.Generator, np.ndarray, list[int]], int]
 
@@ -87,3 +91,37 @@ def test_without_a_second_answer_nothing_is_certain() -> None:
     for rule in (drawn, penalised, second_best):
         chosen, _ = asked(rule)
         assert judged_greedy(chosen, Again()).confidence <= 0.5
+
+
+def recorded(name: str) -> tuple[list[DrawnToken], float]:
+    """What a stock llama-server chose for stories15M with a default of its sampler, and ln of the probability that
+    draws repeat it."""
+    kept = json.loads(RECORDED.read_text())[name]
+    steps = list[DrawnToken]()
+    for text in kept["texts"]:
+        ids = list(text["prompt"])
+        for step in text["steps"]:
+            scores = dict(zip(step["ids"], step["logp"], strict=True))
+            steps.append(DrawnToken(step["token"], scores, tuple(ids), step["top"], step["repeats"]))
+            ids.append(step["token"])
+    return steps, kept.get("came_again", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("typical", "most like the best of locally typical sampling with 0.5"),
+        ("DRY", "sequence that came before, as DRY"),
+    ],
+)
+def test_a_default_of_llama_servers_sampler_is_named(name: str, words: str) -> None:
+    """--typical 0.5 was open, and --dry-multiplier 0.8 was a penalty on every token that came before."""
+    chosen, came_again = recorded(name)
+    found = judged_greedy(chosen, Again(chance=came_again))
+    assert words in found.words and found.confidence >= 0.8, found
+
+
+def test_mirostat_is_no_temperature() -> None:
+    """--mirostat 2 --mirostat-ent 1 was temperature 0.3 with a confidence of 1.00."""
+    capital, likely = against_stated(recorded("mirostat")[0])
+    assert capital > 20 and "mirostat" in likely[0].best and likely[0].share > 0.9, likely[:3]
