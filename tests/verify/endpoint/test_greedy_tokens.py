@@ -22,6 +22,10 @@ def drawn(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
     return int(np.argmax(logp / 0.7 + rng.gumbel(size=len(logp))))
 
 
+def cool(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    return int(np.argmax(logp / 0.3 + rng.gumbel(size=len(logp))))
+
+
 def penalised(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
     return int(np.argmax(logp - 2.0 * np.isin(np.arange(len(logp)), before)))
 
@@ -49,11 +53,18 @@ def dry(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
     return int(np.argmax(logp - cost))
 
 
+def xtc(rng: np.random.Generator, logp: np.ndarray, before: list[int]) -> int:
+    """llama.cpp's XTC with a probability of 0.5 and a threshold of 0.1, at temperature 0."""
+    order = np.argsort(-logp)
+    above = int((np.exp(logp) >= 0.1).sum())
+    return int(order[above - 1] if above > 1 and rng.random() < 0.5 else order[0])
+
+
 def served(rule: Rule, text: int, seed: int) -> tuple[list[DrawnToken], list[int]]:
     """An answer of a model whose next token depends on the last two, drawn by a rule."""
     rng, ids, steps = np.random.default_rng([seed, text]), [text * 3 + i for i in range(PROMPT)], list[DrawnToken]()
     for _ in range(STEPS):
-        z = np.random.default_rng(ids[-2:]).normal(0, 2.0 if rule is not typical else 3.0, VOCABULARY)
+        z = np.random.default_rng(ids[-2:]).normal(0, 2.0 if rule not in (typical, xtc) else 3.0, VOCABULARY)
         z[ids[-3:]] += 2.0  # it likes to repeat itself
         logp = z - np.logaddexp.reduce(z)
         token = rule(rng, logp, ids)
@@ -73,17 +84,19 @@ def asked(rule: Rule) -> tuple[list[DrawnToken], Again]:
     ("rule", "words", "sure"),
     [
         (drawn, "not honoured: ", True),
+        (cool, "not honoured: ", True),
         (penalised, "a penalty on tokens", True),
         (second_best, "come again", False),
         (typical, "most like the best of locally typical sampling with 0.5", True),
         (dry, "as DRY", False),
+        (xtc, "most like XTC with a threshold of 0.1", True),
     ],
 )
 def test_the_rule_is_named(rule: Rule, words: str, sure: bool) -> None:
     chosen, again = asked(rule)
     found = judged_greedy(chosen, again)
     assert words in found.words and (found.confidence >= 0.9) == sure, (again, found)
-    assert again.drawn == (rule is drawn)
+    assert again.drawn == (rule in (drawn, cool, xtc)) and ("XTC" in found.words) == (rule is xtc)
 
 
 def test_without_a_second_answer_nothing_is_certain() -> None:

@@ -168,6 +168,17 @@ def _typical(p: float) -> DrawSetting:
     return DrawSetting("typical", f"locally typical sampling with {p:g}", shape)
 
 
+def _xtc(threshold: float) -> DrawSetting:
+    """llama.cpp's XTC: at random, all tokens above a threshold but the least likely of them are taken away."""
+
+    def shape(ids: Array, logp: Array, before: Sequence[int]) -> Array:
+        weights = np.where(np.arange(len(logp)) == 0, 1.0, 0.0)
+        weights[max(0, int((np.exp(logp) >= threshold).sum()) - 1)] += 1.0
+        return weights
+
+    return DrawSetting("XTC", f"XTC with a threshold of {threshold:g}", shape)
+
+
 PENALTIES = tuple(
     (nats, window, each)
     for window in (None, RECENT)
@@ -191,6 +202,7 @@ AT_ZERO: tuple[DrawSetting, ...] = (
     *(temperature(t) for t in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.3, 1.7)),
     *(penalty(nats, window, each=each, t=NEARLY_BEST) for nats, window, each in PENALTIES),
     *(_dry_penalty(nats) for nats in (0.5, 0.8, 1.5, 3.0)),
+    *(_xtc(p) for p in (0.05, 0.1, 0.15, 0.2)),
     *(_typical(p) for p in (0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)),
 )
 

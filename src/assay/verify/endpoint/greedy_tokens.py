@@ -22,6 +22,7 @@ TIE = 0.2  # nats: noise may choose either of two tokens that are nearer than th
 PASSED_OVER = 0.8  # share of the tokens below the best that a penalty has to explain
 UNKNOWN_RULE = 0.5  # confidence in a temperature where the same tokens came again
 UNLISTED, LEAST_OFF = 0.2, 5  # probability of unlisted tokens, and tokens below the best, that a rule is tried on
+CHOSEN = 0.45  # probability of a token that a rule chooses, or of one of the two among which it chooses
 ALL_BUT_TIES, RULE = 0.9, 0.9  # share of the tokens that a rule has to choose, and the confidence in it then
 MOST_TEXTS = 3  # that are asked for again
 
@@ -79,9 +80,12 @@ def judged_greedy(chosen: Sequence[DrawnToken], again: Again) -> AuditFinding:
         words = f"a penalty on tokens that came before was not asked for, and is applied: at temperature 0, {count}"
         return AuditFinding("sampling", f"{words}; most like {best}", min(FACT, sure), equivalent=tied)
     words, sure = f"temperature 0 was asked for and not honoured: {count}", FACT
+    rule = _rule(chosen, "XTC") if again.drawn else ""
+    if rule:
+        return AuditFinding("sampling", f"{words}; most like {rule}", RULE)
     if not again.drawn:
         sure = UNKNOWN_RULE
-        rule = _typical(chosen) if again.chance < math.log(NO_CHANCE) else ""
+        rule = _rule(chosen, "typical") if again.chance < math.log(NO_CHANCE) else ""
         if rule:
             return AuditFinding("sampling", f"{words}; they come again, most like the best of {rule}", RULE)
         if again.chance < math.log(NO_CHANCE):
@@ -114,14 +118,18 @@ def _likely(chosen: Sequence[DrawnToken], family: str) -> tuple[str, tuple[str, 
     return families[0].best, tuple(row.best for row in families[1:] if row.share > LIKELY * families[0].share)
 
 
-def _typical(chosen: Sequence[DrawnToken]) -> str:
-    """The typical sampling that chooses these tokens, if one does. Places with much unlisted mass are left out: its
-    expected surprise is not known there."""
+def _rule(chosen: Sequence[DrawnToken], family: str) -> str:
+    """The setting of a family that chooses these tokens, if one does. Places with much unlisted mass are left out:
+    the rules are not known there."""
     known = [step for step in chosen if step.unlisted < UNLISTED]
     if sum(below_best(step) > NOT_BEST for step in known) < LEAST_OFF:
         return ""
-    rule = _setting(_likely(known, "typical"))
-    explained = sum(chances(rule, step)[1] > 0.5 for step in known)
+    rivals = [s for s in AT_ZERO if s.family in (family, "temperature")]
+    lead = likely_families(capitals(known, rivals), rivals, stated=False)[0]
+    if lead.family != family or lead.share < RULE:
+        return ""
+    rule = _setting((lead.best, ()))
+    explained = sum(chances(rule, step)[1] > CHOSEN for step in known)
     return rule.name if explained >= ALL_BUT_TIES * len(known) else ""
 
 
