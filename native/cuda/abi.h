@@ -17,6 +17,8 @@ constexpr int kContinues = -2;  // STATE_FROM of a row that goes on where the ro
 constexpr int kHalvedShift = 28;  // bit of `halved` from which on it holds a HalvedAs; the bits below are the rows of memory
 constexpr int kLine = 272;  // bytes between the 256 codes of two rows in shared memory: eight rows hit all banks
 constexpr int kHalfBlock = 128;  // keys that attention_tensor.cu stages at a time
+constexpr int kPatchKeys = 64;  // keys that attention_patches.cu stages at a time
+constexpr int kPatchRows = 128;  // query rows of a tile of attention_patches.cu
 constexpr int kPromptKeys = 128;  // keys that attention_prompt.cu stages at a time
 constexpr int kFloatStep = 16;  // columns that gemm_floats.cu stages at a time
 constexpr int kWalkWarps = 12;  // consumer warps of a walk; producer warps come after them
@@ -335,10 +337,11 @@ struct AttentionArgs {
     int32_t turn_k, max_blocks;  // turn_k: apply RoPE to k as well; max_blocks: blocks that `partial` has
 };
 
-// Attention on tensor cores (attention_tensor.cu).
+// Attention on tensor cores (attention_tensor.cu, attention_patches.cu).
 struct TensorAttentionArgs {
     AttentionArgs of;
-    int32_t halved, padding;  // 0: float32 results; else as store_halved says
+    int32_t halved;  // 0: float32 results; else as store_halved says
+    int32_t columns;  // of a row of 16-bit results: zeros follow the heads
 };
 
 // Attention as a walk step (walk_attention.h).
@@ -684,6 +687,16 @@ constexpr int attend_tensor_one_bytes(int dim, int group) {
     return 16 * tensor_query_bytes(dim) + tensor_keys_bytes(dim) / 2 + 32 * (kHalfBlock + 8) * (1 + (group > 8)) + 2 * dim;
 }
 
+// attention_patches.cu: keys and values that are staged
+constexpr int patch_stage_bytes(int dim) {
+    return kPatchKeys * (4 * dim + 16);
+}
+
+// attention_patches.cu
+constexpr int attend_patches_bytes(int dim) {
+    return kPatchRows * tensor_query_bytes(dim) + 2 * patch_stage_bytes(dim);
+}
+
 // walk.cu: the ring, two steps, and the work space of the largest step; several: more than one token
 constexpr int walk_bytes(int slots, int room, int work, int several) {
     return slots * (room + 16) + 2 * int(sizeof(WalkStep)) + 4 * kWalkRows + 32 * several + work;
@@ -774,7 +787,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(AttentionArgs, heads, 280) FIELD(AttentionArgs, n_rot, 284) FIELD(AttentionArgs, neox, 288) \
     FIELD(AttentionArgs, n_tokens, 292) FIELD(AttentionArgs, splits, 296) FIELD(AttentionArgs, irregular, 300) \
     FIELD(AttentionArgs, turn_k, 304) FIELD(AttentionArgs, max_blocks, 308) FIELD(TensorAttentionArgs, of, 0) \
-    FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, padding, 316) FIELD(WalkAttention, q_norm, 312) \
+    FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, columns, 316) FIELD(WalkAttention, q_norm, 312) \
     FIELD(WalkAttention, k_norm, 320) FIELD(WalkAttention, eps, 328) FIELD(WalkAttention, factor, 332) \
     FIELD(Norm, x, 0) FIELD(Norm, w, 8) FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) \
     FIELD(Norm, more, 40) FIELD(Norm, sum, 48) FIELD(Norm, columns, 56) FIELD(Norm, first, 60) \

@@ -73,8 +73,8 @@ class Projector:
     ) -> None:  # fmt: skip
         self.tower, self.file, self.path = tower, file, file.path
         self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
-        self._falls_back = engine in ("auto", "wgpu")
-        self.precision = precision if precision == "exact" else "fast"
+        self.precision = precision_of(self.engine, precision)
+        self._falls_back = engine in ("auto", "wgpu") and self.precision != "tensor"  # no other engine has its bits
         self._options: dict[str, Any] = {"threads": threads, **options}
         self._lock = threading.Lock()
         self._segments = segments(tower.graph)
@@ -86,7 +86,9 @@ class Projector:
     @property
     def arithmetic(self) -> str:
         """Identifies the bits of the rows: the cpu and the cuda engine have the same."""
-        return self.engine if self.engine == "reference" else f"native {self.precision}"
+        if self.engine == "reference":
+            return self.engine
+        return f"{'cuda' if self.precision == 'tensor' else _NATIVE} {self.precision}"
 
     @property
     def digest(self) -> bytes:
@@ -197,7 +199,7 @@ class Projector:
                 )  # fmt: skip
                 lender = lender or engine
                 self._engines.append(engine)
-                if engine.arithmetic.name != _NATIVE:
+                if engine.arithmetic.name != _NATIVE and self.precision != "tensor":
                     raise AssayError(f"tower: this adapter does not give the cpu engine's bits ({engine.isa})")
             self._pages = pages
         return self._engines
@@ -240,6 +242,13 @@ def _engine_class(name: str) -> Callable[..., PagedEngine]:
     from assay.engines.cpu import CpuEngine
 
     return CpuEngine
+
+
+def precision_of(engine: str, precision: str) -> str:
+    """The precision of a tower beside a language model in this one: `tensor` where prompts are computed in `tensor`."""
+    if engine == "cuda" and precision in ("tensor", "mixed"):
+        return "tensor"
+    return precision if precision == "exact" else "fast"
 
 
 def _grouped(images: Sequence[TowerInput]) -> list[list[TowerInput]]:

@@ -121,7 +121,7 @@ class CudaEngine(PagedEngine):
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
-        self._layout = cache_layout(self.graph, kv_type)
+        self._layout = cache_layout(self.graph, kv_type, precision == "tensor")
         self._loose = _loose(self.graph)
         self._host_experts = made_for(model, self.graph, cpu_experts, precision, threads)
         # A decode step is one CUDA graph.

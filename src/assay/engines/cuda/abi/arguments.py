@@ -242,9 +242,10 @@ AttentionArgs = _define(
 )
 TensorAttentionArgs = _define(
     "TensorAttentionArgs",
-    "Attention on tensor cores (attention_tensor.cu).",
+    "Attention on tensor cores (attention_tensor.cu, attention_patches.cu).",
     ("AttentionArgs", "of"),
-    ("int32_t", "halved padding", "0: float32 results; else as store_halved says"),
+    ("int32_t", "halved", "0: float32 results; else as store_halved says"),
+    ("int32_t", "columns", "of a row of 16-bit results: zeros follow the heads"),
 )
 WalkAttention = _define(
     "WalkAttention",
