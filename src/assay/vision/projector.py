@@ -28,6 +28,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
+from assay.graph import Node
 from assay.models import Model
 from assay.models.hparams import HParams, RopeParams
 from assay.models.vision import Tower, load_tower
@@ -37,6 +38,7 @@ Array = NDArray[Any]
 ENGINES = ("reference", "cpu", "cuda", "wgpu")  # another engine's towers are run by the cpu engine
 _DEVICES = ("cuda", "wgpu")  # whose memory is freed before more of it is taken
 _NATIVE = "native"  # the arithmetic of the cpu engine, and of engines that have its bits
+SIZES = 8  # sizes of images whose rows of the table of positions are kept
 ROWS = 4096  # rows of patches that are run together at most, unless one image has more
 
 
@@ -82,6 +84,7 @@ class Projector:
         self._pages = 0
         self._weights: Weights | None = None
         self._tables: dict[str, NDArray[np.float32]] = {}
+        self._by_size: dict[tuple[object, ...], tuple[list[Array | None], Array]] = {}
 
     @property
     def arithmetic(self) -> str:
@@ -142,15 +145,31 @@ class Projector:
         kept: list[dict[str, Array]] = [{} for _ in images]
         uses = last_uses(self._segments)
         for i, (segment, engine) in enumerate(zip(self._segments, engines, strict=True)):
-            for known in values:
-                known |= {node.name: regroup_rows(node, known, self._table) for node in segment.regroup}
+            for image, known in zip(images, values, strict=True):
+                known |= {node.name: self._regrouped(node, image, known) for node in segment.regroup}
             if engine is not None:
                 self._run_segment(segment, engine, images, values, kept, keep)
             for known, own in zip(values, kept, strict=True):
                 own |= {node.name: known[node.name] for node in segment.regroup if node.name in keep}
                 for name in [n for n in known if uses.get(n, -1) <= i and n != self.tower.graph.output]:
                     del known[name]
-        return [(known[self.tower.graph.output], own) for known, own in zip(values, kept, strict=True)]
+        output = self.tower.graph.output
+        if self.engine == "cuda":  # whose results are valid until its next forward pass
+            kept = [{name: np.array(value) for name, value in own.items()} for own in kept]
+            return [(np.array(known[output]), own) for known, own in zip(values, kept, strict=True)]
+        return [(known[output], own) for known, own in zip(values, kept, strict=True)]
+
+    def _regrouped(self, node: Node, image: TowerInput, known: dict[str, Array]) -> Array:
+        """What follows from the size of the image alone is kept for the next image of this size."""
+        inputs = [image.inputs.values.get(name) for name in node.inputs]
+        if any(value is None for value in inputs):
+            return regroup_rows(node, known, self._table)
+        key = node.name, *map(id, inputs)
+        if key not in self._by_size:
+            while len(self._by_size) >= SIZES:
+                self._by_size.pop(next(iter(self._by_size)))
+            self._by_size[key] = inputs, regroup_rows(node, known, self._table)  # inputs: so that their ids stay theirs
+        return self._by_size[key][1]
 
     def _run_segment(
         self,
@@ -193,6 +212,8 @@ class Projector:
                     self._engines.append(None)
                     continue
                 options = self._options if lender is None else {**self._options, "lender": lender}
+                if self.engine == "cuda":
+                    options = {**options, "reuse_results": True}
                 engine = make(
                     Model(tower.file, hparams, segment.graph), precision=self.precision, kv_type="f32", n_pages=pages,
                     **options,
@@ -228,6 +249,7 @@ class Projector:
             self._close_engines()
             self._weights = None
             self._tables.clear()
+            self._by_size.clear()
 
 
 def _engine_class(name: str) -> Callable[..., PagedEngine]:
