@@ -4,7 +4,7 @@
 // Queries, keys and values are rounded to f16, and scores are summed by `mma` over the head in ascending order. Keys are
 // taken kPatchKeys at a time. With m the largest score so far and c = scale log2 e, the weights 2^(c s - c m) are summed in
 // float32 and rounded to f16, values are accumulated by `mma`, 16 keys at a time, and sums are rescaled when m grows. One
-// warp has 16 query rows, all keys and the whole head. So the bits do not depend on the batch; they differ from the cpu
+// warp has 16 or 32 query rows, all keys and the whole head. So the bits do not depend on the batch; they differ from the cpu
 // engine's.
 //
 // A thread block takes kPatchRows query rows of a head past all keys, and prefetches the next ones. Bound by shared memory,
@@ -34,23 +34,24 @@ struct PatchStage {
     }
 };
 
-// How a thread goes over kPatchKeys keys of `each` pieces, a piece at a time, without divisions.
+// How a thread goes over the keys of a page, a piece of `each` at a time, without divisions.
 struct PatchWalk {
     int each, key, piece, keys_on, pieces_on;
     DEVICE PatchWalk(int each) : each(each), key(thread() / each), piece(thread() % each), keys_on(threads() / each), pieces_on(threads() % each) {}
     template <class F>
     DEVICE void over(F&& f) const {
         int n = key, i = piece;
-        while (n < kPatchKeys) {
-            f(n, i);
+        for (int at = thread(); at < kPage * each; at += threads()) {
+            f(n, i, at);
             n += keys_on, i += pieces_on;
             if (i >= each) i -= each, n++;
         }
     }
 };
 
-// block_x: query tile; block_y: kv head. Shared memory: queries [kPatchRows][line], two stages.
-template <int D>
+// block_x: query tile; block_y: kv head. A warp has M times 16 query rows. Shared memory: queries [kPatchRows][line], two
+// stages.
+template <int D, int M>
 DEVICE void attend_patches(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
@@ -60,10 +61,10 @@ DEVICE void attend_patches(const TensorAttentionArgs& all) {
     const int32_t* tile = a.tiles + block_x() * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32, dim = a.keys.dim, each = dim / 8;
     uint8_t* const q = shared;
-    const Stage stages[2] = {Stage(shared + kPatchRows * line), Stage(shared + kPatchRows * line + Stage::bytes)};
+    const auto stage = [&](int n) { return Stage(shared + kPatchRows * line + n % 2 * Stage::bytes); };
     next_may_start();
     const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], end = tile[TILE_KEYS], chunk_tokens = tile[TILE_TOKENS];
-    if (each < Stage::pieces) stages[0].clear(each), stages[1].clear(each);
+    if (each < Stage::pieces) stage(0).clear(each), stage(1).clear(each);
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + (r < rows ? r : rows - 1)) / group; };
@@ -72,30 +73,26 @@ DEVICE void attend_patches(const TensorAttentionArgs& all) {
     const PatchWalk walk(each);
     // Keys behind the last page and values behind the last key are zeros, because they are multiplied as well.
     const auto fetch = [&](const Stage& to, int base) {
-        const uint8_t *k[kStagePages], *v[kStagePages];
+        const bool whole = base + kPatchKeys <= end;
 #pragma unroll
         for (int p = 0; p < kStagePages; p++) {
-            const int page = pages[(base + p * kPage < end ? base + p * kPage : base) / kPage];
-            k[p] = head_of(a.cache, a.keys, page, kv), v[p] = head_of(a.cache, a.values, page, kv);
-        }
-        const int page_pieces = kPage * each;
-#pragma unroll
-        for (int p = 0; p < kStagePages; p++)
-            for (int i = thread(); i < page_pieces; i += threads()) {
-                uint8_t* const at = to.k + (p * kPage * Stage::pieces + i) * 16;
-                if (base + p * kPage < end) copy_async(at, k[p] + i * 16);
-                else *reinterpret_cast<uint4*>(at) = {0, 0, 0, 0};
+            const int first = base + p * kPage, page = pages[(first < end ? first : base) / kPage];
+            const uint8_t* const k = head_of(a.cache, a.keys, page, kv);
+            uint8_t* const at = to.k + p * kPage * Stage::pieces * 16;
+            for (int i = thread(); i < kPage * each; i += threads()) {
+                if (whole || first < end) copy_async(at + i * 16, k + i * 16);
+                else *reinterpret_cast<uint4*>(at + i * 16) = {0, 0, 0, 0};
             }
-        walk.over([&](int key, int piece) {
-            uint8_t* const at = to.v + key * Stage::value_line + piece * 16;
-            const uint8_t* from = v[0];
-#pragma unroll
-            for (int p = 1; p < kStagePages; p++) from = key >= p * kPage ? v[p] : from;
-            if (base + key < end) copy_async(at, from + (key % kPage * each + piece) * 16);
-            else *reinterpret_cast<uint4*>(at) = {0, 0, 0, 0};
-        });
+            const uint8_t* const v = head_of(a.cache, a.values, page, kv);
+            uint8_t* const v_at = to.v + p * kPage * Stage::value_line;
+            walk.over([&](int key, int piece, int i) {
+                uint8_t* const at = v_at + key * Stage::value_line + piece * 16;
+                if (whole || first + key < end) copy_async(at, v + i * 16);
+                else *reinterpret_cast<uint4*>(at) = {0, 0, 0, 0};
+            });
+        }
     };
-    fetch(stages[0], 0);
+    fetch(stage(0), 0);
     copy_group();
     for (int i = thread(); i < kPatchRows * (D / 2); i += threads()) {
         const int r = i / (D / 2), d = i % (D / 2) * 2;
@@ -104,120 +101,148 @@ DEVICE void attend_patches(const TensorAttentionArgs& all) {
         *reinterpret_cast<uint32_t*>(q + r * line + d * 2) = uint32_t(float_to_half(x.x)) | uint32_t(float_to_half(x.y)) << 16;
     }
     const float c = a.mask.scale * kLog2e;
-    const int own = warp * 16 + lane() / 4;
-    float m[2] = {minus_infinity(), minus_infinity()}, l[2] = {0.0f, 0.0f}, acc[C][4];  // rows g and g + 8; l: of this lane's keys
+    // Rows g and g + 8 of each 16: the largest score, the sum of the weights of this lane's keys, and the weighted values.
+    float m[M][2], l[M][2], acc[M][C][4];
 #pragma unroll
-    for (int i = 0; i < C; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) acc[i][e] = 0.0f;
-    const uint8_t* const of_q = q + (warp * 16 + lane() % 16) * line + lane() / 16 * 16;
-    for (int base = 0, n = 0; base < end; base += kPatchKeys, n++) {
-        copies_done<0>();
-        sync_block();  // these keys have arrived, and all warps have finished with the ones before
-        if (base + kPatchKeys < end) fetch(stages[(n + 1) % 2], base + kPatchKeys);
-        copy_group();
-        const Stage at(shared + kPatchRows * line + n % 2 * Stage::bytes);
-        float s[kTiles][4];
-#pragma unroll
-        for (int j = 0; j < kTiles; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
-        const uint8_t* const of_k = at.k + (lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            uint32_t x[4], y[4];
-            load_matrices(x, of_q + 32 * i);
-#pragma unroll
-            for (int j = 0; j < kTiles; j += 2) {
-                load_matrices(y, of_k + (j / 4 * Stage::pieces + 2 * i) * kPage * 16 + j % 4 * 128);
-                mma_f16(s[j], x, y[0], y[1]);
-                mma_f16(s[j + 1], x, y[2], y[3]);
-            }
-        }
-        if (a.kq)
-#pragma unroll
-            for (int j = 0; j < kTiles; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int slot = base + 8 * j + lane() % 4 * 2 + e % 2, row = own + e / 2 * 8;
-                    const int64_t scores = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads +
-                                           (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * end;
-                    if (slot < end && row < rows) a.kq[scores + slot] = s[j][e];
-                }
-        if (base + kPatchKeys > end)
-#pragma unroll
-            for (int j = 0; j < kTiles; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (base + 8 * j + lane() % 4 * 2 + e % 2 >= end) s[j][e] = minus_infinity();
-        float factor[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float top = m[r];
-#pragma unroll
-            for (int j = 0; j < kTiles; j++) top = larger(larger(top, s[j][2 * r]), s[j][2 * r + 1]);
-            for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
-            const float finite = top == minus_infinity() ? 0.0f : top, shift = -finite * c;
-            factor[r] = power_of_two((m[r] - finite) * c);
-            m[r] = top;
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < kTiles; j++)
-#pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; e++) {
-                    s[j][e] = power_of_two(fma(s[j][e], c, shift));
-                    sum = sum + s[j][e];
-                }
-            l[r] = l[r] * factor[r] + sum;
-        }
+    for (int u = 0; u < M; u++) {
+        m[u][0] = m[u][1] = minus_infinity(), l[u][0] = l[u][1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < C; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) acc[i][e] = acc[i][e] * factor[e / 2];
+            for (int e = 0; e < 4; e++) acc[u][i][e] = 0.0f;
+    }
+    const int first_own = warp * 16 * M;
+    const uint8_t* const of_q = q + (first_own + lane() % 16) * line + lane() / 16 * 16;
+    for (int base = 0, n = 0; base < end; base += kPatchKeys, n++) {
+        copies_done<0>();
+        sync_block();  // these keys have arrived, and all warps have finished with the ones before
+        if (base + kPatchKeys < end) fetch(stage(n + 1), base + kPatchKeys);
+        copy_group();
+        const Stage at = stage(n);
+        float s[M][kTiles][4];
+#pragma unroll
+        for (int u = 0; u < M; u++)
+#pragma unroll
+            for (int j = 0; j < kTiles; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[u][j][e] = 0.0f;
+        const uint8_t* const of_k = at.k + (lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t x[M][4], y[4];
+#pragma unroll
+            for (int u = 0; u < M; u++) load_matrices(x[u], of_q + u * 16 * line + 32 * i);
+#pragma unroll
+            for (int j = 0; j < kTiles; j += 2) {
+                load_matrices(y, of_k + (j / 4 * Stage::pieces + 2 * i) * kPage * 16 + j % 4 * 128);
+#pragma unroll
+                for (int u = 0; u < M; u++) {
+                    mma_f16(s[u][j], x[u], y[0], y[1]);
+                    mma_f16(s[u][j + 1], x[u], y[2], y[3]);
+                }
+            }
+        }
+        const auto slot_of = [&](int j, int e) { return base + 8 * j + lane() % 4 * 2 + e % 2; };
+        if (a.kq)
+#pragma unroll
+            for (int u = 0; u < M; u++)
+#pragma unroll
+                for (int j = 0; j < kTiles; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int row = first_own + 16 * u + lane() / 4 + e / 2 * 8;
+                        const int64_t scores = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads +
+                                               (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * end;
+                        if (slot_of(j, e) < end && row < rows) a.kq[scores + slot_of(j, e)] = s[u][j][e];
+                    }
+        if (base + kPatchKeys > end)
+#pragma unroll
+            for (int u = 0; u < M; u++)
+#pragma unroll
+                for (int j = 0; j < kTiles; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        if (slot_of(j, e) >= end) s[u][j][e] = minus_infinity();
+#pragma unroll
+        for (int u = 0; u < M; u++) {
+            float factor[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float top = m[u][r];
+#pragma unroll
+                for (int j = 0; j < kTiles; j++) top = larger(larger(top, s[u][j][2 * r]), s[u][j][2 * r + 1]);
+                for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
+                const float finite = top == minus_infinity() ? 0.0f : top, shift = -finite * c;
+                factor[r] = power_of_two((m[u][r] - finite) * c);
+                m[u][r] = top;
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < kTiles; j++)
+#pragma unroll
+                    for (int e = 2 * r; e < 2 * r + 2; e++) {
+                        s[u][j][e] = power_of_two(fma(s[u][j][e], c, shift));
+                        sum = sum + s[u][j][e];
+                    }
+                l[u][r] = l[u][r] * factor[r] + sum;
+            }
+#pragma unroll
+            for (int i = 0; i < C; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) acc[u][i][e] = acc[u][i][e] * factor[e / 2];
+        }
 #pragma unroll
         for (int i = 0; i < kPatchKeys / 16; i++) {
-            const uint32_t p[4] = {two_halves(s[2 * i][0], s[2 * i][1]), two_halves(s[2 * i][2], s[2 * i][3]),
-                                   two_halves(s[2 * i + 1][0], s[2 * i + 1][1]), two_halves(s[2 * i + 1][2], s[2 * i + 1][3])};
+            uint32_t p[M][4];
+#pragma unroll
+            for (int u = 0; u < M; u++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) p[u][e] = two_halves(s[u][2 * i + e / 2][e % 2 * 2], s[u][2 * i + e / 2][e % 2 * 2 + 1]);
             const uint8_t* const of_v = at.v + (16 * i + lane() % 16) * Stage::value_line + lane() / 16 * 16;
 #pragma unroll
             for (int j = 0; j < C; j += 2) {
                 uint32_t w[4];
                 load_matrices_turned(w, of_v + 16 * j);
-                mma_f16(acc[j], p, w[0], w[1]);
-                mma_f16(acc[j + 1], p, w[2], w[3]);
+#pragma unroll
+                for (int u = 0; u < M; u++) {
+                    mma_f16(acc[u][j], p[u], w[0], w[1]);
+                    mma_f16(acc[u][j + 1], p[u], w[2], w[3]);
+                }
             }
         }
     }
     // A result of halves has zeros behind its last column, up to whole units.
     const int of = all.halved >> kHalvedShift, room = all.halved & ((1 << kHalvedShift) - 1), width = a.heads * dim;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        for (int h = 1; h < 4; h *= 2) l[r] = l[r] + shuffle_xor(l[r], h);
-        const int row = own + 8 * r;
-        if (row >= rows) continue;
-        const int64_t token = token_of(row);
-        const int head = head_of_row(row);
-        const float share = 1.0f / l[r];
+    for (int u = 0; u < M; u++)
 #pragma unroll
-        for (int i = 0; i < C; i++) {
-            const int d = 8 * i + lane() % 4 * 2, column = head * dim + d;
-            if (d >= dim) continue;
-            const float y[2] = {acc[i][2 * r] * share, acc[i][2 * r + 1] * share};
-            if (!all.halved) *reinterpret_cast<float2*>(a.out + token * width + column) = {y[0], y[1]};
-            else if (of == ORDERED_F16) *reinterpret_cast<uint32_t*>(reinterpret_cast<uint16_t*>(a.out) + float_at(token, column, room)) = uint32_t(float_to_half(y[0])) | uint32_t(float_to_half(y[1])) << 16;
-            else
-                for (int e = 0; e < 2; e++) store_halved(a.out, all.halved, token, column + e, y[e]);
+        for (int r = 0; r < 2; r++) {
+            for (int h = 1; h < 4; h *= 2) l[u][r] = l[u][r] + shuffle_xor(l[u][r], h);
+            const int row = first_own + 16 * u + lane() / 4 + 8 * r;
+            if (row >= rows) continue;
+            const int64_t token = token_of(row);
+            const int head = head_of_row(row);
+            const float share = 1.0f / l[u][r];
+#pragma unroll
+            for (int i = 0; i < C; i++) {
+                const int d = 8 * i + lane() % 4 * 2, column = head * dim + d;
+                if (d >= dim) continue;
+                const float y[2] = {acc[u][i][2 * r] * share, acc[u][i][2 * r + 1] * share};
+                if (!all.halved) *reinterpret_cast<float2*>(a.out + token * width + column) = {y[0], y[1]};
+                else if (of == ORDERED_F16) *reinterpret_cast<uint32_t*>(reinterpret_cast<uint16_t*>(a.out) + float_at(token, column, room)) = uint32_t(float_to_half(y[0])) | uint32_t(float_to_half(y[1])) << 16;
+                else
+#pragma unroll
+                    for (int e = 0; e < 2; e++) store_halved(a.out, all.halved, token, column + e, y[e]);
+            }
+            if (all.halved && head == a.heads - 1)
+                for (int column = width + lane() % 4; column < all.columns; column += 4) store_halved(a.out, all.halved, token, column, 0.0f);
+            const int64_t at = token * a.heads + head;
+            if (a.state && lane() % 4 == 0) a.state[2 * at] = m[u][r] * a.mask.scale, a.state[2 * at + 1] = l[u][r];
         }
-        if (all.halved && head == a.heads - 1)
-            for (int column = width + lane() % 4; column < all.columns; column += 4) store_halved(a.out, all.halved, token, column, 0.0f);
-        const int64_t at = token * a.heads + head;
-        if (a.state && lane() % 4 == 0) a.state[2 * at] = m[r] * a.mask.scale, a.state[2 * at + 1] = l[r];
-    }
 }
 
-CROWDED(attend_patches_64, TensorAttentionArgs, 256, 2) { attend_patches<64>(a); }
-CROWDED(attend_patches_80, TensorAttentionArgs, 256, 2) { attend_patches<80>(a); }
-CROWDED(attend_patches_96, TensorAttentionArgs, 256, 2) { attend_patches<96>(a); }
-CROWDED(attend_patches_128, TensorAttentionArgs, 256, 1) { attend_patches<128>(a); }
+CROWDED(attend_patches_64, TensorAttentionArgs, 128, 2) { attend_patches<64, 2>(a); }
+CROWDED(attend_patches_80, TensorAttentionArgs, 128, 2) { attend_patches<80, 2>(a); }
+CROWDED(attend_patches_96, TensorAttentionArgs, 128, 2) { attend_patches<96, 2>(a); }
+CROWDED(attend_patches_128, TensorAttentionArgs, 256, 1) { attend_patches<128, 1>(a); }
 
 }  // namespace assay

@@ -5,7 +5,8 @@
 
 The cpu engine runs the tower in float32, the same bits with any number of threads; `reference` is the definition in
 float64. The cuda engine and the wgpu engine give the cpu engine's bits; a tower that does not fit an adapter, or an
-adapter without these bits, leaves the tower to the cpu engine. Precision `fast` rounds the activations that meet
+adapter without these bits, leaves the tower to the cpu engine. Precision `tensor` of the cuda engine has bits of its
+own, which no other engine can give. Precision `fast` rounds the activations that meet
 quantised matrices to int8 blocks, as it does in language models; F32, F16 and BF16 matrices have the same bits in both
 precisions. Touch this for how a tower is run.
 """
@@ -33,6 +34,7 @@ from assay.models import Model
 from assay.models.hparams import HParams, RopeParams
 from assay.models.vision import Tower, load_tower
 from assay.models.vision.picture_inputs import PictureInputs
+from assay.system.row_copies import copied
 
 Array = NDArray[Any]
 ENGINES = ("reference", "cpu", "cuda", "wgpu")  # another engine's towers are run by the cpu engine
@@ -88,7 +90,7 @@ class Projector:
 
     @property
     def arithmetic(self) -> str:
-        """Identifies the bits of the rows: the cpu and the cuda engine have the same."""
+        """Identifies the bits of the rows: the cpu and the cuda engine have the same, but in precision `tensor`."""
         if self.engine == "reference":
             return self.engine
         return f"{'cuda' if self.precision == 'tensor' else _NATIVE} {self.precision}"
@@ -155,8 +157,8 @@ class Projector:
                     del known[name]
         output = self.tower.graph.output
         if self.engine == "cuda":  # whose results are valid until its next forward pass
-            kept = [{name: np.array(value) for name, value in own.items()} for own in kept]
-            return [(np.array(known[output]), own) for known, own in zip(values, kept, strict=True)]
+            kept = [{name: copied(value) for name, value in own.items()} for own in kept]
+            return [(copied(known[output]), own) for known, own in zip(values, kept, strict=True)]
         return [(known[output], own) for known, own in zip(values, kept, strict=True)]
 
     def _regrouped(self, node: Node, image: TowerInput, known: dict[str, Array]) -> Array:
@@ -298,8 +300,8 @@ def open_projector(
 ) -> Projector:
     """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size.
 
-    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast or exact. Further options go
-    to the engine, such as the device of the cuda engine.
+    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast, exact or, on the cuda
+    engine, tensor. Further options go to the engine, such as the device of the cuda engine.
     """
     file = open_file(Path(path))
     tower = load_tower(file, min_tokens, max_tokens)
