@@ -21,7 +21,8 @@ def in_parts(rows: int, size: int, work: Callable[[int, int], None]) -> None:
     """Run `work(begin, end)` over all rows of an array of `size` bytes, in several threads if it is large."""
     n = max(1, min(_MOST, os.cpu_count() or 1, size // _EACH, rows))
     if n == 1:
-        return work(0, rows)
+        work(0, rows)
+        return
     ends = pairwise(rows * i // n for i in range(n + 1))
     with ThreadPoolExecutor(n) as team:
         list(team.map(lambda part: work(*part), ends))
