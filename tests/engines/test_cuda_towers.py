@@ -1,4 +1,4 @@
-"""Vision towers in precision `tensor` of the cuda engine: close to the reference, one set of bits, a name of their own."""
+"""Vision towers in precision `tensor` of the cuda engine: near the reference, one set of bits, a name of their own."""
 
 from __future__ import annotations
 
