@@ -170,8 +170,8 @@ DEVICE void attend_patches(const TensorAttentionArgs& all) {
             for (int r = 0; r < 2; r++) {
                 float top = m[u][r];
 #pragma unroll
-                for (int j = 0; j < kTiles; j++) top = larger(larger(top, s[u][j][2 * r]), s[u][j][2 * r + 1]);
-                for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
+                for (int j = 0; j < kTiles; j++) top = most(most(top, s[u][j][2 * r]), s[u][j][2 * r + 1]);
+                for (int h = 1; h < 4; h *= 2) top = most(top, shuffle_xor(top, h));
                 const float finite = top == minus_infinity() ? 0.0f : top, shift = -finite * c;
                 factor[r] = power_of_two((m[u][r] - finite) * c);
                 m[u][r] = top;
@@ -240,9 +240,9 @@ DEVICE void attend_patches(const TensorAttentionArgs& all) {
         }
 }
 
-CROWDED(attend_patches_64, TensorAttentionArgs, 128, 2) { attend_patches<64, 2>(a); }
-CROWDED(attend_patches_80, TensorAttentionArgs, 128, 2) { attend_patches<80, 2>(a); }
-CROWDED(attend_patches_96, TensorAttentionArgs, 128, 2) { attend_patches<96, 2>(a); }
+CROWDED(attend_patches_64, TensorAttentionArgs, 256, 2) { attend_patches<64, 1>(a); }
+CROWDED(attend_patches_80, TensorAttentionArgs, 256, 2) { attend_patches<80, 1>(a); }
+CROWDED(attend_patches_96, TensorAttentionArgs, 256, 2) { attend_patches<96, 1>(a); }
 CROWDED(attend_patches_128, TensorAttentionArgs, 256, 1) { attend_patches<128, 1>(a); }
 
 }  // namespace assay

@@ -34,7 +34,6 @@ from assay.models import Model
 from assay.models.hparams import HParams, RopeParams
 from assay.models.vision import Tower, load_tower
 from assay.models.vision.picture_inputs import PictureInputs
-from assay.system.row_copies import copied
 
 Array = NDArray[Any]
 ENGINES = ("reference", "cpu", "cuda", "wgpu")  # another engine's towers are run by the cpu engine
@@ -57,7 +56,7 @@ class TowerInput:
 
     def values(self, dtype: type[np.floating[Any]]) -> dict[str, Array]:
         floats = {"inp_patches": self.patches, **self.inputs.values}
-        return {name: x.astype(dtype) if x.dtype.kind == "f" else x for name, x in floats.items()}
+        return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in floats.items()}
 
     @property
     def windows(self) -> list[int]:
@@ -157,8 +156,8 @@ class Projector:
                     del known[name]
         output = self.tower.graph.output
         if self.engine == "cuda":  # whose results are valid until its next forward pass
-            kept = [{name: copied(value) for name, value in own.items()} for own in kept]
-            return [(copied(known[output]), own) for known, own in zip(values, kept, strict=True)]
+            kept = [{name: np.array(value) for name, value in own.items()} for own in kept]
+            return [(np.array(known[output]), own) for known, own in zip(values, kept, strict=True)]
         return [(known[output], own) for known, own in zip(values, kept, strict=True)]
 
     def _regrouped(self, node: Node, image: TowerInput, known: dict[str, Array]) -> Array:

@@ -82,7 +82,6 @@ PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16", "mixed": "f16"}  #
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
 _PROGRAMS = 64  # Most compiled programs; the least recently used one is dropped.
 _GRAPHED = 64  # Most tokens of a step that is captured as a CUDA graph.
-_LARGE = 4 << 20  # Bytes of given rows from which several threads copy them to page-locked memory.
 _SPARE = 512 << 20  # Bytes left free for buffers and graphs beside weights and cache.
 
 
@@ -586,8 +585,7 @@ class CudaEngine(PagedEngine):
         self._device.upload(self._at.step, words)
         for (external, offset), array in zip(program.results, results, strict=False):
             if external.given:
-                send = self._device.load if array.nbytes >= _LARGE else self._device.upload
-                send(self._at.arena + offset, array)
+                self._device.upload(self._at.arena + offset, array)
         self._launch(program, rows or {})
         self._fetch(program, results)
 

@@ -60,7 +60,7 @@ HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{token
 # gemm_floats.cu: rows and tokens of a tile, and groups of warps that share the units.
 FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
 # attention_patches.cu: threads of a block, by the widest heads.
-PATCH_WIDTHS = {64: 128, 80: 128, 96: 128, 128: 256}
+PATCH_WIDTHS = {64: 256, 80: 256, 96: 256, 128: 256}
 # By module: the arguments of each kernel, and the most threads of a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},

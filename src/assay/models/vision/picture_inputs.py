@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.models.vision.projector_keys import ProjectorKeys
-from assay.system.row_copies import in_parts
 
 Array = NDArray[Any]
 WINDOW = 112  # pixels a side of a window of qwen2.5vl
@@ -54,13 +53,9 @@ def patch_rows(pixels: NDArray[np.float32], patch: int, order: Array) -> NDArray
     cut = np.ascontiguousarray(pixels[:, : gy * patch, : gx * patch], np.float32).reshape(-1, gx * patch)
     lines = cut.view(np.dtype((np.void, 4 * patch))).reshape(channels, gy, patch, gx)  # a line of a patch is one item
     row, column = np.divmod(np.asarray(order), gx)
-    found = np.empty((len(row), channels, patch), lines.dtype)
-
-    def take(a: int, b: int) -> None:
-        found[a:b] = lines[:, row[a:b], :, column[a:b]]
-
-    in_parts(len(row), found.nbytes, take)
-    return found.view(np.float32).reshape(len(found), -1)
+    in_raster = np.array_equal(order, np.arange(gy * gx))
+    found = lines.transpose(1, 3, 0, 2) if in_raster else lines[:, row, :, column]  # [.., channel, line]
+    return np.ascontiguousarray(found).view(np.float32).reshape(len(row), -1)
 
 
 @lru_cache(32)
