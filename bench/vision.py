@@ -4,6 +4,7 @@
     python bench/vision.py --peer build/peer/vision --layers 2 --threads 1 --clock cpu      # on a busy machine
     python bench/vision.py --engine cuda --shapes gemma3 --types F16                        # no peer: seconds alone
     python bench/vision.py --engine cuda --peer build/peer/vision     # built with -DGGML_CUDA=ON, it encodes there too
+    python bench/vision.py --engine cuda --precision tensor           # 16-bit matrix units, as llama.cpp
     python bench/vision.py --shapes qwen3-vl-2b --pictures 4          # several pictures in one batch, over one by one
 
 Each engine runs in its own process and encodes preprocessed pixels; they take turns. A ratio is llama.cpp's seconds
@@ -134,7 +135,7 @@ import numpy as np
 from assay.models.vision.picture_inputs import patch_rows, picture_inputs
 from assay.vision.projector import TowerInput, open_projector
 
-projector = open_projector(sys.argv[1], sys.argv[3], threads=int(sys.argv[2]))
+projector = open_projector(sys.argv[1], sys.argv[3], threads=int(sys.argv[2]), precision=sys.argv[4])
 print(projector.engine)
 print(0.0, flush=True)
 for line in sys.stdin:
@@ -161,7 +162,7 @@ class Encoder(Worker):
 
 def measure(path: Path, name: str, kind: str, args: argparse.Namespace) -> dict[str, Any]:
     given, size = [str(path), str(args.threads)], SHAPES[name].picture
-    workers = [Encoder([sys.executable, "-c", ASSAY], [*given, args.engine], here=True)]
+    workers = [Encoder([sys.executable, "-c", ASSAY], [*given, args.engine, args.precision], here=True)]
     if args.peer:
         workers.append(Encoder([str(args.peer)], given + ["gpu"] * (args.engine == "cuda")))
     runs: list[list[float]] = [[] for _ in workers]
@@ -170,7 +171,8 @@ def measure(path: Path, name: str, kind: str, args: argparse.Namespace) -> dict[
     for _ in range(args.repeat):
         for found, worker in zip(runs, workers, strict=True):
             found.append(worker.encode(size, args.clock))
-    result: dict[str, Any] = {"shape": name, "type": kind, "picture": size, "seconds": statistics.median(runs[0])}
+    result: dict[str, Any] = {"shape": name, "type": kind, "picture": size, "precision": args.precision}
+    result["seconds"] = statistics.median(runs[0])
     if args.peer:
         result["llama.cpp"] = statistics.median(runs[1])
         ratios = [b / a for a, b in zip(*runs, strict=True)]
@@ -187,13 +189,13 @@ def markdown(results: list[dict[str, Any]]) -> str:
     lines = ["| tower | type | picture | assay, s | llama.cpp, s | ratio | range | in one batch |", "|---" * 8 + "|"]
     for r in results:
         peer = (
-            (f"{r['llama.cpp']:.2f}", f"{r['ratio']:.2f}", "{:.2f} – {:.2f}".format(*r["range"]))
+            (f"{r['llama.cpp']:.3g}", f"{r['ratio']:.2f}", "{:.2f} – {:.2f}".format(*r["range"]))
             if "ratio" in r
             else ("–",) * 3
         )
         batch = f"{r['together']:.2f}" if "together" in r else "–"
         size = "×".join(map(str, r["picture"]))
-        lines.append(f"| {' | '.join([r['shape'], r['type'], size, format(r['seconds'], '.2f'), *peer, batch])} |")
+        lines.append(f"| {' | '.join([r['shape'], r['type'], size, format(r['seconds'], '.3g'), *peer, batch])} |")
     return "\n".join(lines)
 
 
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument("--types", type=lambda text: text.split(","), default=["F16", "Q8_0"])
     parser.add_argument("--layers", type=int, default=0, help="fewer than the published tower has")
     parser.add_argument("--engine", default="cpu", help="of assay")
+    parser.add_argument("--precision", default="fast", help="of assay: fast, exact or, with --engine cuda, tensor")
     parser.add_argument("--llama", type=Path, help="llama.cpp's sources, to be built for this machine")
     parser.add_argument("--peer", type=Path, help="or the worker that was built of them before (build/peer/vision)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -17,6 +17,8 @@ constexpr int kContinues = -2;  // STATE_FROM of a row that goes on where the ro
 constexpr int kHalvedShift = 28;  // bit of `halved` from which on it holds a HalvedAs; the bits below are the rows of memory
 constexpr int kLine = 272;  // bytes between the 256 codes of two rows in shared memory: eight rows hit all banks
 constexpr int kHalfBlock = 128;  // keys that attention_tensor.cu stages at a time
+constexpr int kPatchKeys = 64;  // keys that attention_patches.cu stages at a time
+constexpr int kPatchRows = 128;  // query rows of a tile of attention_patches.cu
 constexpr int kPromptKeys = 128;  // keys that attention_prompt.cu stages at a time
 constexpr int kFloatStep = 16;  // columns that gemm_floats.cu stages at a time
 constexpr int kWalkWarps = 12;  // consumer warps of a walk; producer warps come after them
@@ -335,10 +337,11 @@ struct AttentionArgs {
     int32_t turn_k, max_blocks;  // turn_k: apply RoPE to k as well; max_blocks: blocks that `partial` has
 };
 
-// Attention on tensor cores (attention_tensor.cu).
+// Attention on tensor cores (attention_tensor.cu, attention_patches.cu).
 struct TensorAttentionArgs {
     AttentionArgs of;
-    int32_t halved, padding;  // 0: float32 results; else as store_halved says
+    int32_t halved;  // 0: float32 results; else as store_halved says
+    int32_t columns;  // of a row of 16-bit results: zeros follow the heads
 };
 
 // Attention as a walk step (walk_attention.h).
@@ -465,11 +468,13 @@ struct ShortArgs {
 
 // Rows to round to 16-bit floats (rows.cu).
 struct HalveArgs {
-    const float *x, *norm;  // norm: weights of a norm before rounding, or null
+    const float *x, *norm, *bias;  // norm, bias: weights and bias of a norm before rounding, or null
     uint16_t* out;
     int32_t width, stride, room;  // room: rows that `out` has memory for
     float eps;
-    int32_t kind, padding;  // HalvedAs
+    int32_t kind;  // HalvedAs
+    int32_t centred;  // the norm is of x minus its mean
+    int32_t act, padding;  // Act of each value before rounding, or -1
 };
 
 // Embedding, RoPE tables, cache reads and writes, rows to take or pool (steps.cu).
@@ -684,6 +689,16 @@ constexpr int attend_tensor_one_bytes(int dim, int group) {
     return 16 * tensor_query_bytes(dim) + tensor_keys_bytes(dim) / 2 + 32 * (kHalfBlock + 8) * (1 + (group > 8)) + 2 * dim;
 }
 
+// attention_patches.cu: keys and values that are staged
+constexpr int patch_stage_bytes(int dim) {
+    return kPatchKeys * (4 * dim + 16);
+}
+
+// attention_patches.cu
+constexpr int attend_patches_bytes(int dim) {
+    return kPatchRows * tensor_query_bytes(dim) + 2 * patch_stage_bytes(dim);
+}
+
 // walk.cu: the ring, two steps, and the work space of the largest step; several: more than one token
 constexpr int walk_bytes(int slots, int room, int work, int several) {
     return slots * (room + 16) + 2 * int(sizeof(WalkStep)) + 4 * kWalkRows + 32 * several + work;
@@ -731,7 +746,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(Pool, 40) STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) \
     STRUCT(TensorAttentionArgs, 320) STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) \
     STRUCT(MapArgs, 80) STRUCT(MapChain, 248) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) \
-    STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 48) \
+    STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 64) \
     STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) \
     STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
@@ -774,7 +789,7 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(AttentionArgs, heads, 280) FIELD(AttentionArgs, n_rot, 284) FIELD(AttentionArgs, neox, 288) \
     FIELD(AttentionArgs, n_tokens, 292) FIELD(AttentionArgs, splits, 296) FIELD(AttentionArgs, irregular, 300) \
     FIELD(AttentionArgs, turn_k, 304) FIELD(AttentionArgs, max_blocks, 308) FIELD(TensorAttentionArgs, of, 0) \
-    FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, padding, 316) FIELD(WalkAttention, q_norm, 312) \
+    FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, columns, 316) FIELD(WalkAttention, q_norm, 312) \
     FIELD(WalkAttention, k_norm, 320) FIELD(WalkAttention, eps, 328) FIELD(WalkAttention, factor, 332) \
     FIELD(Norm, x, 0) FIELD(Norm, w, 8) FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) \
     FIELD(Norm, more, 40) FIELD(Norm, sum, 48) FIELD(Norm, columns, 56) FIELD(Norm, first, 60) \
@@ -805,26 +820,26 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(WalkArgs, n_steps, 16) FIELD(WalkArgs, slots, 20) FIELD(WalkArgs, room, 24) FIELD(WalkArgs, rows, 28) \
     FIELD(ClearArgs, at, 0) FIELD(ClearArgs, vectors, 8) FIELD(ShortArgs, attention, 0) FIELD(ShortArgs, acts, 312) \
     FIELD(ShortArgs, copies, 344) FIELD(ShortArgs, padding, 348) FIELD(HalveArgs, x, 0) FIELD(HalveArgs, norm, 8) \
-    FIELD(HalveArgs, out, 16) FIELD(HalveArgs, width, 24) FIELD(HalveArgs, stride, 28) FIELD(HalveArgs, room, 32) \
-    FIELD(HalveArgs, eps, 36) FIELD(HalveArgs, kind, 40) FIELD(HalveArgs, padding, 44) FIELD(StepArgs, rows, 0) \
-    FIELD(StepArgs, cache, 40) FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) \
-    FIELD(StepArgs, out, 160) FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) \
-    FIELD(StepArgs, width, 192) FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) \
-    FIELD(RopeArgs, x, 0) FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) \
-    FIELD(RopeArgs, width, 32) FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) \
-    FIELD(RopeArgs, offset, 48) FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) \
-    FIELD(PositionArgs, which, 16) FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) \
-    FIELD(PositionArgs, offset, 40) FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) \
-    FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) \
-    FIELD(ScoreArgs, positions, 32) FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) \
-    FIELD(ScoreArgs, mask, 56) FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) \
-    FIELD(ScoreArgs, op, 108) FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, sums, 16) \
-    FIELD(BestArgs, out, 24) FIELD(BestArgs, tokens, 32) FIELD(BestArgs, positions, 40) FIELD(BestArgs, slots, 48) \
-    FIELD(BestArgs, left, 56) FIELD(BestArgs, width, 64) FIELD(BestArgs, n_lists, 68) FIELD(BestArgs, k, 72) \
-    FIELD(BestArgs, padding, 76) FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) \
-    FIELD(RepackArgs, to, 24) FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) \
-    FIELD(RepackArgs, row_bytes, 88) FIELD(RepackArgs, expert_bytes, 96) FIELD(RepackArgs, half, 104) \
-    FIELD(RepackArgs, part, 108)
+    FIELD(HalveArgs, bias, 16) FIELD(HalveArgs, out, 24) FIELD(HalveArgs, width, 32) FIELD(HalveArgs, stride, 36) \
+    FIELD(HalveArgs, room, 40) FIELD(HalveArgs, eps, 44) FIELD(HalveArgs, kind, 48) FIELD(HalveArgs, centred, 52) \
+    FIELD(HalveArgs, act, 56) FIELD(HalveArgs, padding, 60) FIELD(StepArgs, rows, 0) FIELD(StepArgs, cache, 40) \
+    FIELD(StepArgs, pool, 64) FIELD(StepArgs, table, 104) FIELD(StepArgs, x, 152) FIELD(StepArgs, out, 160) \
+    FIELD(StepArgs, frequencies, 168) FIELD(StepArgs, which, 176) FIELD(StepArgs, n, 184) FIELD(StepArgs, width, 192) \
+    FIELD(StepArgs, n_rot, 196) FIELD(StepArgs, magnitude, 200) FIELD(StepArgs, kind, 204) FIELD(RopeArgs, x, 0) \
+    FIELD(RopeArgs, table, 8) FIELD(RopeArgs, out, 16) FIELD(RopeArgs, rows, 24) FIELD(RopeArgs, width, 32) \
+    FIELD(RopeArgs, heads, 36) FIELD(RopeArgs, n_rot, 40) FIELD(RopeArgs, neox, 44) FIELD(RopeArgs, offset, 48) \
+    FIELD(RopeArgs, padding, 52) FIELD(PositionArgs, x, 0) FIELD(PositionArgs, out, 8) FIELD(PositionArgs, which, 16) \
+    FIELD(PositionArgs, beta, 24) FIELD(PositionArgs, unit, 32) FIELD(PositionArgs, offset, 40) \
+    FIELD(PositionArgs, width, 48) FIELD(PositionArgs, padding, 52) FIELD(ScoreArgs, x, 0) FIELD(ScoreArgs, y, 8) \
+    FIELD(ScoreArgs, out, 16) FIELD(ScoreArgs, chunks, 24) FIELD(ScoreArgs, positions, 32) \
+    FIELD(ScoreArgs, key_positions, 40) FIELD(ScoreArgs, last, 48) FIELD(ScoreArgs, mask, 56) \
+    FIELD(ScoreArgs, heads, 96) FIELD(ScoreArgs, kv_heads, 100) FIELD(ScoreArgs, dim, 104) FIELD(ScoreArgs, op, 108) \
+    FIELD(BestArgs, x, 0) FIELD(BestArgs, lists, 8) FIELD(BestArgs, sums, 16) FIELD(BestArgs, out, 24) \
+    FIELD(BestArgs, tokens, 32) FIELD(BestArgs, positions, 40) FIELD(BestArgs, slots, 48) FIELD(BestArgs, left, 56) \
+    FIELD(BestArgs, width, 64) FIELD(BestArgs, n_lists, 68) FIELD(BestArgs, k, 72) FIELD(BestArgs, padding, 76) \
+    FIELD(RepackArgs, raw, 0) FIELD(RepackArgs, d, 8) FIELD(RepackArgs, m, 16) FIELD(RepackArgs, to, 24) \
+    FIELD(RepackArgs, first_row, 72) FIELD(RepackArgs, rows, 80) FIELD(RepackArgs, row_bytes, 88) \
+    FIELD(RepackArgs, expert_bytes, 96) FIELD(RepackArgs, half, 104) FIELD(RepackArgs, part, 108)
 #define ABI_SIZE_IS(name, size) static_assert(sizeof(name) == size, #name);
 ABI_STRUCTS(ABI_SIZE_IS)
 #undef ABI_SIZE_IS

@@ -83,17 +83,8 @@ KERNEL(rms_norm, RowArgs, 256) {
     for (int i = thread(); i < n; i += threads()) a.out[at + i] = a.w ? (row[i] * f) * w[i] : row[i] * f;
 }
 
-// The same of x - mean, with a bias; the first warp computes sum64 of docs/reference/arithmetic.md.
-KERNEL(layer_norm, RowArgs, 256) {
-    SHARED;
-    next_may_start();
-    wait_for_previous();
-    const int n = a.width / a.parts;
-    NEEDS_SHARED(normed_row_bytes(n));
-    const int64_t at = int64_t(block_x()) * n;
-    float* row = reinterpret_cast<float*>(shared) + 4;
-    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
-    sync_block();
+// Subtract the mean of a row in shared memory; the first warp computes sum64 of docs/reference/arithmetic.md.
+DEVICE void centre(float* row, int n) {
     if (thread() < 32) {
         float s = 0.0f, t = 0.0f;
         for (int i = lane(); i < n; i += 64) {
@@ -108,6 +99,20 @@ KERNEL(layer_norm, RowArgs, 256) {
     const float mean = row[-2];
     for (int i = thread(); i < n; i += threads()) row[i] = row[i] - mean;
     sync_block();
+}
+
+// The same of x - mean, with a bias.
+KERNEL(layer_norm, RowArgs, 256) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    const int n = a.width / a.parts;
+    NEEDS_SHARED(normed_row_bytes(n));
+    const int64_t at = int64_t(block_x()) * n;
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
+    sync_block();
+    centre(row, n);
     const float f = norm_factor(row, n, a.eps, row - 4);
     const int64_t from = int64_t(block_x() % a.parts) * a.w_step;
     for (int i = thread(); i < n; i += threads()) {
@@ -155,8 +160,8 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-// Round a row to the 16-bit floats that products on tensor cores read, after an RMS norm if there are weights, with
-// zeros up to the stride. block_x: row. A thread has 8 columns at a time.
+// Round a row to the 16-bit floats that products on tensor cores read, after a norm if there are weights or after an
+// activation, with zeros up to the stride. block_x: row. A thread has 8 columns at a time.
 KERNEL(halve_rows, HalveArgs, 512) {
     SHARED;
     float* const row = reinterpret_cast<float*>(shared) + 4;
@@ -181,15 +186,19 @@ KERNEL(halve_rows, HalveArgs, 512) {
             for (int j = 0; j < 8; j += 4) reinterpret_cast<float4*>(row)[2 * i + j / 4] = {v[j], v[j + 1], v[j + 2], v[j + 3]};
         }
         sync_block();
+        if (a.centred) centre(row, a.width);
         f = norm_factor(row, a.width, a.eps, row - 4);
     }
     for (int i = thread(); i < a.stride / 8; i += threads()) {
+        float b[8];
         if (a.norm || i != thread()) load(a.norm ? row : x, i, v);
         if (a.norm && i != thread()) load(a.norm, i, w);
+        if (a.bias) load(a.bias, i, b);
         uint32_t h[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float y = a.norm ? (v[j] * f) * w[j] : v[j];
+            float y = a.norm ? (v[j] * f) * w[j] : a.act >= 0 ? gate(a.act, v[j]) : v[j];
+            if (a.bias) y = y + b[j];
             h[j] = 8 * i + j >= a.width ? 0 : a.kind == ORDERED_BF16 ? float_to_brain(y) : float_to_half(y);
         }
         if (a.kind)

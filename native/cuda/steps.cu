@@ -87,14 +87,26 @@ KERNEL(take_rows, StepArgs, 256) {
     for (int i = thread(); i < a.width; i += threads()) a.out[int64_t(block_x()) * a.width + i] = from[i];
 }
 
-// Store a row's keys or values in the cache. block_x: row of the step; a warp a head.
+// Store a row's keys or values in the cache. block_x: row of the step; a warp a head, or a thread eight halves.
 KERNEL(cache_write, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int row = block_x(), slot = a.rows.slots[row];
     if (slot < 0) return;
     const int page = a.rows.pages[a.rows.tables[row] + slot / kPage];
-    for (int head = thread() / 32; head < a.pool.heads; head += threads() / 32)
+    const int each = a.pool.dim / 8;
+    const bool halves = a.pool.type == KV_F16 && a.pool.dim % 8 == 0 && a.pool.columns == a.pool.dim && a.pool.first == 0;
+    for (int i = thread(); halves && i < a.pool.heads * each; i += threads()) {
+        const float4* const x = reinterpret_cast<const float4*>(a.x + (int64_t(row) * a.pool.heads * each + i) * 8);
+        const float4 p = x[0], q = x[1];
+        const float v[8] = {p.x, p.y, p.z, p.w, q.x, q.y, q.z, q.w};
+        uint32_t h[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) h[j] = uint32_t(float_to_half(v[2 * j])) | uint32_t(float_to_half(v[2 * j + 1])) << 16;
+        uint16_t* const to = reinterpret_cast<uint16_t*>(head_of(a.cache, a.pool, page, i / each));
+        *reinterpret_cast<uint4*>(to + a.pool.index(slot % kPage, i % each * 8)) = {h[0], h[1], h[2], h[3]};
+    }
+    for (int head = halves ? a.pool.heads : thread() / 32; head < a.pool.heads; head += threads() / 32)
         for (int at = 0; at < (a.pool.dim + 31) / 32 * 32; at += 32) {
             const int d = at + lane();
             const float x = d < a.pool.dim ? a.x[(int64_t(row) * a.pool.heads + head) * a.pool.dim + d] : 0.0f;

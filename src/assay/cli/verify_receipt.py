@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     results = [
         replay(
             receipt, on.model, key=args.key, positions=args.positions, seed=args.positions_seed, engine=engine,
-            threads=args.threads, pictures=_pictures(args, on, receipt),
+            threads=args.threads, pictures=_pictures(args, on, receipt, engine),
         )
         for receipt in read
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(results) else 1
 
 
-def _pictures(args: argparse.Namespace, on: Opened, receipt: Receipt) -> list[ImageRows]:
+def _pictures(args: argparse.Namespace, on: Opened, receipt: Receipt, engine: str) -> list[ImageRows]:
     """The images of the pictures that were named, encoded with the receipt's precision."""
     if not args.image:
         return []
@@ -87,8 +87,9 @@ def _pictures(args: argparse.Namespace, on: Opened, receipt: Receipt) -> list[Im
     if not path.is_file():
         raise AssayError(f"--mmproj {path}: no such file")
     said = receipt.header.get("arithmetic")
-    exact = isinstance(said, list) and "exact" in said[1:2]
-    projector = open_projector(path, "cpu", threads=args.threads, precision="exact" if exact else "fast")
+    precision = next(iter(said[1:2]), "") if isinstance(said, list) else ""
+    of_card = engine == "cuda" and precision in ("tensor", "mixed")  # others have the bits of the cpu engine
+    projector = open_projector(path, "cuda" if of_card else "cpu", threads=args.threads, precision=precision)
     try:
         prompts = encode_pictures(projector, [picture_bytes(image) for image in args.image])
     finally:

@@ -150,7 +150,7 @@ class Opened:
         path = Path(self.options.mmproj) if self.options.mmproj is not None else projector_beside(self.file.path)
         name, hparams = self.options.engine or engines.default_name(), self.model.hparams
         on = name if name != "auto" or "cuda" in engines.ENGINES else "cpu"
-        precision = "exact" if self.options.precision == "exact" else "fast"
+        precision = self.options.precision or "fast"
         given = {"tier": self.options.tier} if on == "wgpu" and self.options.tier is not None else {}
         found = open_projector(path, on, threads=self.options.threads, precision=precision, **given)
         form = PictureForm(hparams.n_deepstack, found.tower.sees_itself, hparams.axes)

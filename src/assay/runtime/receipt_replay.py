@@ -61,12 +61,6 @@ def replay(
     wrong = _wrong_hash(receipt, model, key, signed)
     if wrong:
         return Replay(False, wrong, signed=signed)
-    images = placed_pictures(receipt, pictures)
-    if isinstance(images, str):
-        return Replay(False, images, signed=signed)
-    rows = sorted(range(len(receipt.tokens)))
-    if positions is not None and positions < len(rows):
-        rows = sorted(random.Random(seed).sample(rows, positions))
     name, precision, kv_type, version = _arithmetic(receipt)
     length = len(receipt.prompt) + len(receipt.tokens)
     known = engines.engine_class(engine).precisions
@@ -76,6 +70,12 @@ def replay(
             f"{' or '.join(known)}); use --engine cuda on a machine with an NVIDIA GPU. The receipts of a server with "
             "--precision fast can be replayed on every machine"
         )
+    images = placed_pictures(receipt, pictures)
+    if isinstance(images, str):
+        return Replay(False, images, signed=signed)
+    rows = sorted(range(len(receipt.tokens)))
+    if positions is not None and positions < len(rows):
+        rows = sorted(random.Random(seed).sample(rows, positions))
     made = engines.create(
         engine, model, n_pages=pages_for(length), precision=precision, kv_type=kv_type, threads=threads
     )

@@ -5,7 +5,8 @@
 
 The cpu engine runs the tower in float32, the same bits with any number of threads; `reference` is the definition in
 float64. The cuda engine and the wgpu engine give the cpu engine's bits; a tower that does not fit an adapter, or an
-adapter without these bits, leaves the tower to the cpu engine. Precision `fast` rounds the activations that meet
+adapter without these bits, leaves the tower to the cpu engine. Precision `tensor` of the cuda engine has bits of its
+own, which no other engine can give. Precision `fast` rounds the activations that meet
 quantised matrices to int8 blocks, as it does in language models; F32, F16 and BF16 matrices have the same bits in both
 precisions. Touch this for how a tower is run.
 """
@@ -28,6 +29,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
+from assay.graph import Node
 from assay.models import Model
 from assay.models.hparams import HParams, RopeParams
 from assay.models.vision import Tower, load_tower
@@ -37,6 +39,7 @@ Array = NDArray[Any]
 ENGINES = ("reference", "cpu", "cuda", "wgpu")  # another engine's towers are run by the cpu engine
 _DEVICES = ("cuda", "wgpu")  # whose memory is freed before more of it is taken
 _NATIVE = "native"  # the arithmetic of the cpu engine, and of engines that have its bits
+SIZES = 8  # sizes of images whose rows of the table of positions are kept
 ROWS = 4096  # rows of patches that are run together at most, unless one image has more
 
 
@@ -53,7 +56,7 @@ class TowerInput:
 
     def values(self, dtype: type[np.floating[Any]]) -> dict[str, Array]:
         floats = {"inp_patches": self.patches, **self.inputs.values}
-        return {name: x.astype(dtype) if x.dtype.kind == "f" else x for name, x in floats.items()}
+        return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in floats.items()}
 
     @property
     def windows(self) -> list[int]:
@@ -73,8 +76,8 @@ class Projector:
     ) -> None:  # fmt: skip
         self.tower, self.file, self.path = tower, file, file.path
         self.engine = "cuda" if engine == "auto" else engine if engine in ENGINES else "cpu"
-        self._falls_back = engine in ("auto", "wgpu")
-        self.precision = precision if precision == "exact" else "fast"
+        self.precision = precision_of(self.engine, precision)
+        self._falls_back = engine in ("auto", "wgpu") and self.precision != "tensor"  # no other engine has its bits
         self._options: dict[str, Any] = {"threads": threads, **options}
         self._lock = threading.Lock()
         self._segments = segments(tower.graph)
@@ -82,11 +85,14 @@ class Projector:
         self._pages = 0
         self._weights: Weights | None = None
         self._tables: dict[str, NDArray[np.float32]] = {}
+        self._by_size: dict[tuple[object, ...], tuple[list[Array | None], Array]] = {}
 
     @property
     def arithmetic(self) -> str:
-        """Identifies the bits of the rows: the cpu and the cuda engine have the same."""
-        return self.engine if self.engine == "reference" else f"native {self.precision}"
+        """Identifies the bits of the rows: the cpu and the cuda engine have the same, but in precision `tensor`."""
+        if self.engine == "reference":
+            return self.engine
+        return f"{'cuda' if self.precision == 'tensor' else _NATIVE} {self.precision}"
 
     @property
     def digest(self) -> bytes:
@@ -140,15 +146,31 @@ class Projector:
         kept: list[dict[str, Array]] = [{} for _ in images]
         uses = last_uses(self._segments)
         for i, (segment, engine) in enumerate(zip(self._segments, engines, strict=True)):
-            for known in values:
-                known |= {node.name: regroup_rows(node, known, self._table) for node in segment.regroup}
+            for image, known in zip(images, values, strict=True):
+                known |= {node.name: self._regrouped(node, image, known) for node in segment.regroup}
             if engine is not None:
                 self._run_segment(segment, engine, images, values, kept, keep)
             for known, own in zip(values, kept, strict=True):
                 own |= {node.name: known[node.name] for node in segment.regroup if node.name in keep}
                 for name in [n for n in known if uses.get(n, -1) <= i and n != self.tower.graph.output]:
                     del known[name]
-        return [(known[self.tower.graph.output], own) for known, own in zip(values, kept, strict=True)]
+        output = self.tower.graph.output
+        if self.engine == "cuda":  # whose results are valid until its next forward pass
+            kept = [{name: np.array(value) for name, value in own.items()} for own in kept]
+            return [(np.array(known[output]), own) for known, own in zip(values, kept, strict=True)]
+        return [(known[output], own) for known, own in zip(values, kept, strict=True)]
+
+    def _regrouped(self, node: Node, image: TowerInput, known: dict[str, Array]) -> Array:
+        """What follows from the size of the image alone is kept for the next image of this size."""
+        inputs = [image.inputs.values.get(name) for name in node.inputs]
+        if any(value is None for value in inputs):
+            return regroup_rows(node, known, self._table)
+        key = node.name, *map(id, inputs)
+        if key not in self._by_size:
+            while len(self._by_size) >= SIZES:
+                self._by_size.pop(next(iter(self._by_size)))
+            self._by_size[key] = inputs, regroup_rows(node, known, self._table)  # inputs: so that their ids stay theirs
+        return self._by_size[key][1]
 
     def _run_segment(
         self,
@@ -191,13 +213,15 @@ class Projector:
                     self._engines.append(None)
                     continue
                 options = self._options if lender is None else {**self._options, "lender": lender}
+                if self.engine == "cuda":
+                    options = {**options, "reuse_results": True}
                 engine = make(
                     Model(tower.file, hparams, segment.graph), precision=self.precision, kv_type="f32", n_pages=pages,
                     **options,
                 )  # fmt: skip
                 lender = lender or engine
                 self._engines.append(engine)
-                if engine.arithmetic.name != _NATIVE:
+                if engine.arithmetic.name != _NATIVE and self.precision != "tensor":
                     raise AssayError(f"tower: this adapter does not give the cpu engine's bits ({engine.isa})")
             self._pages = pages
         return self._engines
@@ -226,6 +250,7 @@ class Projector:
             self._close_engines()
             self._weights = None
             self._tables.clear()
+            self._by_size.clear()
 
 
 def _engine_class(name: str) -> Callable[..., PagedEngine]:
@@ -240,6 +265,13 @@ def _engine_class(name: str) -> Callable[..., PagedEngine]:
     from assay.engines.cpu import CpuEngine
 
     return CpuEngine
+
+
+def precision_of(engine: str, precision: str) -> str:
+    """The precision of a tower beside a language model in this one: `tensor` where prompts are computed in `tensor`."""
+    if engine == "cuda" and precision in ("tensor", "mixed"):
+        return "tensor"
+    return precision if precision == "exact" else "fast"
 
 
 def _grouped(images: Sequence[TowerInput]) -> list[list[TowerInput]]:
@@ -267,8 +299,8 @@ def open_projector(
 ) -> Projector:
     """Open an mmproj file. `min_tokens` and `max_tokens` replace the limits of a picture of free size.
 
-    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast or exact. Further options go
-    to the engine, such as the device of the cuda engine.
+    Engine `auto` is cuda, or cpu where the tower does not fit the GPU. `precision` is fast, exact or, on the cuda
+    engine, tensor. Further options go to the engine, such as the device of the cuda engine.
     """
     file = open_file(Path(path))
     tower = load_tower(file, min_tokens, max_tokens)

@@ -108,7 +108,9 @@ class CudaEngine(PagedEngine):
         lender: CudaEngine | None = None,
         adapters: Sequence[Adapter] = (),
         cpu_experts: int = 0,
+        reuse_results: bool = False,
     ) -> None:
+        """`reuse_results`: results are in page-locked memory, and valid until the next forward pass."""
         if precision not in PRECISIONS:
             raise AssayError(f"engine cuda: no such precision (found {precision}, expected {', '.join(PRECISIONS)})")
         kv_type = kv_type or PRECISIONS[precision]
@@ -121,7 +123,7 @@ class CudaEngine(PagedEngine):
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
-        self._layout = cache_layout(self.graph, kv_type)
+        self._layout = cache_layout(self.graph, kv_type, precision == "tensor")
         self._loose = _loose(self.graph)
         self._host_experts = made_for(model, self.graph, cpu_experts, precision, threads)
         # A decode step is one CUDA graph.
@@ -140,6 +142,7 @@ class CudaEngine(PagedEngine):
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # pinned memory that results are copied to
+        self._reused: dict[int, NDArray[np.float32]] | None = {} if reuse_results else None  # by the external's number
         self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
         self._shifted = False  # once a position differs from its slot, masks compare positions
         self._borrows = lender is not None and lender.model.file is model.file  # weights
@@ -316,7 +319,7 @@ class CudaEngine(PagedEngine):
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
             program = self._program(shape, keep, prompt=prompt, variant=variant)
             if results is None:
-                results = Results([e for e, _ in program.results], batch)
+                results = Results([e for e, _ in program.results], batch, self._result_memory)
             self._run(program, step, places, results.take(step))
         if results is not None and program is not None:
             found = results.outputs(self.graph, keep, program.aliases)
@@ -560,6 +563,13 @@ class CudaEngine(PagedEngine):
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)], rows)
         self._launched()
         self._device.sync()
+
+    def _result_memory(self, i: int, size: int) -> NDArray[np.float32]:
+        if self._reused is None:
+            return np.empty(size, np.float32)
+        if i not in self._reused or self._reused[i].size < size:
+            self._reused[i] = self._device.pinned(4 * size).view(np.float32)
+        return self._reused[i][:size]
 
     def _words(self, program: Program) -> NDArray[np.int32]:
         """The host copy of a step's tables; the program keeps a view of each table."""

@@ -3,7 +3,7 @@
     a norm before products            the step that quantises the products' input computes it
     RoPE of q and k, cache writes     attention computes them when every sequence has one token; in a walk also norms
                                       of the heads and a factor of q
-    slices of a product               in a walk, the product writes each slice as a value of its own
+    slices of a product               in a walk and on tensor cores, the product writes each slice as a value of its own
     activations before products       in a walk, the step that quantises the products' input computes them
     norms with the adds around them   one step of a walk
 
@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from assay.engines.cuda.abi.enumerations import ACTS
+from assay.engines.cuda.abi.enumerations import ACTS, MAX_PARTS
 from assay.engines.cuda.context import CompileContext, FoldedAttention, FoldedExperts, FoldedNorm, Folds
 from assay.engines.cuda.folding_experts import find_experts
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
@@ -37,7 +37,25 @@ def find_folds(c: CompileContext) -> Folds:
     if c.walk:
         folds = replace(folds, slices=_slices(c), gatings=_gatings(c))
         folds = replace(folds, walk_norms=_walk_norms(c, folds.skipped))
+    elif c.tensors.halves and c.shape.tokens > 8:
+        folds = replace(folds, slices={name: found for name, found in _slices(c).items() if _is_halved(c, name)})
     return folds
+
+
+def _is_halved(c: CompileContext, name: str) -> bool:
+    """Whether the slices of this product may be products of 16-bit floats of their own."""
+    slices, domain = _readers(c, name), c.plan.domains[name]
+    return (
+        name not in c.keep and name != c.graph.output and len(slices) <= MAX_PARTS
+        and all(c.plan.domains[n] == domain for n in slices)
+        and c.tensors.format(_product_of(c, name).weights[0]) in ("f16", "bf16")
+    )  # fmt: skip
+
+
+def _product_of(c: CompileContext, name: str) -> Node:
+    """The linear of a product whose last node has this name."""
+    groups = (group for group in c.plan.groups if isinstance(group, Products))
+    return next(p.linear for group in groups for p in group.products if p.last.name == name)
 
 
 def rope_of(c: CompileContext, node: Node) -> RopeTable:

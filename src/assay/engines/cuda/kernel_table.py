@@ -59,6 +59,8 @@ _QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
 HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # gemm_floats.cu: rows and tokens of a tile, and groups of warps that share the units.
 FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
+# attention_patches.cu: threads of a block, by the widest heads.
+PATCH_WIDTHS = {64: 256, 80: 256, 96: 256, 128: 256}
 # By module: the arguments of each kernel, and the most threads of a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
@@ -106,6 +108,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "attend_tensor_one_64": (TensorAttentionArgs, 128),
         "attend_tensor_one_128": (TensorAttentionArgs, 128),
     },
+    "attention_patches": {f"attend_patches_{width}": (TensorAttentionArgs, n) for width, n in PATCH_WIDTHS.items()},
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_many": {

@@ -9,6 +9,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.attention_steps import AttendRow, AttendTiles, AttentionFields, PairScores
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.device_values import Value
+from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.resolver import Resolver, halved
 from assay.engines.cuda.schedule_products import ROW_COPIES
 
@@ -64,7 +65,8 @@ def _attend_tiles(r: Resolver, w: AttendTiles) -> Launch:
         last=r.at(w.last),
     )
     if w.on_tensor_cores:
-        args = structs.TensorAttentionArgs(args, halved(w.out, w.fields.rows))
+        width = w.fields.heads * w.fields.values.dim
+        args = structs.TensorAttentionArgs(args, halved(w.out, w.fields.rows), -(-width // UNIT) * UNIT)
     return Launch(w.kernel, w.grid, structs.KERNELS[w.kernel][1], args, w.shared)
 
 

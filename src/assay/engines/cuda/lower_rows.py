@@ -169,9 +169,14 @@ def _quantise_rows(r: Resolver, w: QuantiseRows) -> Launch:
 
 
 def _halve_rows(r: Resolver, w: HalveRows) -> Launch:
-    weights, eps = (r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))) if w.norm else (0, 0.0)
+    weights, bias, eps = 0, 0, 0.0
+    if w.norm:
+        weights, eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
+    elif w.layer_norm:
+        weights, bias, eps = *(*map(r.weights, w.layer_norm.weights), 0)[:2], w.layer_norm.eps
     sizes, kind = (w.columns, w.stride, padded_rows(w.rows)), int(HALVED[w.out.layout.value])
-    args = structs.HalveArgs(r.at(w.x), weights, r.at(w.out), *sizes, eps, kind)
+    centred = int(w.layer_norm is not None)
+    args = structs.HalveArgs(r.at(w.x), weights, bias, r.at(w.out), *sizes, eps, kind, centred, w.act)
     return Launch("halve_rows", (w.rows, 1, 1), min(512, w.stride // 8), args, halved_row_bytes(w.columns))
 
 

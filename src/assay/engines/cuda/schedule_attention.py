@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from assay.engines.cuda.abi.enumerations import BLOCK, HALVED, KV_TYPES, TILE_WORDS, WALK_HEAD, ScoreOp
+from assay.engines.cuda.abi.enumerations import BLOCK, HALVED, KV_TYPES, PATCH_ROWS, TILE_WORDS, WALK_HEAD, ScoreOp
 from assay.engines.cuda.abi.shared_memory import (
     attend_blocks_bytes,
     attend_halves_bytes,
     attend_one_bytes,
+    attend_patches_bytes,
     attend_short_bytes,
     attend_tensor_bytes,
     attend_tensor_one_bytes,
@@ -21,7 +22,14 @@ from assay.engines.cuda.device_values import Layout, Value, quantised
 from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.schedule_products import ROW_COPIES, quantised_key
 from assay.engines.cuda.schedule_rows import fill_rope_table
-from assay.engines.cuda.shapes import TENSOR_ROWS, fits_tensor_cores, prompt_rows, tile_rows
+from assay.engines.cuda.shapes import (
+    TENSOR_ROWS,
+    fits_patches,
+    fits_tensor_cores,
+    patch_width,
+    prompt_rows,
+    tile_rows,
+)
 from assay.engines.cuda.step_list import StepList, fill_pool
 from assay.engines.cuda.steps import Tier, WalkAttend, WalkNeeds
 from assay.engines.cuda.walk import COLUMN, NoWalk, batch_fits_whole
@@ -194,9 +202,10 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
 
 def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q: Value, domain: str) -> None:
     c, kqv, k_pool, v_pool = steps.context, group.kqv, fields.keys, fields.values
-    on_tensor_cores = c.tensors.halves and fits_tensor_cores(k_pool, v_pool)
     last = _last(steps, group.softmax)
-    out = steps.new_for_readers(kqv.name, *HALVED) if on_tensor_cores else steps.new(kqv.name)
+    patches = c.tensors.halves and not last and fits_patches(k_pool, v_pool, fields.mask)
+    on_tensor_cores = patches or (c.tensors.halves and fits_tensor_cores(k_pool, v_pool))
+    out = steps.new_for_readers(kqv.name, *HALVED, padded=patches) if on_tensor_cores else steps.new(kqv.name)
     kept = [steps.new(n.name) if n and n.name in c.keep else None for n in (group.kq, group.capped, group.softmax)]
     traced, (raw, capped, weights) = any(kept), kept
     plain = all(p.type == KV_TYPES["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
@@ -204,7 +213,10 @@ def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q:
     if plain and not (traced or c.shape.irregular or last):
         found = prompt_rows(v_pool.dim, k_pool.dim, c.limits.shared)
         kernel, rows, shared = found or (kernel, rows, shared)
-    if on_tensor_cores:
+    if patches:
+        width = patch_width(k_pool.dim)
+        kernel, rows, shared = f"attend_patches_{width}", PATCH_ROWS, attend_patches_bytes(width)
+    elif on_tensor_cores:
         kernel, rows = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS
         shared = attend_tensor_bytes(rows, k_pool.dim)
     cut = c.cuts.index((fields.heads // k_pool.heads, rows)) * 4 * TILE_WORDS * c.shape.tiles

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, KV_TYPES, STATE_WORDS, TILE_WORDS
+from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, KV_TYPES, PATCH_ROWS, STATE_WORDS, TILE_WORDS
 from assay.engines.cuda.abi.shared_memory import attend_prompt_bytes, attend_tile_bytes
 from assay.engines.plan.fuse import Attention, fuse
 from assay.engines.plan.state_layout import CachePool, cache_pools
+from assay.engines.plan.values import AttentionMask, attention_mask
 from assay.errors import AssayError
 from assay.graph import Graph
 
@@ -98,11 +99,12 @@ class CacheLayout:
     offsets: dict[int, int]  # by the pool's index
     positions_at: int
     page_bytes: int
+    halved: frozenset[int] = frozenset()  # passing pools in float16, by index
 
     def pool(self, name: str, first: int = 0, dim: int = 0) -> PoolView:
         """A node's pool, or `dim` values from column `first` of each head."""
         p = self.pools[name]
-        kv_type = p.type(self.kv_type)
+        kv_type = _type_of(p, self.kv_type, self.halved)
         size = head_bytes(p, kv_type)
         return PoolView(self.offsets[p.index], KV_TYPES[kv_type], p.keys, p.heads, dim or p.dim, size, p.dim, first)
 
@@ -113,15 +115,53 @@ def head_bytes(pool: CachePool, kv_type: str) -> int:
     return -(-size // 16) * 16
 
 
-def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
+def _type_of(pool: CachePool, kv_type: str, halved: frozenset[int]) -> str:
+    return "f16" if pool.index in halved else pool.type(kv_type)
+
+
+def cache_layout(graph: Graph, kv_type: str, tensor: bool = False) -> CacheLayout:
+    """`tensor`: keys and values of patches are kept for attention on tensor cores, where it has a kernel for them."""
     pools, at = cache_pools(graph), 0
+    halved = _patch_pools(graph, pools) if tensor else frozenset[int]()
     offsets: dict[int, int] = {}
     for pool in sorted(set(pools.values()), key=lambda pool: pool.index):
-        if pool.type(kv_type) == "q8_0" and pool.dim % 32:
+        found = _type_of(pool, kv_type, halved)
+        if found == "q8_0" and pool.dim % 32:
             raise AssayError(f"engine cuda: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim})")
         offsets[pool.index] = at
-        at += pool.heads * head_bytes(pool, pool.type(kv_type))
-    return CacheLayout(kv_type, pools, offsets, at, at + 128)
+        at += pool.heads * head_bytes(pool, found)
+    return CacheLayout(kv_type, pools, offsets, at, at + 128, halved)
+
+
+def _patch_pools(graph: Graph, pools: dict[str, CachePool]) -> frozenset[int]:
+    """Passing pools of a tower, which is given rows, that attention_patches.cu alone reads."""
+    wanted, others = set[int](), set[int]()
+    for group in fuse(graph).groups:
+        if not isinstance(group, Attention):
+            continue
+        keys, values = pools[group.keys], pools[group.values]
+        mask = attention_mask(graph, group.softmax, group.capped, "the cuda engine masks by inp_pos and inp_kpos only")
+        passing = bool(graph.given) and keys.passing and values.passing and len(group.softmax.inputs) == 3
+        fits = passing and sees_everything(mask) and patch_width(keys.dim) and keys.dim == values.dim
+        (wanted if fits else others).update((keys.index, values.index))
+    return frozenset(wanted - others)
+
+
+def sees_everything(mask: AttentionMask) -> bool:
+    """Whether every row sees every other one, by its score alone."""
+    return not (mask.causal or mask.window or mask.chunk or mask.cap or mask.sinks or mask.slopes) and mask.scale > 0
+
+
+def patch_width(dim: int) -> int:
+    """The narrowest heads of a kernel of attention_patches.cu that these fit; 0 if there is none."""
+    return next((width for width in structs.PATCH_WIDTHS if dim <= width and dim % 8 == 0), 0)
+
+
+def fits_patches(k_pool: PoolView, v_pool: PoolView, mask: AttentionMask) -> bool:
+    """Whether attention_patches.cu has a kernel for these keys and values."""
+    halves = k_pool.type == v_pool.type == KV_TYPES["f16"] and not v_pool.keys
+    alike = {k_pool.columns, v_pool.dim, v_pool.columns} == {k_pool.dim}
+    return halves and alike and sees_everything(mask) and patch_width(k_pool.dim) > 0
 
 
 # Kernels of attention_many.cu: widest head, query rows of a warp, pages of keys staged at once. The first that fits
@@ -169,6 +209,8 @@ def tile_cuts(graph: Graph, layout: CacheLayout, shared: int, tensor: bool = Fal
                     found.add((int(heads) // pool.heads, cut[1]))
             if tensor and pool.dim in _TENSOR_HEADS:
                 found.add((int(heads) // pool.heads, TENSOR_ROWS))
+            if pool.index in layout.halved:
+                found.add((int(heads) // pool.heads, PATCH_ROWS))
     return tuple(sorted(found))
 
 

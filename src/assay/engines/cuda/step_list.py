@@ -71,14 +71,16 @@ class StepList:
             self.results.append((External(name, c.plan.domains[name], width), value))
         return value
 
-    def new_for_readers(self, name: str, *forms: str) -> Value:
-        """A new value in 16 bits, if every reader multiplies it in one of these forms on tensor cores; else float32."""
+    def new_for_readers(self, name: str, *forms: str, padded: bool = False) -> Value:
+        """A new value in 16 bits, if every reader multiplies it in one of these forms on tensor cores; else float32.
+        `padded`: the step writes zeros behind the last column of a row, up to whole units."""
         c = self.context
         domain, width = c.domain(name), c.width(name)
         form = next((f for f in forms if c.read_as(f, name, domain)), "")
-        if name == c.graph.output or name in c.keep or width % UNIT or not form:
+        if name == c.graph.output or name in c.keep or (width % UNIT and not padded) or not form:
             return self.new(name)
-        value = self.values[name, domain] = Value(2 * padded_rows(c.rows(domain)) * width, Layout(form))
+        stride = -(-width // UNIT) * UNIT
+        value = self.values[name, domain] = Value(2 * padded_rows(c.rows(domain)) * stride, Layout(form))
         return value
 
     def given(self, name: str) -> None:

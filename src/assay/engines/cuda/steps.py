@@ -211,7 +211,7 @@ class QuantiseRows:
 
 @dataclass(frozen=True)
 class HalveRows:
-    """Rows as 16-bit floats, normed first where there is a norm."""
+    """Rows as 16-bit floats, normed first where there is a norm, or after an activation."""
 
     x: Value
     out: Value
@@ -219,6 +219,8 @@ class HalveRows:
     columns: int
     stride: int
     norm: Node | None
+    layer_norm: NormRows | None = None  # in the place of `norm`
+    act: int = -1  # one of abi.enumerations.Act
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ buffers. Touch this when a step must carry more from a chunk to the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -193,9 +193,15 @@ def joined(graph: Graph, first: Output, second: Output) -> Output:
 
 
 class Results:
-    """The arrays of a forward pass: rows that the caller gives, and results that each step writes."""
+    """The arrays of a forward pass: rows that the caller gives, and results that each step writes.
 
-    def __init__(self, externals: Sequence[External], batch: Sequence[Chunk]) -> None:
+    `memory` gives the array of so many numbers for the i-th external; by default a new one.
+    """
+
+    def __init__(
+        self, externals: Sequence[External], batch: Sequence[Chunk],
+        memory: Callable[[int, int], NDArray[np.float32]] = lambda i, n: np.empty(n, np.float32),
+    ) -> None:  # fmt: skip
         self.batch, self.externals = batch, externals
         counts = {
             "tokens": [c.n_tokens for c in batch],
@@ -206,10 +212,8 @@ class Results:
         }
         self._ends = {domain: [0, *accumulate(rows)] for domain, rows in counts.items()}
         self._flat = [
-            np.concatenate([c.rows[e.node].ravel() for c in batch])
-            if e.given
-            else np.empty(e.width * self._ends[e.domain][-1], np.float32)
-            for e in externals
+            _given(batch, e.node) if e.given else memory(i, e.width * self._ends[e.domain][-1])
+            for i, e in enumerate(externals)
         ]
         self._done = {"tokens": 0, "outputs": 0, "sequences": 0}
 
@@ -238,6 +242,12 @@ class Results:
             nodes = {name: _shaped(graph, name, rows(name, i), chunk) for name in names}
             found.append(Output(logits[max(0, len(logits) - chunk.n_outputs) :], nodes))
         return found
+
+
+def _given(batch: Sequence[Chunk], name: str) -> NDArray[np.float32]:
+    """The rows of all chunks; those of a single one are not copied."""
+    found = [np.ascontiguousarray(c.rows[name], np.float32).ravel() for c in batch]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:

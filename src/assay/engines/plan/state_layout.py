@@ -25,8 +25,8 @@ PLACES = 2  # copies of each slot: a step writes to the spare one (`state_places
 class CachePool:
     """Where the rows of one node lie: its number among the pools, and the shape of a position.
 
-    Keys and values that a graph does not cache are put into pages for one pass, in float32. Such a pool is `passing`
-    and serves all nodes of its shape, one after the other.
+    Keys and values that a graph does not cache are put into pages for one pass, in float32 unless an engine rounds
+    them. Such a pool is `passing` and serves all nodes of its shape, one after the other.
     """
 
     index: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isqrt
 from typing import Any
 
@@ -49,12 +50,17 @@ def patch_rows(pixels: NDArray[np.float32], patch: int, order: Array) -> NDArray
     """Pixels [channel, row, column] as a row [c, y, x] for each patch, in this order of the raster."""
     channels, height, width = pixels.shape
     gy, gx = height // patch, width // patch
-    cut = pixels[:, : gy * patch, : gx * patch].reshape(channels, gy, patch, gx, patch)
-    return np.ascontiguousarray(cut.transpose(1, 3, 0, 2, 4).reshape(gy * gx, -1)[order])
+    cut = np.ascontiguousarray(pixels[:, : gy * patch, : gx * patch], np.float32).reshape(-1, gx * patch)
+    lines = cut.view(np.dtype((np.void, 4 * patch))).reshape(channels, gy, patch, gx)  # a line of a patch is one item
+    row, column = np.divmod(np.asarray(order), gx)
+    in_raster = np.array_equal(order, np.arange(gy * gx))
+    found = lines.transpose(1, 3, 0, 2) if in_raster else lines[:, row, :, column]  # [.., channel, line]
+    return np.ascontiguousarray(found).view(np.float32).reshape(len(row), -1)
 
 
+@lru_cache(32)
 def picture_inputs(keys: ProjectorKeys, size: tuple[int, int], table: int) -> PictureInputs:
-    """The inputs of an image of this size in pixels."""
+    """The inputs of an image of this size in pixels. They are kept for the next image, so nobody may change them."""
     grid = Grid(keys, size[0] // keys.patch, size[1] // keys.patch, table)
     return _INPUTS[keys.projector](grid)
 

@@ -242,9 +242,10 @@ AttentionArgs = _define(
 )
 TensorAttentionArgs = _define(
     "TensorAttentionArgs",
-    "Attention on tensor cores (attention_tensor.cu).",
+    "Attention on tensor cores (attention_tensor.cu, attention_patches.cu).",
     ("AttentionArgs", "of"),
-    ("int32_t", "halved padding", "0: float32 results; else as store_halved says"),
+    ("int32_t", "halved", "0: float32 results; else as store_halved says"),
+    ("int32_t", "columns", "of a row of 16-bit results: zeros follow the heads"),
 )
 WalkAttention = _define(
     "WalkAttention",
@@ -377,11 +378,13 @@ ShortArgs = _define(
 HalveArgs = _define(
     "HalveArgs",
     "Rows to round to 16-bit floats (rows.cu).",
-    ("const float*", "x norm", "norm: weights of a norm before rounding, or null"),
+    ("const float*", "x norm bias", "norm, bias: weights and bias of a norm before rounding, or null"),
     ("uint16_t*", "out"),
     ("int32_t", "width stride room", "room: rows that `out` has memory for"),
     ("float", "eps"),
-    ("int32_t", "kind padding", "HalvedAs"),
+    ("int32_t", "kind", "HalvedAs"),
+    ("int32_t", "centred", "the norm is of x minus its mean"),
+    ("int32_t", "act padding", "Act of each value before rounding, or -1"),
 )
 StepArgs = _define(
     "StepArgs",

@@ -22,6 +22,8 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "HALVED_SHIFT": (28, "bit of `halved` from which on it holds a HalvedAs; the bits below are the rows of memory"),
     "LINE": (272, "bytes between the 256 codes of two rows in shared memory: eight rows hit all banks"),
     "HALF_BLOCK": (128, "keys that attention_tensor.cu stages at a time"),
+    "PATCH_KEYS": (64, "keys that attention_patches.cu stages at a time"),
+    "PATCH_ROWS": (128, "query rows of a tile of attention_patches.cu"),
     "PROMPT_KEYS": (128, "keys that attention_prompt.cu stages at a time"),
     "FLOAT_STEP": (16, "columns that gemm_floats.cu stages at a time"),
     "WALK_WARPS": (12, "consumer warps of a walk; producer warps come after them"),
@@ -58,6 +60,7 @@ WALK_WARPS, WALK_ROWS, WALK_UNIT_BYTES, WALK_CODE_BYTES, WALK_HEAD, CUT_BYTES = 
 CHOSEN, CHOICE_BYTES, FEW_CHOICE_BYTES, MOST_EXPERTS = (
     CONSTANTS[name][0] for name in ("CHOSEN", "CHOICE_BYTES", "FEW_CHOICE_BYTES", "MOST_EXPERTS")
 )
+PATCH_ROWS = CONSTANTS["PATCH_ROWS"][0]
 MOST_MAPS, SCAN_ROWS = CONSTANTS["MOST_MAPS"][0], CONSTANTS["SCAN_ROWS"][0]
 
 

@@ -141,6 +141,13 @@ attend_tensor_one_bytes = _bytes(
     "16 * tensor_query_bytes(dim) + tensor_keys_bytes(dim) // 2 + 32 * (HALF_BLOCK + 8) * (1 + (group > 8)) + 2 * dim",
     "attend_tensor_one: values of half a block, and the scores of a group of heads",
 )  # fmt: skip
+patch_stage_bytes = _bytes(
+    "patch_stage_bytes", "dim", "PATCH_KEYS * (4 * dim + 16)", "attention_patches.cu: keys and values that are staged"
+)
+attend_patches_bytes = _bytes(
+    "attend_patches_bytes", "dim", "PATCH_ROWS * tensor_query_bytes(dim) + 2 * patch_stage_bytes(dim)",
+    "attention_patches.cu",
+)  # fmt: skip
 
 # -- walks -------------------------------------------------------------------------------------------------------------
 _NAMES["WALK_STEP_BYTES"] = sizeof(WalkStep)
