@@ -7,6 +7,25 @@
 // sums that are added in 16 bits as far as they fit.
 #include "x86_rows.h"
 
+// A transposition of 16 rows of 8 words. A vector has two rows, `pair_row` and the fourth after it. The columns come in the
+// order 0 4 1 5 2 6 3 7.
+constexpr int pair_row(int pair) { return pair < 4 ? pair : pair + 4; }
+INLINE void columns_of_pairs(const __m512 (&pairs)[8], __m512 (&columns)[8]) {
+    __m512d t[8];
+    for (int h = 0; h < 8; h += 4) {
+        const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(pairs[h], pairs[h + 1])),
+                      b = _mm512_castps_pd(_mm512_unpackhi_ps(pairs[h], pairs[h + 1])),
+                      c = _mm512_castps_pd(_mm512_unpacklo_ps(pairs[h + 2], pairs[h + 3])),
+                      d = _mm512_castps_pd(_mm512_unpackhi_ps(pairs[h + 2], pairs[h + 3]));
+        t[h] = _mm512_unpacklo_pd(a, c), t[h + 1] = _mm512_unpackhi_pd(a, c);
+        t[h + 2] = _mm512_unpacklo_pd(b, d), t[h + 3] = _mm512_unpackhi_pd(b, d);
+    }
+    for (int i = 0; i < 4; i++) {
+        columns[2 * i] = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[i], t[i + 4], 0x88));
+        columns[2 * i + 1] = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[i], t[i + 4], 0xdd));
+    }
+}
+
 struct Avx512 : ReadsRows<Avx512> {
     static constexpr int L = 16, PV = 2;
     static constexpr int ahead = 4096;
@@ -137,6 +156,55 @@ struct Avx512 : ReadsRows<Avx512> {
             to[p + 2] = _mm512_castpd_ps(_mm512_shuffle_f64x2(ab[p], cd[p], 0xdd));
         }
     }
+    // 64 bytes of each of 32 rows. Halves are transposed as words of two neighbouring columns. Those of F16 come from the even
+    // rows and from the odd rows: two words are then one of either column, with the rows in order.
+    static constexpr int line_bytes = 64;
+    template <class W>
+    static INLINE void transpose_lines(const uint8_t* from, int64_t stride, float* to) {
+        constexpr int R = L * PV;
+        constexpr bool f16 = W::size == 2 && !W::brain;
+        constexpr int step = f16 ? 2 : 1, apart = f16 ? 1 : L;  // between rows of a vector, and between vectors
+        for (int h = 0; h < 2; h++) {                           // 32 bytes of each row
+            F words[PV][8];
+#pragma GCC unroll 2
+            for (int v = 0; v < PV; v++) {
+                F pairs[8];
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; i++) {
+                    const uint8_t* const at = from + (v * apart + pair_row(i) * step) * stride + 32 * h;
+                    const __m256 a = _mm256_loadu_ps(reinterpret_cast<const float*>(at));
+                    const __m256 b = _mm256_loadu_ps(reinterpret_cast<const float*>(at + 4 * step * stride));
+                    pairs[i] = _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
+                }
+                columns_of_pairs(pairs, words[v]);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                const int word = i % 2 * 4 + i / 2;  // of the 8
+                if constexpr (W::size == 4) {
+                    float* const column = to + (8 * h + word) * R;
+                    for (int v = 0; v < PV; v++) store(column + v * L, words[v][i]);
+                } else {
+                    float* const column = to + 2 * (8 * h + word) * R;
+                    const __m512i a = _mm512_castps_si512(words[0][i]), b = _mm512_castps_si512(words[1][i]);
+                    if constexpr (W::brain) {
+                        const __m512i high = _mm512_set1_epi32(int(0xffff0000));
+                        store(column, _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)));
+                        store(column + L, _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)));
+                        store(column + R, _mm512_castsi512_ps(_mm512_and_si512(a, high)));
+                        store(column + R + L, _mm512_castsi512_ps(_mm512_and_si512(b, high)));
+                    } else {
+                        const auto widen = [](float* at, __m512i halves) INLINE_LAMBDA {
+                            store(at, _mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
+                            store(at + L, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)));
+                        };
+                        widen(column, _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)));
+                        widen(column + R, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b));
+                    }
+                }
+            }
+        }
+    }
     static INLINE F two_columns(const float* x) {
         double both;
         __builtin_memcpy(&both, x, sizeof both);
@@ -172,7 +240,13 @@ struct Avx512 : ReadsRows<Avx512> {
 
     // A token's value is broadcast once for both vectors: GCC would fold the broadcast into each of the two multiply-adds,
     // and these are slower from memory.
-    static constexpr bool has_column = true;
+    static constexpr bool has_column = true, eight_tokens = true;
+    template <class Float>
+    static INLINE F broadcast(const float* x) {
+        F a = _mm512_set1_ps(*x);
+        asm("" : "+v"(a));
+        return a;
+    }
     template <int N>
     static INLINE void column(F (&acc)[4][PV], const F (&w)[PV], const X (&x)[4]) {
 #pragma GCC unroll 4

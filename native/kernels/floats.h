@@ -94,6 +94,64 @@ void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t w
     });
 }
 
+// The even (ODD = 0) or the odd columns of a part of a unit of floats, for 8 tokens: two groups, `apart` floats from each
+// other. All accumulators are in registers, so that a column is read once for 8 tokens. They come from `sums`, unless the part
+// is the `first` of its unit, and go back there. Behind the `last` part, both are added to `totals`. Beside the
+// products, `next` is prefetched into the second-level cache: a line for each 4 columns, `stride` bytes apart.
+template <int ODD>
+void eight_tokens(const float* weights, int64_t columns, const float* x, int64_t apart, float (*sums)[2][R], float (*totals)[R],
+                  bool first, bool last, bool carry, const uint8_t* next, int64_t stride) {
+    using Float = V::F;
+    Float sum[2 * TOKENS][PV];
+    const auto each = [&](auto f) INLINE_LAMBDA {
+        loop<2 * TOKENS>([&](auto t) INLINE_LAMBDA { loop<PV>([&](auto v) INLINE_LAMBDA { f(t, v, sum[t][v]); }); });
+    };
+    each([&](auto t, auto v, Float& s) INLINE_LAMBDA { s = first ? V::set(0.0f) : V::load(sums[t][ODD] + v * L); });
+    for (int64_t i = 0; i < columns; i += 4, x += 4 * TOKENS, next += stride) {
+        __builtin_prefetch(next, 0, 2);
+        unroll<2>([&](auto pair) INLINE_LAMBDA {
+            constexpr int n = 2 * pair + ODD;
+            Float w[PV];
+            loop<PV>([&](auto v) INLINE_LAMBDA { w[v] = V::load(weights + (i + n) * R + v * L); });
+            loop<2 * TOKENS>([&](auto t) INLINE_LAMBDA {
+                const Float a = V::template broadcast<Float>(x + t / TOKENS * apart + 4 * (t % TOKENS) + n);
+                loop<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::fma(w[v], a, sum[t][v]); });
+            });
+        });
+    }
+    if (ODD == 0 || !last) return each([&](auto t, auto v, Float& s) INLINE_LAMBDA { V::store(sums[t][ODD] + v * L, s); });
+    each([&](auto t, auto v, Float& s) INLINE_LAMBDA {
+        float* const at = totals[t] + v * L;
+        const Float both = V::add(V::load(sums[t][0] + v * L), s);
+        V::store(at, carry ? V::add(V::load(at), both) : both);
+    });
+}
+
+// Rows of the file that are read after a unit: the same columns of all its rows, `bytes` of each.
+struct NextRows {
+    const uint8_t* at = nullptr;
+    int64_t stride = 0, bytes = 0;
+};
+
+// A unit of floats for `tokens` tokens, a multiple of 8. Some columns at a time stay in the first-level cache. Each of the
+// passes over them prefetches one line of each of the next rows.
+void unit_of_eights(const float* weights, int64_t columns, const float* x, int64_t apart, int64_t tokens, bool carry, Scratch& room,
+                    NextRows next) {
+    static_assert(FLOAT_COLUMNS / 4 >= R);
+    const int64_t passes = tokens / 4 * ((columns + FLOAT_COLUMNS - 1) / FLOAT_COLUMNS), step = next.bytes / passes;
+    for (int64_t i = 0; i < columns; i += FLOAT_COLUMNS) {
+        const bool first = i == 0, last = i + FLOAT_COLUMNS >= columns;
+        const int64_t some = last ? columns - i : FLOAT_COLUMNS;
+        for (int64_t t = 0; t < tokens; t += 2 * TOKENS) {
+            const float* const from = x + t / TOKENS * apart + i * TOKENS;
+            eight_tokens<0>(weights + i * R, some, from, apart, room.sums + t, room.totals + t, first, last, carry, next.at, next.stride);
+            next.at += step;
+            eight_tokens<1>(weights + i * R, some, from, apart, room.sums + t, room.totals + t, first, last, carry, next.at, next.stride);
+            next.at += step;
+        }
+    }
+}
+
 // All columns of a panel, for T tokens of one group, of which t is the first.
 template <class W, int T>
 void panel_f32(const uint8_t* weights, int64_t columns, const float* x, const FloatActs& acts, int64_t t, float* out,
@@ -178,6 +236,9 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
                 using W = decltype(loader);
                 const int64_t stride = w.k * W::size;
                 const uint8_t* const from = w.data + first_row * stride + first * W::size;
+                if constexpr (V::line_bytes > 0)
+                    for (constexpr int line = V::line_bytes / W::size; done + line <= columns; done += line)
+                        V::template transpose_lines<W>(from + done * W::size, stride, floats + done * R);
                 for (; done + 8 <= columns; done += 8) {
                     fetch_rows<W::size>(from, stride, done);
                     V::template transpose_rows<W>(from + done * W::size, stride, floats + done * R);
@@ -240,14 +301,14 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
     Scratch& room = scratch;
     const int64_t all = float_columns(w.k);
     const FloatActs acts(m, w.k);
-    const auto each_group = [&](auto f) INLINE_LAMBDA {
-        for (int64_t t = 0; t < m; t += TOKENS) by_tokens(int(m - t < TOKENS ? m - t : TOKENS), [&](auto T) { f(T, t); });
+    const auto each_group = [&](int64_t first, auto f) INLINE_LAMBDA {
+        for (int64_t t = first; t < m; t += TOKENS) by_tokens(int(m - t < TOKENS ? m - t : TOKENS), [&](auto T) { f(T, t); });
     };
     const auto direct = [&](auto loader) {
         using W = decltype(loader);
         each_panel(begin, end, [&](const Rows& rows) {
             const uint8_t* const panel = w.data + rows.first * all * W::size;
-            each_group([&](auto T, int64_t t) {
+            each_group(0, [&](auto T, int64_t t) {
                 at_edge<T>(rows, T, false, out + t * ldo, ldo,
                            [&](float* to, int64_t ld) { panel_f32<W, T>(panel, all, x, acts, t, to, ld); });
             });
@@ -275,19 +336,42 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});
     if (w.packed && m < EXPAND && w.type == Type::BF16) return direct(WBF16{});
+    const auto unit = [&](const Rows& rows, int64_t c) {
+        if (w.packed && w.type == Type::F32) return reinterpret_cast<const float*>(w.data) + rows.first * all + c * R;
+        panel_floats(w, rows.first, c, w.k - c < UNIT ? w.k - c : UNIT, room);
+        return static_cast<const float*>(room.floats);
+    };
+    const auto next_rows = [&](int64_t first_row, int64_t c) -> NextRows {
+        if (w.packed || !is_float(w.type)) return {};
+        const int64_t size = type_info(w.type)->block_bytes, stride = w.k * size;
+        const uint8_t* const row = w.data + (c < all ? first_row : first_row + R) * stride;
+        return {row + (c < all ? c : 0) * size, stride, UNIT * size};
+    };
+    int64_t t = 0;
+    // Panel by panel, so that rows of the file are read in their order, and a panel's totals stay in the first-level cache:
+    // rows of `out` may share few of its sets.
+    if constexpr (V::eight_tokens)
+        for (int64_t some; t + 8 <= m; t += some) {
+            some = m - t < FLOAT_TOKENS ? (m - t) / 8 * 8 : FLOAT_TOKENS;
+            each_panel(begin, end, [&](const Rows& rows) {
+                for (int64_t c = 0; c < all; c += UNIT)
+                    unit_of_eights(unit(rows, c), all - c < UNIT ? all - c : UNIT, x + acts.at(c, t), TOKENS * acts.columns(c), some,
+                                   c > 0, room, next_rows(rows.first, c + UNIT));
+                for (int64_t i = 0; i < some; i++)
+                    __builtin_memcpy(out + (t + i) * ldo + rows.first + rows.from(), room.totals[i] + rows.from(),
+                                     size_t(rows.to() - rows.from()) * sizeof(float));
+            });
+        }
+    if (t == m) return;
     // A unit of a panel stays in L1 while all tokens use it, and the tokens stay in L2 for all panels.
     for (int64_t c = 0; c < all; c += UNIT) {
         const int64_t columns = all - c < UNIT ? all - c : UNIT;
         each_panel(begin, end, [&](const Rows& rows) {
-            const float* weights = room.floats;
-            if (w.packed && w.type == Type::F32)
-                weights = reinterpret_cast<const float*>(w.data) + rows.first * all + c * R;
-            else
-                panel_floats(w, rows.first, c, w.k - c < UNIT ? w.k - c : UNIT, room);
-            each_group([&](auto T, int64_t t) {
-                at_edge<T>(rows, T, c > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-                    unit_f32<WF32, T>(reinterpret_cast<const uint8_t*>(weights), columns, x + acts.at(c, t), acts.width,
-                                      c > 0, to, ld);
+            const float* const weights = unit(rows, c);
+            each_group(t, [&](auto T, int64_t at) {
+                at_edge<T>(rows, T, c > 0, out + at * ldo, ldo, [&](float* to, int64_t ld) {
+                    unit_f32<WF32, T>(reinterpret_cast<const uint8_t*>(weights), columns, x + acts.at(c, at), acts.width, c > 0, to,
+                                      ld);
                 });
             });
         });

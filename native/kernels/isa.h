@@ -69,9 +69,19 @@ struct NoBlock {
     static constexpr bool has_column = false;  // has its own code for a column of floats times 4 tokens
     template <int N, class... Arguments>
     static void column(Arguments&&...) {}
+    // has registers for the sums of 8 tokens over the even or the odd columns of a panel of floats: `broadcast` gives a
+    // token's value
+    static constexpr bool eight_tokens = false;
+    template <class F>
+    static F broadcast(const float*) {
+        return F{};
+    }
     // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 columns of a panel of floats, `row_dots`
-    // a RowTile.
+    // a RowTile. `transpose_lines` takes `line_bytes` of each row, if that is not 0: a whole cache line is read once.
     static constexpr bool reads_rows = false;
+    static constexpr int line_bytes = 0;
+    template <class W, class... Arguments>
+    static void transpose_lines(Arguments&&...) {}
     template <int BEGIN, int END, class... Arguments>
     static void row_dots(Arguments&&...) {}
     template <class W, class... Arguments>
@@ -120,6 +130,9 @@ struct Packer {
     // layout.h. For types that are read in place.
     void (*row_tiles)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, int64_t block, int64_t blocks,
                       uint8_t* dst);
+    // One token, `acts`, on the panel that begins with row `first`, read where it lies in the file; false, and nothing is
+    // written, for a type without such a product.
+    bool (*row_product)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t first, const void* acts, float* out);
 };
 constexpr int64_t kRowBlocks = 32;
 

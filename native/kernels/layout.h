@@ -70,7 +70,7 @@ struct Layout {
     static constexpr Type type = TYPE;
     static constexpr Kind kind = KIND;
     static constexpr bool is_tile = false, by_rows = false, super = SUPER, sub16 = SUB16, min = MIN;
-    static constexpr int centre = CENTRE;
+    static constexpr int centre = CENTRE, eighths = EIGHTHS;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
     static constexpr int multiple = V::template multiple<KIND>;  // unpacked: multiple * q + offset
     static constexpr bool apart = TYPE == Type::NVFP4;  // each half block has an f16 scale of its own

@@ -18,6 +18,7 @@ namespace {
 #include ASSAY_VECTORS
 using V = ASSAY_V;
 #include "layout.h"
+#include "group.h"
 
 static_assert(R % 8 == 0);
 
@@ -553,6 +554,35 @@ void row_tiles(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n,
     }
 }
 
+#if defined(__AVX512BW__)
+#include "avx512_books.h"
+#endif
+
+// One token, without tiles; false if this type has no such product here.
+bool row_product_of([[maybe_unused]] Type type, [[maybe_unused]] const uint8_t* src, [[maybe_unused]] int64_t n,
+                    [[maybe_unused]] int64_t k, [[maybe_unused]] int64_t first, [[maybe_unused]] const void* acts,
+                    [[maybe_unused]] float* out) {
+#if defined(__AVX512BW__)
+    const TypeInfo& info = *type_info(type);
+    const size_t stride = size_t(k / info.block_size * info.block_bytes);
+    const auto product = [&](auto layout) {
+        using F = decltype(layout);
+        book_product<F>(src, stride, size_t(info.block_bytes), n, k, first, static_cast<const Group*>(acts), out);
+        return true;
+    };
+    switch (type) {
+        case Type::IQ2_XXS: return product(IQ2_XXS{});
+        case Type::IQ2_XS: return product(IQ2_XS{});
+        case Type::IQ2_S: return product(IQ2_S{});
+        case Type::IQ1_S: return product(IQ1_S{});
+        case Type::IQ1_M: return product(IQ1_M{});
+        default: return false;
+    }
+#else
+    return false;
+#endif
+}
+
 // ---- floats ---------------------------------------------------------------------------------------------------------
 
 // Transpose 8 rows x 8 columns of two bytes: rows are `stride` bytes apart, the resulting columns `step` bytes.
@@ -636,5 +666,6 @@ void row_tiles_of(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t f
 
 namespace assay::ASSAY_NS {
 extern const kernels::Packer kPacker;
-const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows, kernels::row_tiles_of};
+const kernels::Packer kPacker = {kernels::packed_size, kernels::pack_rows, kernels::row_tiles_of,
+                                  kernels::row_product_of};
 }  // namespace assay::ASSAY_NS

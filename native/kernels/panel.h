@@ -256,6 +256,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
                         const int64_t stride = int64_t(row_bytes(w.type, w.k));
                         return panel_of_file(w.data + rows.first * stride, stride, all, acts, to);
                     }
+                if (packer.row_product(w.type, w.data, w.n, w.k, rows.first, acts, to)) return;
                 for (int64_t b = 0; b < all; b += kRowBlocks) {
                     const int64_t blocks = all - b < kRowBlocks ? all - b : kRowBlocks;
                     packer.row_tiles(w.type, w.data, w.n, w.k, rows.first, b, blocks, room);

@@ -4,22 +4,13 @@
 // Included once per instruction set, inside an anonymous namespace.
 #pragma once
 
-constexpr int TOKENS = 4;  // tokens of a group: their scales are adjacent
 constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
 constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
+constexpr int64_t FLOAT_TOKENS = 64, FLOAT_COLUMNS = 128;  // tokens and columns of floats that meet in the first-level cache
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
-// A block of 32 columns of a group of 4 tokens: three cache lines, read as one stream.
-struct Group {
-    int8_t q[TOKENS][32];
-    float d[TOKENS];       // scale
-    float s[TOKENS];       // d * (sum of the block)
-    int32_t neg0[TOKENS];  // -(sum of the first half)
-    int32_t neg[TOKENS];   // -(sum of the block)
-};
-static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp relies on the size
-
+#include "group.h"
 #include "quantise.h"
 
 void quantise_row(const float* x, int64_t k, int lane, Group* group) {
@@ -81,5 +72,7 @@ struct Scratch {
     static_assert(kRowBlocks <= CHUNK);
     alignas(64) uint8_t tile[CHUNK * AnyTile::unit_bytes];
     alignas(64) float floats[UNIT * R];
+    // of a panel of floats (floats.h): sums over the even and the odd columns of a unit, and over all units
+    alignas(64) float sums[V::eight_tokens ? FLOAT_TOKENS : 1][2][R], totals[V::eight_tokens ? FLOAT_TOKENS : 1][R];
 };
 thread_local Scratch scratch;
