@@ -32,6 +32,10 @@ constexpr int kFewChoiceBytes = 3392;  // shared memory of the choice of WALK_RO
 constexpr int kMostExperts = 512;  // most experts of a layer in a walk
 constexpr int kMostMaps = 3;  // elementwise operations of one walk step
 constexpr int kScanRows = 4;  // rows of a state that a warp of a walk has at a time
+constexpr int kStepsKept = 4;  // descriptions of steps that a block of threads of walk_all.cu has in shared memory
+constexpr int kDeltaRows = 32;  // rows of a head's state that a thread block of a walk has at a time
+constexpr int kDeltaTaps = 4;  // taps of the convolution before such a state
+constexpr int kDeltaChannels = 128;  // channels of such a head, and rows of its state
 constexpr int kCutBytes = 4096;  // first piece of a tile that is fetched as two pieces: its chunks of low bits
 
 // Activation of a gate (arithmetic.h).
@@ -101,7 +105,7 @@ enum HalvedAs {
 // Kind of a walk step (walk.h).
 enum StepKind {
     PRODUCT = 0, ATTEND = 1, FOLD = 2, QUANTISE = 3, NORM = 4, FLOAT_ROWS = 5, EXPERT_ROWS = 6, MAP_ROW = 7,
-    PART_NORMS = 8, PART_LENGTHS = 9, RECURRENCE = 10, WINDOW = 11, WEIGH_EXPERTS = 12
+    PART_NORMS = 8, PART_LENGTHS = 9, RECURRENCE = 10, WINDOW = 11, WEIGH_EXPERTS = 12, DELTA = 13, GATED_NORMS = 14
 };
 
 // `fresh` of a walk step. AWAIT_X, AWAIT_RESIDUAL: an earlier step of the same walk writes x or the residual, so
@@ -348,6 +352,7 @@ struct TensorAttentionArgs {
 struct WalkAttention : AttentionArgs {
     const float *q_norm, *k_norm;  // weights of a norm of every head before RoPE, or null
     float eps, factor;  // factor: multiplies q after RoPE
+    int32_t q_step, padding_3;  // floats from a head of q to the next
 };
 
 // out = (x f) w + b + residual; centred: x minus its mean (walk_products.h).
@@ -406,6 +411,17 @@ struct ScanArgs {
     int32_t padding;
 };
 
+// The gated delta rule of one token with its convolution and norms, and the norm and gate behind it: two steps of a
+// walk (walk_delta.h). x: row before the convolution, decay's input, beta's input; the rule's result, gate.
+struct WalkDelta : ScanArgs {
+    const float* taps;  // of each channel of the convolution
+    const float* rate;  // factor of softplus of decay's input, of each head
+    int64_t window;  // where the window of the convolution begins in a state slot
+    float eps, norm_eps;  // of the length of q and k, and of the norm behind the rule
+    int32_t act, gate_act;  // activations of the convolution and of the gate
+    int32_t floor, padding_2;  // floor: eps is the least length
+};
+
 // Products with the chosen experts' matrices as a walk step: gate and up, or down and, of one token, the weighted sum
 // (walk_all.cu); of several tokens, that is a step of its own (walk_few_all.cu).
 struct WalkExperts : ProductArgs {
@@ -422,6 +438,7 @@ struct WalkExperts : ProductArgs {
     int32_t by_matrix;  // several tokens: tokens of an expert from which `mma` multiplies
     int64_t costs, padding;  // several tokens: byte n - 1 is the time of a tile that n tokens are multiplied by
     float* partial;  // of halved: the sums of the first half
+    const float *addend, *addend_gate;  // of down: a row added to the sum, times sigmoid of a value; or null
 };
 
 // One step of a walk (walk.h).
@@ -443,6 +460,7 @@ struct WalkStep {
         MapChain chain;
         RowArgs row;
         ScanArgs scan;
+        WalkDelta delta;
     };
 };
 
@@ -699,9 +717,15 @@ constexpr int attend_patches_bytes(int dim) {
     return kPatchRows * tensor_query_bytes(dim) + 2 * patch_stage_bytes(dim);
 }
 
-// walk.cu: the ring, two steps, and the work space of the largest step; several: more than one token
+// walk.cu: the ring, two steps (walk_all.cu has more), and the work space of the largest step; several: more than one
+// token
 constexpr int walk_bytes(int slots, int room, int work, int several) {
     return slots * (room + 16) + 2 * int(sizeof(WalkStep)) + 4 * kWalkRows + 32 * several + work;
+}
+
+// walk_all.cu: choices, further steps
+constexpr int walk_all_own_bytes() {
+    return kChoiceBytes + (kStepsKept - 2) * int(sizeof(WalkStep));
 }
 
 // walk_products.h: x quantised, then partial sums of `rows` rows or x as floats
@@ -724,6 +748,11 @@ constexpr int walk_experts_bytes(int x_units, int units, int rows, int codes) {
     return 16 + 352 * x_units + max_of(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes));
 }
 
+// walk_delta.h: q, k, rows of v, decay, beta
+constexpr int walk_delta_bytes() {
+    return 4 * (2 * kDeltaChannels + kDeltaRows + 4);
+}
+
 // walk_few_all.cu: x of some tokens, `rows` rows of weights, and partial sums
 constexpr int walk_few_float_rows_bytes(int tokens, int units, int rows, int chunks) {
     return units * (tokens * (1040 + 4 * rows) + rows * 16 * (chunks + 1));
@@ -744,11 +773,11 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     STRUCT(Matrix, 48) STRUCT(Acts, 32) STRUCT(Product, 104) STRUCT(ProductArgs, 536) STRUCT(TensorArgs, 632) \
     STRUCT(SortArgs, 40) STRUCT(PairArgs, 80) STRUCT(TotalArgs, 48) STRUCT(SortedArgs, 552) STRUCT(FactorArgs, 72) \
     STRUCT(Pool, 40) STRUCT(Cache, 24) STRUCT(Rows, 40) STRUCT(Mask, 40) STRUCT(AttentionArgs, 312) \
-    STRUCT(TensorAttentionArgs, 320) STRUCT(WalkAttention, 336) STRUCT(Norm, 72) STRUCT(NormArgs, 160) \
-    STRUCT(MapArgs, 80) STRUCT(MapChain, 248) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkExperts, 632) \
-    STRUCT(WalkStep, 688) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) STRUCT(HalveArgs, 64) \
-    STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) STRUCT(BestArgs, 80) \
-    STRUCT(RepackArgs, 112)
+    STRUCT(TensorAttentionArgs, 320) STRUCT(WalkAttention, 344) STRUCT(Norm, 72) STRUCT(NormArgs, 160) \
+    STRUCT(MapArgs, 80) STRUCT(MapChain, 248) STRUCT(RowArgs, 80) STRUCT(ScanArgs, 128) STRUCT(WalkDelta, 176) \
+    STRUCT(WalkExperts, 648) STRUCT(WalkStep, 704) STRUCT(WalkArgs, 32) STRUCT(ClearArgs, 16) STRUCT(ShortArgs, 352) \
+    STRUCT(HalveArgs, 64) STRUCT(StepArgs, 208) STRUCT(RopeArgs, 56) STRUCT(PositionArgs, 56) STRUCT(ScoreArgs, 112) \
+    STRUCT(BestArgs, 80) STRUCT(RepackArgs, 112)
 #define ABI_FIELDS(FIELD) \
     FIELD(Matrix, data, 0) FIELD(Matrix, group_bytes, 8) FIELD(Matrix, format, 16) FIELD(Matrix, rows, 20) \
     FIELD(Matrix, columns, 24) FIELD(Matrix, units, 28) FIELD(Matrix, group, 32) FIELD(Matrix, tiles, 36) \
@@ -791,28 +820,32 @@ constexpr int walk_attention_bytes(int heads, int dim) {
     FIELD(AttentionArgs, turn_k, 304) FIELD(AttentionArgs, max_blocks, 308) FIELD(TensorAttentionArgs, of, 0) \
     FIELD(TensorAttentionArgs, halved, 312) FIELD(TensorAttentionArgs, columns, 316) FIELD(WalkAttention, q_norm, 312) \
     FIELD(WalkAttention, k_norm, 320) FIELD(WalkAttention, eps, 328) FIELD(WalkAttention, factor, 332) \
-    FIELD(Norm, x, 0) FIELD(Norm, w, 8) FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) \
-    FIELD(Norm, more, 40) FIELD(Norm, sum, 48) FIELD(Norm, columns, 56) FIELD(Norm, first, 60) \
-    FIELD(Norm, centred, 64) FIELD(Norm, eps, 68) FIELD(NormArgs, parts, 0) FIELD(NormArgs, n_parts, 144) \
-    FIELD(NormArgs, tokens, 148) FIELD(NormArgs, tasks, 152) FIELD(NormArgs, padding, 156) FIELD(MapArgs, x, 0) \
-    FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) \
-    FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) \
-    FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) \
-    FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) FIELD(MapChain, maps, 0) FIELD(MapChain, count, 240) \
-    FIELD(MapChain, padding, 244) FIELD(RowArgs, x, 0) FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) \
-    FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) \
-    FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) \
-    FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) FIELD(ScanArgs, sequences, 72) \
-    FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) FIELD(ScanArgs, heads, 96) \
-    FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) FIELD(ScanArgs, kind, 112) \
-    FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) FIELD(ScanArgs, padding, 124) \
-    FIELD(WalkExperts, logits, 536) FIELD(WalkExperts, choice_bias, 544) FIELD(WalkExperts, routing, 552) \
-    FIELD(WalkExperts, by_logits, 556) FIELD(WalkExperts, used, 560) FIELD(WalkExperts, softmax_chosen, 564) \
-    FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) FIELD(WalkExperts, scale, 576) \
-    FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) FIELD(WalkExperts, gated, 588) \
-    FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) FIELD(WalkExperts, halved, 600) \
-    FIELD(WalkExperts, by_matrix, 604) FIELD(WalkExperts, costs, 608) FIELD(WalkExperts, padding, 616) \
-    FIELD(WalkExperts, partial, 624) FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) \
+    FIELD(WalkAttention, q_step, 336) FIELD(WalkAttention, padding_3, 340) FIELD(Norm, x, 0) FIELD(Norm, w, 8) \
+    FIELD(Norm, b, 16) FIELD(Norm, residual, 24) FIELD(Norm, out, 32) FIELD(Norm, more, 40) FIELD(Norm, sum, 48) \
+    FIELD(Norm, columns, 56) FIELD(Norm, first, 60) FIELD(Norm, centred, 64) FIELD(Norm, eps, 68) \
+    FIELD(NormArgs, parts, 0) FIELD(NormArgs, n_parts, 144) FIELD(NormArgs, tokens, 148) FIELD(NormArgs, tasks, 152) \
+    FIELD(NormArgs, padding, 156) FIELD(MapArgs, x, 0) FIELD(MapArgs, y, 8) FIELD(MapArgs, z, 16) \
+    FIELD(MapArgs, out, 24) FIELD(MapArgs, rows, 32) FIELD(MapArgs, width, 40) FIELD(MapArgs, x_width, 44) \
+    FIELD(MapArgs, y_width, 48) FIELD(MapArgs, op, 52) FIELD(MapArgs, integer, 56) FIELD(MapArgs, z_rows, 60) \
+    FIELD(MapArgs, parts, 64) FIELD(MapArgs, z_width, 68) FIELD(MapArgs, number, 72) FIELD(MapArgs, second, 76) \
+    FIELD(MapChain, maps, 0) FIELD(MapChain, count, 240) FIELD(MapChain, padding, 244) FIELD(RowArgs, x, 0) \
+    FIELD(RowArgs, w, 8) FIELD(RowArgs, b, 16) FIELD(RowArgs, out, 24) FIELD(RowArgs, acts, 32) \
+    FIELD(RowArgs, width, 64) FIELD(RowArgs, parts, 68) FIELD(RowArgs, eps, 72) FIELD(RowArgs, w_step, 76) \
+    FIELD(ScanArgs, x, 0) FIELD(ScanArgs, weight, 48) FIELD(ScanArgs, out, 56) FIELD(ScanArgs, states, 64) \
+    FIELD(ScanArgs, sequences, 72) FIELD(ScanArgs, slot_floats, 80) FIELD(ScanArgs, offset, 88) \
+    FIELD(ScanArgs, heads, 96) FIELD(ScanArgs, groups, 100) FIELD(ScanArgs, channels, 104) FIELD(ScanArgs, rows, 108) \
+    FIELD(ScanArgs, kind, 112) FIELD(ScanArgs, per_channel, 116) FIELD(ScanArgs, scale, 120) \
+    FIELD(ScanArgs, padding, 124) FIELD(WalkDelta, taps, 128) FIELD(WalkDelta, rate, 136) \
+    FIELD(WalkDelta, window, 144) FIELD(WalkDelta, eps, 152) FIELD(WalkDelta, norm_eps, 156) \
+    FIELD(WalkDelta, act, 160) FIELD(WalkDelta, gate_act, 164) FIELD(WalkDelta, floor, 168) \
+    FIELD(WalkDelta, padding_2, 172) FIELD(WalkExperts, logits, 536) FIELD(WalkExperts, choice_bias, 544) \
+    FIELD(WalkExperts, routing, 552) FIELD(WalkExperts, by_logits, 556) FIELD(WalkExperts, used, 560) \
+    FIELD(WalkExperts, softmax_chosen, 564) FIELD(WalkExperts, normalise, 568) FIELD(WalkExperts, least, 572) \
+    FIELD(WalkExperts, scale, 576) FIELD(WalkExperts, down, 580) FIELD(WalkExperts, which, 584) \
+    FIELD(WalkExperts, gated, 588) FIELD(WalkExperts, alpha, 592) FIELD(WalkExperts, limit, 596) \
+    FIELD(WalkExperts, halved, 600) FIELD(WalkExperts, by_matrix, 604) FIELD(WalkExperts, costs, 608) \
+    FIELD(WalkExperts, padding, 616) FIELD(WalkExperts, partial, 624) FIELD(WalkExperts, addend, 632) \
+    FIELD(WalkExperts, addend_gate, 640) FIELD(WalkStep, kind, 0) FIELD(WalkStep, fresh, 4) FIELD(WalkStep, heads, 8) \
     FIELD(WalkStep, of_block, 12) FIELD(WalkStep, dim_shift, 16) FIELD(WalkStep, per_group, 20) \
     FIELD(WalkStep, in_copies, 24) FIELD(WalkStep, in_bytes, 28) FIELD(WalkStep, out_copies, 32) \
     FIELD(WalkStep, out_bytes, 36) FIELD(WalkStep, first, 40) FIELD(WalkStep, ahead, 44) FIELD(WalkStep, second, 48) \

@@ -30,15 +30,16 @@ DEVICE void walk(const WalkArgs& a) {
     SHARED;
     Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
     ring.gone = ring.here + a.slots;
-    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two steps
-    uint8_t* const own = reinterpret_cast<uint8_t*>(steps + 2);
+    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // `kept` steps
+    constexpr int kept = Others::kept;
+    uint8_t* const own = reinterpret_cast<uint8_t*>(steps + kept);
     uint8_t* const work = own + Others::bytes;
     constexpr int vectors = sizeof(WalkStep) / 16;
     static_assert(sizeof(WalkStep) % 16 == 0);
     NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 0));
     const auto bring = [&](int s) {
         if (s < a.n_steps && thread() < vectors)
-            copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
+            copy_async(reinterpret_cast<uint4*>(steps + s % kept) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
         copy_group();
     };
     next_may_start();
@@ -47,13 +48,14 @@ DEVICE void walk(const WalkArgs& a) {
     wait_for_previous();
     const int slot = *a.slot;
     if (thread() >= team()) return fetch_all<A, B, MORE, Others>(a, slot, Fetch<TWO>{a, ring.places, ring.here, ring.gone, (thread() - team()) / 32}, own);
-    bring(0);
+#pragma unroll
+    for (int s = 0; s < kept - 1; s++) bring(s);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
-        copies_done<0>();
+        copies_done<kept - 2>();
         sync_team();
-        bring(s + 1);
-        const WalkStep& step = steps[s % 2];
+        bring(s + kept - 1);
+        const WalkStep& step = steps[s % kept];
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_step<A, B, TWO>(step, ring, work);
         else if (step.kind == ATTEND) pieces = attend_step<false, MORE>(step, &slot, ring, work);

@@ -9,6 +9,7 @@
 #define WALK_MORE
 #include "recurrent.h"
 #include "walk.cu"
+#include "walk_delta.h"
 #include "walk_experts.h"
 
 namespace assay {
@@ -45,18 +46,25 @@ DEVICE float padded_squares(const float* x, int n) {
 
 OUTLINED void float_rows_step(const WalkStep& step, uint8_t* work) {
     const ProductArgs& p = step.product;
-    const Matrix& w = p.parts[0].w;
-    const int first = block_of(step), blocks = grid_x(), units = w.units, columns = p.columns, warp = thread() / 32;
-    if (first >= w.rows) return;
-    const int chunks = w.format == F32 ? 64 : 32, chunk_shift = w.format == F32 ? 6 : 5, mine = (w.rows - first + blocks - 1) / blocks;
+    const Matrix& w = p.parts[0].w;  // all parts have its layout
+    const int first = block_of(step), blocks = grid_x(), units = w.units, columns = p.columns, warp = thread() / 32, all = p.groups;
+    if (first >= all) return;
+    const auto part_with = [&](int& r) {  // the part that has row r; r becomes its row there
+        const Product* of = p.parts;
+#pragma unroll 1
+        for (; r >= of->w.rows; of++) r -= of->w.rows;
+        return of;
+    };
+    const int chunks = w.format == F32 ? 64 : 32, chunk_shift = w.format == F32 ? 6 : 5, mine = (all - first + blocks - 1) / blocks;
     float* const factor = reinterpret_cast<float*>(work);
     float* const x = factor + 4;
     uint4* const weights = reinterpret_cast<uint4*>(x + units * kPadded);  // [row][unit][chunks and one]
     NEEDS_SHARED(walk_float_rows_bytes(units, mine, chunks));
 #pragma unroll 1
     for (int local = 0; local < mine; local++) {
-        const int r = first + local * blocks, group = w.group;
-        const uint8_t* const of = w.tile(r / group, 0);
+        int r = first + local * blocks;
+        const int group = w.group;
+        const uint8_t* const of = part_with(r)->w.tile(r / group, 0);
         uint4* const to = weights + local * units * (chunks + 1);
 #pragma unroll 1
         for (int i = thread(); i < units << chunk_shift; i += team()) {
@@ -116,8 +124,9 @@ OUTLINED void float_rows_step(const WalkStep& step, uint8_t* work) {
 #pragma unroll 1
             for (int k = 0; k < 32 && begin + k < units; k++) total = total + shuffle(part, k);
         }
-        const int r = first + local * blocks;
-        if (lane() == 0) store_fresh(p.parts[0].out + r, p.parts[0].bias ? total + p.parts[0].bias[r] : total);
+        int r = first + local * blocks;
+        const Product* const of = part_with(r);
+        if (lane() == 0) store_fresh(of->out + r, of->bias ? total + of->bias[r] : total);
     }
 }
 
@@ -235,6 +244,8 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     const int own_row = (of.rows_of(my.begin + (int(thread()) >> shift)) << shift) + (int(thread()) & (rows - 1));
     const bool ask = DOWN && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
     const float asked = ask ? load_fresh(e.parts[0].residual + own_row) : 0.0f;
+    const bool adds = DOWN && e.addend && int(thread()) < my.groups << shift && own_row < w.rows;
+    const float asked_addend = adds ? load_fresh(e.addend + own_row) : 0.0f, asked_gate = adds && e.addend_gate ? load_fresh(e.addend_gate) : 0.0f;
     ring.skip(warp << cut);
     if (DOWN) take_rows(step, x_first, x_rows, units, q, ds, n);
     else take_codes(step, units, q, ds, n, sums);
@@ -313,6 +324,12 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
             if (half < of.halved) {
                 store_fresh(e.partial + at_row, y);
                 continue;
+            }
+            if (e.addend) {
+                const bool first = i == int(thread());  // whose operands were requested before
+                const float v = first && bits(asked_addend) != kNotYet ? asked_addend : await(e.addend + at_row, true);
+                const float g = !e.addend_gate || (first && bits(asked_gate) != kNotYet) ? asked_gate : await(e.addend_gate, true);
+                y = y + (e.addend_gate ? v * (1.0f / (1.0f + exponential(-g))) : v);
             }
             if (e.parts[0].residual) {
                 const bool there = i == int(thread()) && (bits(asked) != kNotYet || !(step.fresh & AWAIT_RESIDUAL));
@@ -423,10 +440,11 @@ OUTLINED void recurrence_step(const WalkStep& step) {
 template <class A, class B>
 struct AllSteps {
     static constexpr bool any = true;
-    static constexpr int bytes = kChoiceBytes;
+    static constexpr int kept = kStepsKept, bytes = kChoiceBytes;
     template <bool TWO>
     static DEVICE void fetch(const WalkStep& step, Fetch<TWO>& fetch, uint8_t* own) {
         if (step.kind == RECURRENCE) fetch_states(step);
+        if (step.kind == DELTA) fetch_delta(step);
         if (step.kind == EXPERT_ROWS) fetch_experts<A, B>(step, fetch, chosen_of(step.experts, own));
     }
     static DEVICE int run(const WalkStep& step, const Ring& ring, uint8_t* own, uint8_t* work) {
@@ -441,6 +459,8 @@ struct AllSteps {
             case PART_LENGTHS: part_norms_step(step); break;
             case RECURRENCE: recurrence_step(step); break;
             case WINDOW: window_step(step); break;
+            case DELTA: delta_step(step, work); break;
+            case GATED_NORMS: gated_norms_step(step); break;
         }
         return 0;
     }

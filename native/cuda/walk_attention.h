@@ -90,13 +90,13 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
         const bool normed = MORE && t.q_norm;
         if (normed && warp < (here ? H + 1 : H)) {
             const bool is_k = warp == H;
-            const float* const x = is_k ? t.k + kv * DIM : t.q + (head + warp) * DIM;
+            const float* const x = is_k ? t.k + kv * DIM : t.q + (head + warp) * t.q_step;
             take_normed<DIM>(t, x, turn, fresh, scores + warp * DIM, is_k ? nullptr : q + warp * DIM, new_k);
         }
 #pragma unroll 1
         for (int i = normed ? (H + 1) * (DIM / 2) + team() - 1 - thread() : thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
             const int which = i / (DIM / 2), j = i % (DIM / 2), half = t.n_rot >> 1;
-            const float* const x = which < H ? t.q + (head + which) * DIM : (which == H ? t.k : t.v) + kv * DIM;
+            const float* const x = which < H ? t.q + (head + which) * (MORE ? t.q_step : DIM) : (which == H ? t.k : t.v) + kv * DIM;
             const bool turned = which <= H && j < half;
             const int one = turned && t.neox ? j : 2 * j, two = turned && t.neox ? j + half : one + 1;
             float c = 1.0f, s = 0.0f;

@@ -54,7 +54,8 @@ DEVICE void run_chain(const WalkStep& step) {
         float v = 0.0f;
 #pragma unroll 1
         for (int k = 0; k < count; k++) v = map_value(chain.maps[k], row, i - row * width, Carried{{fresh}, k ? out + i : nullptr, v});
-        store_fresh(out + i, v);
+        if (step.fresh & AS_CODES) leave_codes(reinterpret_cast<uint8_t*>(out) + i / 32 * 48, v);  // of whole warps
+        else store_fresh(out + i, v);
     }
 }
 

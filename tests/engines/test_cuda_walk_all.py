@@ -148,9 +148,16 @@ def test_two_blocks_share_the_experts_of_a_row(
     assert is_one_kernel(same(model, 2, gpu), formats)
 
 
+# The delta rule's heads of published models, which two steps compute with all around them.
+OF_128: dict[str, Any] = {
+    "ssm.state_size": 128, "ssm.time_step_rank": 4, "ssm.inner_size": 512, "ssm.group_count": 2, "ssm.conv_kernel": 4,
+}  # fmt: skip
 RECURRENT = {
     "qwen35": ("q8_0", lambda _: "Q8_0", HEADS),
     "qwen35, Q4_K_M": ("q4_k_q6_k", q4_k_m, {**WHOLE, "keys": {"ssm.inner_size": 256, "ssm.state_size": 64}}),
+    "qwen35, heads of 128": ("q8_0", lambda _: "Q8_0", {**HEADS, "keys": OF_128}),
+    "qwen35, heads of 128, Q4_K_M": ("q4_k_q6_k", q4_k_m, {**WHOLE, "keys": {**OF_128, "ssm.group_count": 4}}),
+    "qwen35moe, heads of 128": ("q8_0", lambda _: "Q8_0", {**HEADS, "keys": OF_128}),
     "qwen35moe": ("q8_0", lambda _: "Q8_0", HEADS),
     "lfm2": ("q8_0", lambda _: "Q8_0", HEADS),
     "lfm2moe": ("q8_0", lambda _: "Q8_0", HEADS),

@@ -39,14 +39,20 @@ def chain_maps(schedule: Schedule) -> Schedule:
 
 
 def _behind(step: KernelStep, last: Map, made: dict[Value, KernelStep], steps: list[KernelStep]) -> KernelStep:
-    """The step as a chain, with the operations before it that compute its x."""
-    before = made.pop(last.x, None)
-    if before is None or not isinstance(before.work, MapChain):
+    """The step as a chain, with the operations before it that compute its x or its y."""
+    for x, width in ((last.x, last.x_width), (last.y, last.y_width)):
+        before = made.get(x)
+        if before and isinstance(before.work, MapChain) and _fits(before.work.maps, last, width):
+            break
+    else:
         return replace(step, work=MapChain((last,)))
-    maps = (*before.work.maps, last)
-    same = last.width == last.x_width == before.work.maps[-1].width
-    if len(maps) > MOST_MAPS or not same or {m.op for m in maps} - _ELEMENTWISE:
-        return replace(step, work=MapChain((last,)))
+    del made[x]
     steps.remove(before)
-    reads = dict.fromkeys((*before.reads, *(v for v in step.reads if v is not last.x)))
-    return replace(step, work=MapChain(maps), reads=tuple(reads))
+    reads = dict.fromkeys((*before.reads, *(v for v in step.reads if v is not x)))
+    return replace(step, work=MapChain((*before.work.maps, last)), reads=tuple(reads))
+
+
+def _fits(maps: tuple[Map, ...], last: Map, width: int) -> bool:
+    """Whether `last` may go on behind these; the first operation of a chain may take its elements from anywhere."""
+    same = last.width == width == maps[-1].width
+    return same and len(maps) < MOST_MAPS and not {m.op for m in (*maps[1:], last)} - _ELEMENTWISE

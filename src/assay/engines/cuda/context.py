@@ -41,6 +41,7 @@ class FoldedAttention:
     rope: Node | None = None
     norms: tuple[Node, Node] | None = None  # of q and of k
     factor: float = 1.0
+    q_step: int = 0  # values from a head of q to the next, where q is a slice of a wider row; 0: its heads are adjacent
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,25 @@ class FoldedExperts:
     gating: Node
     down: tuple[Node, str]
     residual: str = ""
+    addend: str = ""  # a row that is added before the residual, such as the shared expert's
+    addend_gate: str = ""  # a value whose sigmoid multiplies that row
+
+
+@dataclass(frozen=True)
+class FoldedDelta:
+    """The nodes around a gated delta rule that two steps of a walk compute (folding_delta.py)."""
+
+    names: frozenset[str]  # the nodes that need no step of their own
+    last: str  # the rule's result after norm and gate, which products read quantised
+    conv: Node
+    act: Node  # behind the convolution
+    alpha: str  # input of the decay's softplus
+    beta: str  # input of beta's sigmoid
+    decay: Node  # softplus times weights
+    length: Node  # the norm of q; that of k is alike
+    rule: Node
+    norm: Node
+    gating: Node  # the gate's activation
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,7 @@ class Folds:
     gatings: Mapping[str, Node] = field(default_factory=dict)  # Activations that the quantising step computes.
     experts: Mapping[str, FoldedExperts] = field(default_factory=dict)  # In a walk, by the last node.
     windows: Mapping[str, Node] = field(default_factory=dict)  # In a walk: the activation behind a convolution.
+    deltas: Mapping[str, FoldedDelta] = field(default_factory=dict)  # In a walk of one token, by the last node.
 
     @property
     def skipped(self) -> set[str]:
@@ -91,6 +112,7 @@ class Folds:
         found |= {n.name for n in self.windows.values()}
         found |= {name for norms in self.walk_norms.values() for n in norms for name in n.names}
         found = found.union(*(f.names for f in self.attention.values()))
+        found = found.union(*(f.names for f in self.deltas.values()))
         return found.union(*(f.names for f in self.experts.values()))
 
 

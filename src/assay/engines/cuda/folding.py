@@ -6,6 +6,7 @@
     slices of a product               in a walk and on tensor cores, the product writes each slice as a value of its own
     activations before products       in a walk, the step that quantises the products' input computes them
     norms with the adds around them   one step of a walk
+    all around a gated delta rule     two steps of a walk
 
 A walk is one megakernel for consecutive kernel steps (walk.py). It folds more nodes than separate launches do.
 A node is folded only where no other node reads what lies between. Pure functions of the graph and its plan. Touch this
@@ -20,6 +21,7 @@ from dataclasses import replace
 
 from assay.engines.cuda.abi.enumerations import ACTS, MAX_PARTS
 from assay.engines.cuda.context import CompileContext, FoldedAttention, FoldedExperts, FoldedNorm, Folds
+from assay.engines.cuda.folding_delta import find_deltas
 from assay.engines.cuda.folding_experts import find_experts
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import RopeTable, rope_table
@@ -33,7 +35,7 @@ def find_folds(c: CompileContext) -> Folds:
     norms = _norms_before_products(c, experts if one else {})
     folds = Folds(norms, _attentions(c) if c.shape.one else {}, experts=experts)
     if c.small_steps and one:
-        folds = replace(folds, windows=_windows(c))
+        folds = replace(folds, windows=_windows(c), deltas=find_deltas(c))
     if c.walk:
         folds = replace(folds, slices=_slices(c), gatings=_gatings(c))
         folds = replace(folds, walk_norms=_walk_norms(c, folds.skipped))
@@ -114,7 +116,19 @@ def _fold_attention(c: CompileContext, group: Attention) -> FoldedAttention | No
         return None
     inputs = q_rope.inputs[0], k_rope.inputs[0], folded.v
     folded = FoldedAttention(folded.names | names, *inputs, q_rope, None, factor)
-    return _with_head_norms(c, folded, k_rope)
+    return _with_wider_q(c, _with_head_norms(c, folded, k_rope))
+
+
+def _with_wider_q(c: CompileContext, folded: FoldedAttention) -> FoldedAttention:
+    """In a walk: q from the row that it is the first part of, head by head (Qwen3.5 has a gate behind each query)."""
+    q, rope = c.graph.by_name.get(folded.q), folded.rope
+    if not (c.small_steps and rope and q and q.op == "slice" and q.name not in c.keep and not q.attr("start")):
+        return folded
+    heads = int(rope.attr("n_head"))
+    if q.all_attrs().get("n_head") != heads or len(_readers(c, q.name)) != 1:
+        return folded
+    step = c.width(q.inputs[0]) // heads
+    return replace(folded, names=folded.names | {q.name}, q=q.inputs[0], q_step=step)
 
 
 def _same_rope(c: CompileContext, a: Node, b: Node) -> bool:

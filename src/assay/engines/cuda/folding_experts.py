@@ -50,10 +50,20 @@ class _Match:
         if len(xs) > 1 or {node.inputs[1] for node, _ in parts} != {best}:
             raise _Misfit
         choice, logits = self.choice(best, weighted.inputs[1])
-        last, residual = self.residual(total)
+        last, residual, addend, gate = self.sums(total)
         self.check(last, down, [node for node, _ in parts], gating)
         return FoldedExperts(
-            frozenset(self.names), last, xs.pop(), logits, choice, parts, gating, (down, down_bias), residual
+            frozenset(self.names),
+            last,
+            xs.pop(),
+            logits,
+            choice,
+            parts,
+            gating,
+            (down, down_bias),
+            residual,
+            addend,
+            gate,
         )
 
     def take(self, name: str, *ops: str) -> Node:
@@ -104,6 +114,36 @@ class _Match:
         by_logits = key != probs
         used = int(topk.attr("k"))
         return ExpertChoice(used, routing, by_logits, bias, softmax_chosen, least, scale), logits
+
+    def sums(self, total: Node) -> tuple[str, str, str, str]:
+        """The last node, the residual, a row that is added before it, and its gate: of one token that is a shared
+        expert, whose products then come before those of the chosen experts."""
+        c, add = self.c, self.add_behind(total.name)
+        outer = self.add_behind(add.name) if add and c.shape.tokens == 1 else None
+        if add and outer:
+            addend, x = (next(n for n in a.inputs if n != b.name) for a, b in ((add, total), (outer, add)))
+            if c.graph.order.get(x, -1) < c.graph.order[total.name] < c.graph.order.get(addend, -1):
+                self.names |= {add.name, outer.name}
+                return outer.name, x, *self.gated_row(addend)
+        return *self.residual(total), "", ""
+
+    def add_behind(self, name: str) -> Node | None:
+        """The add of two values that alone reads this one."""
+        readers = list(self.c.graph.users.get(name, ()))
+        add = self.singles.get(readers[0]) if len(readers) == 1 else None
+        return add if add and add.op == "add" and len(set(add.inputs)) == 2 and name not in self.c.keep else None
+
+    def gated_row(self, name: str) -> tuple[str, str]:
+        """A row and the value whose sigmoid multiplies it, if the row is such a product."""
+        mul = self.singles.get(name)
+        if mul is None or mul.op != "mul" or self.c.width(mul.inputs[1]) != 1 or name in self.c.keep:
+            return name, ""
+        gate = self.singles.get(mul.inputs[1])
+        alone = gate and all(len(self.c.graph.users.get(n, ())) == 1 for n in (mul.name, gate.name))
+        if not gate or gate.op != "sigmoid" or not alone or gate.name in self.c.keep:
+            return name, ""
+        self.names |= {mul.name, gate.name}
+        return mul.inputs[0], gate.inputs[0]
 
     def residual(self, total: Node) -> tuple[str, str]:
         """The last node, and the other operand of the add that alone reads the sum."""

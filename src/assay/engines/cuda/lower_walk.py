@@ -12,6 +12,7 @@ walk.py explains producer warps, consumer warps and the ring buffer.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,8 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import (
     ACTS,
+    DELTA_CHANNELS,
+    DELTA_ROWS,
     SCAN_ROWS,
     ExpertGate,
     Gating,
@@ -44,6 +47,7 @@ from assay.engines.cuda.steps import (
     BatchFloatRows,
     BatchProduct,
     BatchQuantise,
+    GatedNorms,
     KernelStep,
     Map,
     MapChain,
@@ -52,6 +56,7 @@ from assay.engines.cuda.steps import (
     Scan,
     Tier,
     WalkAttend,
+    WalkDelta,
     WalkExperts,
     WalkFloatRows,
     WalkNorms,
@@ -181,14 +186,15 @@ def _product(r: Resolver, w: WalkProduct) -> Any:
 
 
 def _float_rows(r: Resolver, w: WalkFloatRows) -> Any:
-    matrix = w.part.matrix
-    array, _ = r.parts([w.part], lambda m: m.groups)
-    args = structs.ProductArgs(parts=array, x=r.at(w.x), n_parts=1, columns=matrix.columns)
+    array, rows = r.parts(w.parts, lambda m: m.rows)
+    args = structs.ProductArgs(
+        parts=array, x=r.at(w.x), n_parts=len(w.parts), groups=rows, columns=w.parts[0].matrix.columns
+    )
     if w.norm:
         args.norm, args.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
     union = structs.StepUnion(product=args)
-    step = _walk_step(r, StepKind.FLOAT_ROWS, _awaited(r, [w.x]), w.x, w.part.out, union)
-    step.first = matrix.rows % r.context.limits.processors
+    step = _walk_step(r, StepKind.FLOAT_ROWS, _awaited(r, [w.x]), w.x, w.parts[0].out, union)
+    step.first = rows % r.context.limits.processors
     return step
 
 
@@ -232,6 +238,7 @@ def _experts(r: Resolver, w: WalkExperts) -> Any:
         product.norm, product.eps = r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))
     args = _expert_args(r, w, product)
     args.which, args.halved, args.partial = w.which, w.halves - 1, r.at(w.partial)
+    args.addend, args.addend_gate = map(r.at, w.added)
     flags = _awaited(r, [w.x], [p.residual for p in w.parts])
     step = _walk_step(r, StepKind.EXPERT_ROWS, flags, w.x, w.parts[0].out, structs.StepUnion(experts=args))
     step.ahead, step.first = piece_bytes(matrix.format), w.groups % processors
@@ -269,7 +276,8 @@ def _maps(r: Resolver, w: MapChain) -> Any:
     for i, each in enumerate(maps):
         chain.maps[i] = ROWS[Map](r, each).args
     operands = [v for m in w.maps for v in (m.x, m.y) if v not in inner]
-    step = _walk_step(r, StepKind.MAP_ROW, _awaited(r, operands), first.x, last.out, structs.StepUnion(chain=chain))
+    flags = _awaited(r, operands) + StepFlag.AS_CODES * (last.out.layout == Layout.CODES)
+    step = _walk_step(r, StepKind.MAP_ROW, int(flags), first.x, last.out, structs.StepUnion(chain=chain))
     step.first = -(-last.rows * last.width // (32 * WARPS))
     return step
 
@@ -288,6 +296,34 @@ def _scan(r: Resolver, w: Scan) -> Any:
     kind = StepKind.WINDOW if window else StepKind.RECURRENCE
     step = _walk_step(r, kind, _awaited(r, w.x), w.x[0], w.out, args)
     step.first = -(-w.channels // (32 * WARPS)) if window else w.heads * -(-w.rows // SCAN_ROWS)
+    return step
+
+
+def _delta_args(r: Resolver, w: WalkDelta, x: Sequence[Value | None], **fields: Any) -> Any:
+    c, scan = r.context, structs.ScanArgs(
+        x=(ctypes.c_uint64 * 6)(*map(r.at, x)), states=r.base.states, sequences=r.table("states"),
+        slot_floats=r.context.state_floats, offset=w.offset, heads=w.heads, groups=w.groups, scale=w.scale,
+    )  # fmt: skip
+    taps, rate = c.tensors.vector(w.taps), c.tensors.vector(w.rate)
+    return structs.WalkDelta(
+        of=scan, taps=taps, rate=rate, window=w.window, eps=w.eps, act=w.act, floor=int(w.floor), **fields
+    )
+
+
+def _delta(r: Resolver, w: WalkDelta) -> Any:
+    args = _delta_args(r, w, w.x)
+    args.of.out = r.at(w.out)
+    step = _walk_step(r, StepKind.DELTA, _awaited(r, w.x), w.x[0], w.out, structs.StepUnion(delta=args))
+    step.first = w.heads * (DELTA_CHANNELS // DELTA_ROWS)
+    return step
+
+
+def _gated_norms(r: Resolver, w: GatedNorms) -> Any:
+    x = (*w.rule.x, w.rule.out, w.gate)
+    args = _delta_args(r, w.rule, x, norm_eps=w.eps, gate_act=w.act)
+    args.of.weight, args.of.out = r.weights(w.weight), r.at(w.out)
+    step = _walk_step(r, StepKind.GATED_NORMS, _awaited(r, x), w.rule.out, w.out, structs.StepUnion(delta=args))
+    step.first = w.rule.heads * (DELTA_CHANNELS // 32)
     return step
 
 
@@ -350,7 +386,7 @@ def _attend(r: Resolver, w: WalkAttend) -> Any:
     fields, processors = w.fields, r.context.limits.processors
     k_heads, dim, group = fields.keys.heads, fields.keys.dim, fields.heads // fields.keys.heads
     args = structs.WalkAttention(attention_args(r, fields, w.values, group, arrived=r.base.counters))
-    args.factor = w.factor
+    args.factor, args.q_step = w.factor, w.q_step
     if w.norms:
         args.q_norm, args.k_norm = (r.weights(n.weights[0]) for n in w.norms)
         args.eps = float(w.norms[0].attr("eps"))
@@ -381,4 +417,6 @@ WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     NormRows: _part_norms,
     RowSums: _part_norms,
     Scan: _scan,
+    WalkDelta: _delta,
+    GatedNorms: _gated_norms,
 }

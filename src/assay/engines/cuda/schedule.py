@@ -16,7 +16,7 @@ from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.schedule_adapters import add_adapter
 from assay.engines.cuda.schedule_experts import expert_product, host_experts, walk_experts
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
-from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states
+from assay.engines.cuda.schedule_recurrent import RECURRENT, advance_states, walk_delta
 from assay.engines.cuda.step_list import Schedule, StepList
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import NUMBERS
@@ -78,6 +78,8 @@ def schedule(c: CompileContext) -> Schedule:
                     rows.walk_norms(steps, c.folds.walk_norms[node.name])
                 elif node.name in c.folds.experts:
                     walk_experts(steps, c.folds.experts[node.name])
+                elif node.name in c.folds.deltas:
+                    walk_delta(steps, c.folds.deltas[node.name])
                 elif node.name in c.host and c.wanted(node):
                     host_experts(steps, c.host[node.name])
                 elif node.name not in skipped and node.name not in c.on_host and c.wanted(node):

@@ -94,7 +94,7 @@ def _attend_row(
     if folded and plain and c.walk and fields.keys.dim in _WALK_HEADS:
         _walk_attention(steps, kqv, fields, folded, x)
         return
-    if c.walk and folded and (folded.norms or folded.factor != 1.0):
+    if c.walk and folded and (folded.norms or folded.factor != 1.0 or folded.q_step):
         raise NoWalk  # only a walk computes these
     one = c.shape.tokens == 1 and fields.heads * c.shape.blocks <= 2 * c.limits.processors
     one = one and attend_short_bytes(fields.keys.dim) <= c.limits.shared - 1024
@@ -187,10 +187,10 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
     q, k, v, rope = x
     assert k and v
     piece = min(64, dim) * 64
-    more = folded.norms or folded.factor != 1.0 or window or mask.cap or mask.sinks or dim == 256
+    more = folded.norms or folded.factor != 1.0 or window or mask.cap or mask.sinks or dim == 256 or folded.q_step
     tier = Tier.MORE if more else Tier.PLAIN
     values = q, k, v, rope, out, partial
-    work = WalkAttend(fields, *values, folded.norms, folded.factor, at_once, piece, fold=False)
+    work = WalkAttend(fields, *values, folded.norms, folded.factor, folded.q_step or dim, at_once, piece, fold=False)
     needs = WalkNeeds(shared=walk_attention_bytes(at_once, dim), piece=piece, tier=tier)
     steps.add(kqv.name, work, x, (out, partial), needs)
     if partial:

@@ -87,11 +87,15 @@ def walk_experts(steps: StepList, folded: FoldedExperts) -> None:
     act = ACTS.get(str(folded.gating.all_attrs().get("act")), 0)
     inner = steps.new(folded.gating.name)
     parts = tuple(Part(c.tensors.matrix(n.weights[0]), n.name, bias, act=act, out=inner) for n, bias in folded.parts)
+    addend, gate = (steps.value_of(n, domain) if n else None for n in (folded.addend, folded.addend_gate))
+    # A shared expert's down comes behind gate and up of the chosen ones, which then need not wait for its x.
+    later = steps.steps.pop() if addend and addend in steps.steps[-1].writes else None
     _add_experts(steps, parts, x, c.graph[norm] if norm else None, logits, folded, False, which)
+    steps.steps.extend([later] if later else [])
     residual = steps.value_of(folded.residual, domain) if folded.residual else None
     down, bias = folded.down
     part = Part(c.tensors.matrix(down.weights[0]), down.name, bias, residual=residual, out=steps.new(folded.last))
-    _add_experts(steps, (part,), inner, None, logits, folded, True, which)
+    _add_experts(steps, (part,), inner, None, logits, folded, True, which, (addend, gate))
 
 
 def _batch_experts(steps: StepList, folded: FoldedExperts) -> None:
@@ -130,9 +134,10 @@ def _add_experts(
     folded: FoldedExperts,
     down: bool,
     which: int,
+    added: tuple[Value | None, Value | None] = (None, None),
 ) -> None:
     matrix, processors = parts[0].matrix, steps.context.limits.processors
-    work = WalkExperts(parts, x, norm, logits, folded.choice, folded.gating, down, which)
+    work = WalkExperts(parts, x, norm, logits, folded.choice, folded.gating, down, which, added=added)
     if down and folded.choice.used % 2 == 0:
         halved = replace(work, partial=Value(4 * matrix.rows))
         work = min(work, halved, key=lambda w: _most_tiles(w, processors) + HANDING_ON * w.halves)
@@ -142,7 +147,9 @@ def _add_experts(
         matrix.units * (experts if down else 1), matrix.units, at_once * work.of_group * matrix.group, int(down)
     )
     needs = WalkNeeds(frozenset({matrix.format.name}), shared, tier=Tier.ALL)
-    steps.add(parts[0].name, work, [x, logits, work.partial, *part_reads(parts)], [parts[0].out, work.partial], needs)
+    steps.add(
+        parts[0].name, work, [x, logits, work.partial, *added, *part_reads(parts)], [parts[0].out, work.partial], needs
+    )
 
 
 def _most_tiles(work: WalkExperts, processors: int) -> int:

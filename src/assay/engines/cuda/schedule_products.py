@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from assay.engines.cuda import structs, walk
-from assay.engines.cuda.abi.enumerations import HALVED
+from assay.engines.cuda.abi.enumerations import HALVED, MAX_PARTS
 from assay.engines.cuda.abi.shared_memory import (
     normed_row_bytes,
     walk_few_float_rows_bytes,
@@ -209,8 +209,7 @@ def _row_product(steps: StepList, kernel: str, linear: Node, domain: str, parts:
     c, matrix, rows = steps.context, parts[0].matrix, steps.context.rows(domain)
     x, norm, gating = _input(steps, linear, domain)
     if c.small_steps and matrix.format.floats and _few_float_rows(parts):
-        for p in parts:
-            _walk_float_rows(steps, x, norm, p)
+        _walk_float_rows(steps, x, norm, tuple(parts))
         return
     if c.walk and kernel:
         _walk_product(steps, x, norm, gating, parts)
@@ -270,10 +269,20 @@ def _few_float_rows(parts: Sequence[Part]) -> bool:
     return all(p.matrix.rows <= FEW_FLOAT_ROWS and not (p.residual or p.matrix.paired) for p in parts)
 
 
-def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -> None:
+def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, parts: tuple[Part, ...]) -> None:
     """A few rows of float weights, such as a router's, beside quantised ones."""
-    matrix, tokens = part.matrix, steps.context.shape.tokens
-    rows = -(-matrix.rows // steps.context.limits.processors)
+    tokens, layouts = steps.context.shape.tokens, {p.matrix.format.name for p in parts}
+    if tokens > 1 or len(layouts) > 1 or len(parts) > MAX_PARTS:
+        for p in parts:
+            _few_float_rows_of(steps, x, norm, (p,))
+        return
+    _few_float_rows_of(steps, x, norm, parts)
+
+
+def _few_float_rows_of(steps: StepList, x: Value, norm: Node | None, parts: tuple[Part, ...]) -> None:
+    """A step of a walk for matrices of one layout; of several tokens, for one matrix."""
+    part, matrix, tokens = parts[0], parts[0].matrix, steps.context.shape.tokens
+    rows = -(-sum(p.matrix.rows for p in parts) // steps.context.limits.processors)
     if tokens > 1:
         c = steps.context
         if norm or not c.product_formats:  # no quantised weights beside them
@@ -285,7 +294,7 @@ def _walk_float_rows(steps: StepList, x: Value, norm: Node | None, part: Part) -
         steps.add(part.name, work, [x], [part.out], WalkNeeds(shared=shared, tier=Tier.ALL))
         return
     needs = WalkNeeds(shared=walk_float_rows_bytes(matrix.units, rows, matrix.format.chunks), tier=Tier.ALL)
-    steps.add(part.name, WalkFloatRows(part, x, norm), [x], [part.out], needs)
+    steps.add(part.name, WalkFloatRows(parts, x, norm), [x], part_writes(parts), needs)
 
 
 @lru_cache

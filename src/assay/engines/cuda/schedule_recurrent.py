@@ -9,10 +9,13 @@ import math
 from typing import Any
 
 from assay.engines.cuda.abi.enumerations import ScanKind
-from assay.engines.cuda.device_values import Value
+from assay.engines.cuda.abi.shared_memory import walk_delta_bytes
+from assay.engines.cuda.context import FoldedDelta
+from assay.engines.cuda.device_values import Layout, Value
+from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.schedule_rows import WIDEST_PART, activation, map_rows, reshape, small_step
 from assay.engines.cuda.step_list import StepList
-from assay.engines.cuda.steps import AdvanceStates, RowSums, Scan, ShowState
+from assay.engines.cuda.steps import AdvanceStates, GatedNorms, RowSums, Scan, ShowState, Tier, WalkDelta, WalkNeeds
 from assay.engines.plan.state_layout import slot_offsets
 from assay.engines.plan.values import heads_in_row
 from assay.engines.reference.recurrent_functions import xielu_factors
@@ -78,6 +81,28 @@ def scan(steps: StepList, node: Node) -> None:
         per_channel=int(decays != heads),
         scale=float(attrs.get("scale", 1.0)),
     )
+
+
+def walk_delta(steps: StepList, folded: FoldedDelta) -> None:
+    """A gated delta rule and the nodes around it, as two steps of a walk."""
+    c, rule, length = steps.context, folded.rule, folded.length.all_attrs()
+    mixed, alpha, beta, gate = (
+        steps.value_of(name, "tokens")
+        for name in (folded.conv.inputs[0], folded.alpha, folded.beta, folded.gating.inputs[0])
+    )
+    work = WalkDelta(
+        (mixed, alpha, beta), steps.new(rule.name), folded.conv.weights[0], folded.decay.weights[0],
+        _state_at(steps, folded.conv.name), _state_at(steps, rule.name), int(rule.attr("n_head")),
+        int(length["n_head"]), activation(folded.act), float(length["eps"]), bool(length.get("floor")),
+        float(rule.all_attrs().get("scale", 1.0)),
+    )  # fmt: skip
+    needs = WalkNeeds(shared=walk_delta_bytes(), tier=Tier.ALL)
+    steps.add(rule.name, work, work.x, [work.out], needs)
+    codes = steps.new(folded.last, Layout.CODES, -(-c.width(folded.last) // UNIT) * UNIT // 32 * 48)
+    norms = GatedNorms(
+        work, gate, codes, folded.norm.weights[0], float(folded.norm.attr("eps")), activation(folded.gating)
+    )
+    steps.add(folded.last, norms, [work.out, gate, mixed], [codes], WalkNeeds(tier=Tier.ALL))
 
 
 def show_state(steps: StepList, node: Node) -> None:

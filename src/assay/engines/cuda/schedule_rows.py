@@ -198,7 +198,8 @@ def map_rows(
     z_width = widths[2] if len(widths) > 2 else 0
     if weight:
         z_width = widths[0] if op == "lerp_row" else math.prod(int(n) for n in c.graph.weights[weight])
-    out = steps.new(node.name)
+    walk = small_step(steps, op in _IN_WALKS and len(sources) < 3, several=True)
+    out = _codes_for_readers(steps, node.name) if walk else steps.new(node.name)
     work = Map(
         op=op,
         x=sources[0],
@@ -222,7 +223,16 @@ def map_rows(
         number=number,
         second=second,
     )
-    steps.add(node.name, work, sources, [out], small_step(steps, op in _IN_WALKS and work.z is None, several=True))
+    steps.add(node.name, work, sources, [out], walk)
+
+
+def _codes_for_readers(steps: StepList, name: str) -> Value:
+    """A new value: quantised, if it is one row that only products with quantised weights read."""
+    c = steps.context
+    width, alone = c.width(name), name != c.graph.output and c.rows(c.domain(name)) == 1
+    if not alone or width % 32 or not c.graph.users.get(name) or not c.read_as("q8", name):
+        return steps.new(name)
+    return steps.new(name, Layout.CODES, -(-width // UNIT) * UNIT // 32 * 48)
 
 
 def small_step(steps: StepList, possible: bool, several: bool = False) -> WalkNeeds | None:

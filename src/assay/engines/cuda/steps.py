@@ -291,6 +291,36 @@ class RowSums:
     floor: bool
 
 
+@dataclass(frozen=True)
+class WalkDelta:
+    """The gated delta rule of one token, with its convolution, lengths, decay and beta: a step of a walk."""
+
+    x: tuple[Value, Value, Value]  # the row before the convolution, the inputs of decay and beta
+    out: Value
+    taps: str  # weights of the convolution
+    rate: str  # and of the decay
+    window: int  # where the window begins in a state slot, in floats; and the state
+    offset: int
+    heads: int
+    groups: int
+    act: int
+    eps: float
+    floor: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class GatedNorms:
+    """The norm of the heads of its result, times an activated gate, quantised; and the windows of q and k moved."""
+
+    rule: WalkDelta
+    gate: Value
+    out: Value
+    weight: str
+    eps: float
+    act: int
+
+
 # -- LoRA adapters (adapters.cu) ------------------------------------------------------------------------------------
 
 
@@ -346,9 +376,9 @@ class WalkQuantise:
 
 @dataclass(frozen=True)
 class WalkFloatRows:
-    """A product of one token with a few rows of float weights, where the walk's other weights are quantised."""
+    """Products of one token with a few rows of float weights, where the walk's other weights are quantised."""
 
-    part: Part
+    parts: tuple[Part, ...]  # matrices of one layout
     x: Value
     norm: Node | None
 
@@ -380,6 +410,7 @@ class WalkExperts:
     down: bool
     which: int  # the place of the choice in shared memory: layers take two in turn
     partial: Value | None = None  # down: sums of the first half of the experts, which the blocks of the other half read
+    added: tuple[Value | None, Value | None] = (None, None)  # down: a row added before the residual, and its gate
 
     @property
     def halves(self) -> int:
@@ -492,6 +523,7 @@ class WalkAttend:
     partial: Value | None
     norms: tuple[Node, Node] | None  # of the heads of q and of k
     factor: float  # of q, once it is rotated
+    q_step: int  # values from a head of q to the next
     heads_at_once: int
     piece: int
     fold: bool
@@ -513,7 +545,7 @@ WalkWork = (
     WalkFloatRows | WalkExperts | WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | BatchFloatRows
     | BatchExperts | WeighExperts | WalkNorms | WalkAttend | MapChain
 )  # fmt: skip
-StateWork = Scan | ShowState | AdvanceStates | RowSums
+StateWork = Scan | ShowState | AdvanceStates | RowSums | WalkDelta | GatedNorms
 AdapterWork = AdapterInputs | AdapterOutputs
 Work = RowWork | StateWork | AdapterWork | ProductWork | AttentionWork | WalkWork
 

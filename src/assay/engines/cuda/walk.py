@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.abi.enumerations import CHOICE_BYTES, FEW_CHOICE_BYTES, WALK_ROWS, WALK_UNIT_BYTES, WALK_WARPS
-from assay.engines.cuda.abi.shared_memory import walk_bytes
+from assay.engines.cuda.abi.enumerations import FEW_CHOICE_BYTES, WALK_ROWS, WALK_UNIT_BYTES, WALK_WARPS
+from assay.engines.cuda.abi.shared_memory import walk_all_own_bytes, walk_bytes
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, rows_per_group
 from assay.engines.cuda.steps import BatchExperts, KernelStep, Tier, WalkExperts, WalkNeeds, WeighExperts
@@ -73,7 +73,7 @@ def _fixed_shared(tokens: int) -> int:
 
 def work_bytes(needs: WalkNeeds, tokens: int) -> int:
     """Shared memory of the largest step, and of the choice of experts."""
-    return needs.shared + (FEW_CHOICE_BYTES if tokens > 1 else CHOICE_BYTES) * (needs.tier == Tier.ALL)
+    return needs.shared + (FEW_CHOICE_BYTES if tokens > 1 else walk_all_own_bytes()) * (needs.tier == Tier.ALL)
 
 
 def ring(c: CompileContext, needs: WalkNeeds) -> tuple[int, int]:

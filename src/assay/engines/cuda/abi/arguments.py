@@ -252,6 +252,7 @@ WalkAttention = _define(
     "Attention as a walk step (walk_attention.h).",
     ("const float*", "q_norm k_norm", "weights of a norm of every head before RoPE, or null"),
     ("float", "eps factor", "factor: multiplies q after RoPE"),
+    ("int32_t", "q_step padding_3", "floats from a head of q to the next"),
     base="AttentionArgs",
 )
 Norm = _define(
@@ -310,6 +311,18 @@ ScanArgs = _define(
     ("float", "scale"),
     ("int32_t", "padding"),
 )
+WalkDelta = _define(
+    "WalkDelta",
+    "The gated delta rule of one token with its convolution and norms, and the norm and gate behind it: two steps of a "
+    "walk (walk_delta.h). x: row before the convolution, decay's input, beta's input; the rule's result, gate.",
+    ("const float*", "taps", "of each channel of the convolution"),
+    ("const float*", "rate", "factor of softplus of decay's input, of each head"),
+    ("int64_t", "window", "where the window of the convolution begins in a state slot"),
+    ("float", "eps norm_eps", "of the length of q and k, and of the norm behind the rule"),
+    ("int32_t", "act gate_act", "activations of the convolution and of the gate"),
+    ("int32_t", "floor padding_2", "floor: eps is the least length"),
+    base="ScanArgs",
+)
 WalkExperts = _define(
     "WalkExperts",
     "Products with the chosen experts' matrices as a walk step: gate and up, or down and, of one token, the weighted "
@@ -327,6 +340,7 @@ WalkExperts = _define(
     ("int32_t", "by_matrix", "several tokens: tokens of an expert from which `mma` multiplies"),
     ("int64_t", "costs padding", "several tokens: byte n - 1 is the time of a tile that n tokens are multiplied by"),
     ("float*", "partial", "of halved: the sums of the first half"),
+    ("const float*", "addend addend_gate", "of down: a row added to the sum, times sigmoid of a value; or null"),
     base="ProductArgs",
 )
 StepUnion = _define(
@@ -339,6 +353,7 @@ StepUnion = _define(
     ("MapChain", "chain"),
     ("RowArgs", "row"),
     ("ScanArgs", "scan"),
+    ("WalkDelta", "delta"),
     union=True,
 )
 WalkStep = _define(

@@ -37,6 +37,10 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "MOST_EXPERTS": (512, "most experts of a layer in a walk"),
     "MOST_MAPS": (3, "elementwise operations of one walk step"),
     "SCAN_ROWS": (4, "rows of a state that a warp of a walk has at a time"),
+    "STEPS_KEPT": (4, "descriptions of steps that a block of threads of walk_all.cu has in shared memory"),
+    "DELTA_ROWS": (32, "rows of a head's state that a thread block of a walk has at a time"),
+    "DELTA_TAPS": (4, "taps of the convolution before such a state"),
+    "DELTA_CHANNELS": (128, "channels of such a head, and rows of its state"),
     "CUT_BYTES": (4096, "first piece of a tile that is fetched as two pieces: its chunks of low bits"),
 }
 
@@ -62,6 +66,9 @@ CHOSEN, CHOICE_BYTES, FEW_CHOICE_BYTES, MOST_EXPERTS = (
 )
 PATCH_ROWS = CONSTANTS["PATCH_ROWS"][0]
 MOST_MAPS, SCAN_ROWS = CONSTANTS["MOST_MAPS"][0], CONSTANTS["SCAN_ROWS"][0]
+DELTA_ROWS, DELTA_TAPS, DELTA_CHANNELS, STEPS_KEPT = (
+    CONSTANTS[name][0] for name in ("DELTA_ROWS", "DELTA_TAPS", "DELTA_CHANNELS", "STEPS_KEPT")
+)
 
 
 class Act(IntEnum):
@@ -224,6 +231,8 @@ class StepKind(IntEnum):
     RECURRENCE = 10
     WINDOW = 11
     WEIGH_EXPERTS = 12
+    DELTA = 13
+    GATED_NORMS = 14
 
 
 class Routing(IntEnum):

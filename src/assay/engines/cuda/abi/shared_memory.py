@@ -154,8 +154,12 @@ _NAMES["WALK_STEP_BYTES"] = sizeof(WalkStep)
 walk_bytes = _bytes(
     "walk_bytes", "slots room work several",
     "slots * (room + 16) + 2 * WALK_STEP_BYTES + 4 * WALK_ROWS + 32 * several + work",
-    "walk.cu: the ring, two steps, and the work space of the largest step; several: more than one token",
+    "walk.cu: the ring, two steps (walk_all.cu has more), and the work space of the largest step; several: more than one "
+    "token",
 )  # fmt: skip
+walk_all_own_bytes = _bytes(
+    "walk_all_own_bytes", "", "CHOICE_BYTES + (STEPS_KEPT - 2) * WALK_STEP_BYTES", "walk_all.cu: choices, further steps"
+)
 walk_product_bytes = _bytes(
     "walk_product_bytes", "stride rows codes",
     "16 + stride // 8 * 11 + max(32 * rows * ((stride // 256 + 7) // 8), 16 + 4 * stride * (1 - codes))",
@@ -173,6 +177,9 @@ walk_experts_bytes = _bytes(
     "walk_experts_bytes", "x_units units rows codes",
     "16 + 352 * x_units + max(4 * rows * (units + 2), (16 + 1024 * units) * (1 - codes))",
     "walk_all.cu: x quantised, then partial sums and totals of `rows` rows or x as floats",
+)  # fmt: skip
+walk_delta_bytes = _bytes(
+    "walk_delta_bytes", "", "4 * (2 * DELTA_CHANNELS + DELTA_ROWS + 4)", "walk_delta.h: q, k, rows of v, decay, beta"
 )  # fmt: skip
 walk_few_float_rows_bytes = _bytes(
     "walk_few_float_rows_bytes", "tokens units rows chunks",
