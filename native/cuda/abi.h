@@ -717,8 +717,7 @@ constexpr int attend_patches_bytes(int dim) {
     return kPatchRows * tensor_query_bytes(dim) + 2 * patch_stage_bytes(dim);
 }
 
-// walk.cu: the ring, two steps (walk_all.cu has more), and the work space of the largest step; several: more than one
-// token
+// walk.cu: the ring, two steps (walk_all.cu has more), the work space of the largest step; several: not one token
 constexpr int walk_bytes(int slots, int room, int work, int several) {
     return slots * (room + 16) + 2 * int(sizeof(WalkStep)) + 4 * kWalkRows + 32 * several + work;
 }

@@ -62,8 +62,8 @@ DEVICE const uint8_t* copy_of(const WalkStep& step, const void* x) {
     return static_cast<const uint8_t*>(x) + (block_x() & (step.in_copies - 1)) * step.in_bytes;
 }
 
-// A warp publishes 32 quantised values, one a lane. `really`: false where the code only runs to be in the cache.
-DEVICE void leave_codes(uint8_t* to, float y, bool really = true) {
+// A warp publishes 32 quantised values, one a lane.
+DEVICE void leave_codes(uint8_t* to, float y) {
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
     const int code = quantise(y, scale), all = reduce_add(code), first = reduce_add(lane() < 16 ? code : 0);
     uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
@@ -76,7 +76,7 @@ DEVICE void leave_codes(uint8_t* to, float y, bool really = true) {
     if (lane() == 9) word = (uint32_t(first & 0xffff) | uint32_t(all - first) << 16) ^ kSums;
     if (lane() == 13) word = 0;
     uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
-    if (really && (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16))) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
+    if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
 
 // Gating (abi.h), in `paired` of a step's first part, says what is computed before a row is quantised.

@@ -244,8 +244,6 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
     const int own_row = (of.rows_of(my.begin + (int(thread()) >> shift)) << shift) + (int(thread()) & (rows - 1));
     const bool ask = DOWN && e.parts[0].residual && int(thread()) < my.groups << shift && own_row < w.rows;
     const float asked = ask ? load_fresh(e.parts[0].residual + own_row) : 0.0f;
-    const bool adds = DOWN && e.addend && int(thread()) < my.groups << shift && own_row < w.rows;
-    const float asked_addend = adds ? load_fresh(e.addend + own_row) : 0.0f, asked_gate = adds && e.addend_gate ? load_fresh(e.addend_gate) : 0.0f;
     ring.skip(warp << cut);
     if (DOWN) take_rows(step, x_first, x_rows, units, q, ds, n);
     else take_codes(step, units, q, ds, n, sums);
@@ -326,10 +324,8 @@ OUTLINED int experts_step(const WalkStep& step, Ring ring, const Chosen& chosen,
                 continue;
             }
             if (e.addend) {
-                const bool first = i == int(thread());  // whose operands were requested before
-                const float v = first && bits(asked_addend) != kNotYet ? asked_addend : await(e.addend + at_row, true);
-                const float g = !e.addend_gate || (first && bits(asked_gate) != kNotYet) ? asked_gate : await(e.addend_gate, true);
-                y = y + (e.addend_gate ? v * (1.0f / (1.0f + exponential(-g))) : v);
+                const float v = await(e.addend + at_row, true);
+                y = y + (e.addend_gate ? v * (1.0f / (1.0f + exponential(-await(e.addend_gate, true)))) : v);
             }
             if (e.parts[0].residual) {
                 const bool there = i == int(thread()) && (bits(asked) != kNotYet || !(step.fresh & AWAIT_RESIDUAL));

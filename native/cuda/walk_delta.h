@@ -2,9 +2,8 @@
 // and behind it: convolution, activation, lengths of q and k, decay and beta; then the norm of heads, the gate and the
 // quantisation. docs/reference/arithmetic.md, "Convolution and recurrences", has the formulas and the orders of sums.
 //
-// A step costs the latency of its operands, and each instruction that a multiprocessor has not run lately has to be
-// fetched (docs/lab/gpu-measured.md). So there are two steps in the place of nine, and a step runs twice: while its
-// operands are awaited with other numbers, whose results nobody gets, and then, with its code in the cache, with them.
+// A step costs the latency of its operands, its description and its code (docs/lab/gpu-measured.md), so that there are two
+// in the place of nine.
 #pragma once
 #include "recurrent.h"
 #include "walk.h"
@@ -67,71 +66,60 @@ OUTLINED void delta_step(const WalkStep& step, uint8_t* work) {
         const DeltaItem item(a, task);
         const bool busy = warp < kDeltaRows / 4;
         const int row = item.head * n + item.first + 4 * warp;  // of all heads; the warp's first one
-        float before[16] = {}, old[3] = {};
+        float S[4][4] = {};
         if (of.from && busy) {
             const float* const from = of.from + row * n + lane();
 #pragma unroll
-            for (int i = 0; i < 16; i++) before[i] = from[32 * i];
+            for (int i = 0; i < 16; i++) S[i / 4][i % 4] = from[32 * i];
         }
-        const int channel = t < all ? item.channel(t) : 0;
-        const int64_t window = a.window - a.offset + channel * 3;
-        const float4 tap = reinterpret_cast<const float4*>(a.taps)[channel];
-        const float rate = a.rate[item.head];
-        if (of.from) old[0] = of.from[window], old[1] = of.from[window + 1], old[2] = of.from[window + 2];
-#pragma unroll 1
-        for (int real = opaque(0); real < 2; real++) {
-            if (t < all) {
-                float y = 1.0f;
-                if (real) {
-                    const float x = await(a.x[0] + channel, fresh);
-                    y = fma(tap.x, old[0], 0.0f);
-                    y = fma(tap.y, old[1], y), y = fma(tap.z, old[2], y), y = fma(tap.w, x, y);
-                    if (t >= 2 * n) of.to[window] = old[1], of.to[window + 1] = old[2], of.to[window + 2] = x;
-                }
-                mixed[t] = gate(a.act, y);
-            } else if (t >= team() - 32) {
-                float alpha = 1.0f, beta = 1.0f;
-                if (real) alpha = await(a.x[1] + item.head, fresh), beta = await(a.x[2] + item.head, fresh);
-                alpha = exponential(softplus(alpha) * (real ? rate : 1.0f)), beta = 1.0f / (1.0f + exponential(-beta));
-                if (lane() == 0) mixed[all] = alpha, mixed[all + 1] = beta;
-            }
-            sync_team();
-            if (busy) {
-                float S[4][4] = {}, q[4], k[4], part[4];
-                if (real)
-#pragma unroll
-                    for (int i = 0; i < 16; i++) S[i / 4][i % 4] = before[i];
-#pragma unroll
-                for (int i = 0; i < 4; i++) q[i] = mixed[lane() + 32 * i], k[i] = mixed[n + lane() + 32 * i];
-                const float square = total_of_two(chains_of(q, q), chains_of(k, k));
-                const float size = square_root(a.floor ? square : square + a.eps), f = 1.0f / (a.floor && size < a.eps ? a.eps : size);
-                const float of_q = shuffle(f, 0), of_k = shuffle(f, 16), decay = mixed[all];
-#pragma unroll
-                for (int i = 0; i < 4; i++) q[i] = q[i] * of_q, k[i] = k[i] * of_k;
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-#pragma unroll
-                    for (int j = 0; j < 4; j++) S[i][j] = S[i][j] * decay;
-                    part[i] = chains_of(S[i], k);
-                }
-                const int own = row_of_lane();
-                const float d = mixed[all + 1] * (mixed[2 * n + 4 * warp + own] - total_of_four(part));
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float d_of_row = shuffle(d, lane_of_row(i));
-#pragma unroll
-                    for (int j = 0; j < 4; j++) S[i][j] = fma(d_of_row, k[j], S[i][j]);
-                    part[i] = chains_of(S[i], q);
-                }
-                const float y = total_of_four(part) * a.scale;
-                if (real && lane() % 8 == 0) store_fresh(a.out + row + own, y);
-                float* const to = of.to + row * n + lane();
-                if (real)
-#pragma unroll
-                    for (int i = 0; i < 16; i++) to[32 * i] = S[i / 4][i % 4];
-            }
-            if (!real || task + int(grid_x()) < a.heads * kDeltaParts) sync_team();  // other warps still read the operands
+        if (t < all) {
+            const int channel = item.channel(t);
+            const float4 tap = reinterpret_cast<const float4*>(a.taps)[channel];
+            const int64_t window = a.window - a.offset + channel * 3;
+            float old[3] = {};
+            if (of.from) old[0] = of.from[window], old[1] = of.from[window + 1], old[2] = of.from[window + 2];
+            const float x = await(a.x[0] + channel, fresh);
+            float y = fma(tap.x, old[0], 0.0f);
+            y = fma(tap.y, old[1], y), y = fma(tap.z, old[2], y), y = fma(tap.w, x, y);
+            mixed[t] = gate(a.act, y);
+            if (t >= 2 * n) of.to[window] = old[1], of.to[window + 1] = old[2], of.to[window + 2] = x;
+        } else if (t >= team() - 32) {
+            const float decay = softplus(await(a.x[1] + item.head, fresh)) * a.rate[item.head];
+            const float beta = 1.0f / (1.0f + exponential(-await(a.x[2] + item.head, fresh)));
+            if (lane() == 0) mixed[all] = exponential(decay), mixed[all + 1] = beta;
         }
+        sync_team();
+        if (busy) {
+            float q[4], k[4], part[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) q[i] = mixed[lane() + 32 * i], k[i] = mixed[n + lane() + 32 * i];
+            const float square = total_of_two(chains_of(q, q), chains_of(k, k));
+            const float size = square_root(a.floor ? square : square + a.eps), f = 1.0f / (a.floor && size < a.eps ? a.eps : size);
+            const float of_q = shuffle(f, 0), of_k = shuffle(f, 16), decay = mixed[all];
+#pragma unroll
+            for (int i = 0; i < 4; i++) q[i] = q[i] * of_q, k[i] = k[i] * of_k;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) S[i][j] = S[i][j] * decay;
+                part[i] = chains_of(S[i], k);
+            }
+            const int own = row_of_lane();
+            const float d = mixed[all + 1] * (mixed[2 * n + 4 * warp + own] - total_of_four(part));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float d_of_row = shuffle(d, lane_of_row(i));
+#pragma unroll
+                for (int j = 0; j < 4; j++) S[i][j] = fma(d_of_row, k[j], S[i][j]);
+                part[i] = chains_of(S[i], q);
+            }
+            const float y = total_of_four(part) * a.scale;
+            if (lane() % 8 == 0) store_fresh(a.out + row + own, y);
+            float* const to = of.to + row * n + lane();
+#pragma unroll
+            for (int i = 0; i < 16; i++) to[32 * i] = S[i / 4][i % 4];
+        }
+        if (task + int(grid_x()) < a.heads * kDeltaParts) sync_team();  // other warps still read the operands
     }
 }
 
@@ -167,17 +155,14 @@ OUTLINED void gated_norms_step(const WalkStep& step) {
         const float w = a.weight[at % n], z = gate(a.gate_act, get(a.x[4] + at));
         const float* const from = a.x[3] + head * n + lane();
         const float* const all[5] = {from, from + 32, from + 64, from + 96, a.x[3] + at};
-#pragma unroll 1
-        for (int real = opaque(0); real < 2; real++) {
-            float y[5] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
-            if (real) get.read(all, y);
-            const float values[4] = {y[0], y[1], y[2], y[3]};
-            float s = chains_of(values, values);
+        float y[5];
+        get.read(all, y);
+        const float values[4] = {y[0], y[1], y[2], y[3]};
+        float s = chains_of(values, values);
 #pragma unroll
-            for (int h = 16; h; h /= 2) s = s + shuffle_xor(s, h);
-            const float f = 1.0f / square_root(s / float(n) + a.norm_eps);
-            leave_codes(reinterpret_cast<uint8_t*>(a.out) + 48 * i, ((y[4] * f) * (real ? w : 1.0f)) * (real ? z : 1.0f), real);
-        }
+        for (int h = 16; h; h /= 2) s = s + shuffle_xor(s, h);
+        const float f = 1.0f / square_root(s / float(n) + a.norm_eps);
+        leave_codes(reinterpret_cast<uint8_t*>(a.out) + 48 * i, ((y[4] * f) * w) * z);
         if (head >= a.groups) continue;
 #pragma unroll 1
         for (int other = head + a.groups; other < a.heads; other += a.groups)

@@ -87,13 +87,10 @@ def walk_experts(steps: StepList, folded: FoldedExperts) -> None:
     act = ACTS.get(str(folded.gating.all_attrs().get("act")), 0)
     inner = steps.new(folded.gating.name)
     parts = tuple(Part(c.tensors.matrix(n.weights[0]), n.name, bias, act=act, out=inner) for n, bias in folded.parts)
-    addend, gate = (steps.value_of(n, domain) if n else None for n in (folded.addend, folded.addend_gate))
-    # A shared expert's down comes behind gate and up of the chosen ones, which then need not wait for its x.
-    later = steps.steps.pop() if addend and addend in steps.steps[-1].writes else None
     _add_experts(steps, parts, x, c.graph[norm] if norm else None, logits, folded, False, which)
-    steps.steps.extend([later] if later else [])
     residual = steps.value_of(folded.residual, domain) if folded.residual else None
     down, bias = folded.down
+    addend, gate = (steps.value_of(n, domain) if n else None for n in (folded.addend, folded.addend_gate))
     part = Part(c.tensors.matrix(down.weights[0]), down.name, bias, residual=residual, out=steps.new(folded.last))
     _add_experts(steps, (part,), inner, None, logits, folded, True, which, (addend, gate))
 

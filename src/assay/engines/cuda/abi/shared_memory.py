@@ -154,8 +154,7 @@ _NAMES["WALK_STEP_BYTES"] = sizeof(WalkStep)
 walk_bytes = _bytes(
     "walk_bytes", "slots room work several",
     "slots * (room + 16) + 2 * WALK_STEP_BYTES + 4 * WALK_ROWS + 32 * several + work",
-    "walk.cu: the ring, two steps (walk_all.cu has more), and the work space of the largest step; several: more than one "
-    "token",
+    "walk.cu: the ring, two steps (walk_all.cu has more), the work space of the largest step; several: not one token",
 )  # fmt: skip
 walk_all_own_bytes = _bytes(
     "walk_all_own_bytes", "", "CHOICE_BYTES + (STEPS_KEPT - 2) * WALK_STEP_BYTES", "walk_all.cu: choices, further steps"
