@@ -12,7 +12,8 @@ import pytest
 
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, schedule_experts, schedule_products
+from assay.engines.cuda import CudaEngine, lower_walk, schedule_experts, schedule_products
+from assay.engines.cuda.abi.enumerations import StepKind
 from assay.engines.cuda.device import Device, Launch
 from assay.engines.cuda.shim import Shim
 from assay.gguf import open_file
@@ -170,6 +171,26 @@ RECURRENT = {
 def test_a_token_of_a_model_with_a_state_is_one_kernel(tmp_path: Path, name: str) -> None:
     formats, type_of, sizes = RECURRENT[name]
     assert is_one_kernel(same(make(tmp_path, name.split(",")[0], type_of, sizes)), formats)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the device is a shim, which compiles nothing")
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_a_layer_with_the_delta_rule_has_few_steps(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the products two steps; the shared expert's row and its gate are no steps either."""
+    kinds: list[list[StepKind]] = []
+    lowered = lower_walk._link
+
+    def link(r: Any, table: Any, *rest: Any) -> None:
+        kinds.append([StepKind(step.kind) for step in table])
+        lowered(r, table, *rest)
+
+    monkeypatch.setattr(lower_walk, "_link", link)
+    model = make(tmp_path, name, lambda _: "Q8_0", {**HEADS, "keys": {**OF_128, "full_attention_interval": 3}})
+    CudaEngine(model, n_pages=16, device=device()).close()
+    product, experts = StepKind.PRODUCT, StepKind.EXPERT_ROWS
+    routed = [StepKind.FLOAT_ROWS, product, product, experts, experts]
+    ffn = routed if name == "qwen35moe" else [product, product]
+    assert kinds[0][: 4 + len(ffn)] == [product, StepKind.DELTA, StepKind.GATED_NORMS, product, *ffn]
 
 
 @pytest.mark.parametrize("name", ["qwen35, Q4_K_M", "qwen3moe"])
