@@ -5,6 +5,7 @@ A software adapter (lavapipe) compiles each kernel for a tenth of a second and m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_matrices_of_few_rows_and_wide_heads(tmp_path: Path) -> None:
 def one_token(start: int) -> tuple[Step, frozenset[str]]:
     (step,) = whole([Chunk(bits.IDS[:1], start, TABLE)])
     return step, frozenset()
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Q4_K fast", "experts"])
+def test_numbers_that_are_constants_of_the_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has them so in steps of few tokens; an adapter in software does not, unless it is taken for a GPU."""
+    monkeypatch.setattr(gpu(), "software", False)
+    check_case(name, tmp_path, 2)
 
 
 @needs_adapter
@@ -233,6 +243,8 @@ def test_kernels_name_their_numbers_and_buffers() -> None:
     assert [name for name, writes in kernel.bindings.items() if writes] == ["out"]
     for tier in TIERS:
         assert "//#" not in kernel.source(tier) and "fn fused" in kernel.source(tier)
+    fixed = Kernel("matvec", kernel.words, fixed=tuple((name, 7) for name in kernel.numbers))
+    assert set(re.findall(r"par\.\w+", fixed.source(0))) == {"par.zero"} and fixed.numbers == kernel.numbers
 
 
 def tile_words() -> frozenset[str]:
