@@ -15,6 +15,7 @@ from assay.engines import ENGINES, wgpu
 from assay.engines.contract import Chunk, PagedEngine
 from assay.engines.cpu import CpuEngine
 from assay.engines.wgpu.weight_tiles import _FORMATS
+from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny
@@ -82,7 +83,9 @@ def test_a_golden_model_in_exact_precision(name: str, shared_dir: Path) -> None:
     check(model_of(name, shared_dir), precision="exact")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen3moe", "gpt-oss", "qwen35"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen3moe", "gpt-oss", "qwen35"]
+)
 def test_a_cache_of_q8_0(name: str, tmp_path: Path) -> None:
     """The golden models have heads of 16 or 24 values, which such a cache cannot hold: these have 32."""
     case = bits.Case({"n_embd_head": 32, "n_embd_head_v": 32, "n_rot": 32}, arch=name)
@@ -98,7 +101,7 @@ def test_experts_whose_rows_fill_no_tile(type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_model_names_the_operation(name: str, shared_dir: Path) -> None:
-    with pytest.raises(Exception, match="wgpu engine.*use --engine cpu"):
+    with pytest.raises(AssayError, match=r"wgpu engine.*use --engine cpu"):
         wgpu.WgpuEngine(model_of(name, shared_dir), n_pages=2)
 
 

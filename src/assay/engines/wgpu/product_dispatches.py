@@ -68,8 +68,9 @@ def _multiply(
     numbers = {
         "units": units_of(columns), "out_at": out.at, "out_stride": out.stride,
         "has_bias": int(bias != NOTHING), "has_residual": int(residual is not None),
-        **(residual or out).numbers("residual"), "experts": experts, "expert_width": parts[0].rows, "shared_rows": int(shared),
-        **(idx or out).numbers("idx"), "up_tiles": 0, "acts_stride": 0, "width": 0, **form.book_words,
+        **(residual or out).numbers("residual"), "experts": experts, "expert_width": parts[0].rows,
+        "shared_rows": int(shared), **(idx or out).numbers("idx"), "up_tiles": 0, "acts_stride": 0, "width": 0,
+        **form.book_words,
     }  # fmt: skip
     if form.floats:
         kernel, source = "matvec_floats", x
