@@ -164,7 +164,8 @@ class WgpuEngine(PagedEngine):
         for pool in self._pools:
             if pool.type(self._kv_type) == "q8_0" and pool.dim % 32:
                 raise AssayError(
-                    f"engine wgpu: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim}); use --kv f16"
+                    f"engine wgpu: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim}); "
+                    "use --kv-type f16"
                 )
 
     def _page_bytes(self, pool: CachePool) -> int:
