@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from assay import _native
-from assay.engines import missing_reasons
+from assay.engines import ENGINES, missing_reasons
+from assay.engines.wgpu.adapter import gpu
 from assay.library import machine_report, self_check
 from assay.system import extras
 from assay.version import __version__
 from tests.cli.conftest import Assay
+
+
+@pytest.fixture(autouse=True)
+def no_adapter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU in software takes seconds, so that one test alone asks for it."""
+    if "adapter" not in request.node.name:
+        monkeypatch.setenv("ASSAY_ADAPTER", "none of them")
 
 
 def test_the_whole_report_on_this_machine(here: Assay) -> None:
@@ -37,6 +45,16 @@ def test_the_object_has_every_part(here: Assay, monkeypatch: pytest.MonkeyPatch)
     ]
     assert {engine["name"] for engine in found["engines"]} >= {"reference", "cpu", "cuda"}
     assert {"cuda", "llamacpp", "transformers"} <= {extra["name"] for extra in found["extras"]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("wgpu" not in ENGINES, reason="wgpu or a Vulkan driver is not installed")
+def test_the_tier_of_the_adapter(here: Assay) -> None:
+    """A GPU is named with its tier, also one in software, which runs one model alone."""
+    checks = {check["engine"]: check for check in json.loads(here("doctor", "--json").stdout)["checks"]}
+    name = gpu().name
+    (found,) = (check for engine, check in checks.items() if engine.startswith(f"wgpu, {name}, tier "))
+    assert found["passed"] and found["cases"] == (1 if gpu().software else len(self_check.RECORDED))
 
 
 def test_the_record_belongs_to_this_arithmetic() -> None:

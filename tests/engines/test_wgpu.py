@@ -5,6 +5,7 @@ A software adapter (lavapipe) compiles each kernel for a tenth of a second and m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from assay.engines import ENGINES, create, wgpu
 from assay.engines.contract import CacheLost, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.plan.batching import Step, whole
-from assay.engines.wgpu.adapter import GpuError, gpu
+from assay.engines.wgpu.adapter import GpuError, _best_adapter, _wgpu, gpu
 from assay.engines.wgpu.dispatches import Dispatch, share_memory
 from assay.engines.wgpu.recording import workgroups
 from assay.engines.wgpu.shaders import TIERS, Kernel
@@ -87,6 +88,15 @@ def test_matrices_of_few_rows_and_wide_heads(tmp_path: Path) -> None:
 def one_token(start: int) -> tuple[Step, frozenset[str]]:
     (step,) = whole([Chunk(bits.IDS[:1], start, TABLE)])
     return step, frozenset()
+
+
+@needs_adapter
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Q4_K fast", "experts"])
+def test_numbers_that_are_constants_of_the_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has them so in steps of few tokens; an adapter in software does not, unless it is taken for a GPU."""
+    monkeypatch.setattr(gpu(), "software", False)
+    check_case(name, tmp_path, 2)
 
 
 @needs_adapter
@@ -172,11 +182,22 @@ def test_options_that_do_not_exist(tmp_path: Path) -> None:
         ({"precision": "half"}, "no such precision .found half, expected fast or exact"),
         ({"kv_type": "q2"}, "no such cache type"),
         ({"n_pages": 0}, "at least one page"),
-        ({"n_pages": 1 << 24}, "does not fit a buffer of .*use fewer pages"),
+        ({"n_pages": 1 << 24}, "does not fit a buffer of .*use a smaller --ctx-size"),
         ({"tier": 7, "n_pages": 1}, "no such tier .found 7, expected 0, 1, 2"),
     ):
         with pytest.raises(AssayError, match=message):
             wgpu.WgpuEngine(model, **options)  # type: ignore[arg-type]
+
+
+@needs_adapter
+def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong value is named with its variable."""
+    monkeypatch.setenv("ASSAY_ADAPTER", "zork")
+    with pytest.raises(AssayError, match=r"ASSAY_ADAPTER: no GPU adapter has zork in its name \(found .+ or unset it"):
+        _best_adapter(_wgpu())
+    monkeypatch.setenv("ASSAY_TIER", "nine")
+    with pytest.raises(AssayError, match=r"ASSAY_TIER: no such tier \(found nine, expected 0, 1, 2\)"):
+        wgpu.WgpuEngine(make("Q8_0 fast", tmp_path), n_pages=1)
 
 
 def test_a_tier_is_an_option_of_this_engine_alone(tmp_path: Path) -> None:
@@ -233,6 +254,8 @@ def test_kernels_name_their_numbers_and_buffers() -> None:
     assert [name for name, writes in kernel.bindings.items() if writes] == ["out"]
     for tier in TIERS:
         assert "//#" not in kernel.source(tier) and "fn fused" in kernel.source(tier)
+    fixed = Kernel("matvec", kernel.words, fixed=tuple((name, 7) for name in kernel.numbers))
+    assert set(re.findall(r"par\.\w+", fixed.source(0))) == {"par.zero"} and fixed.numbers == kernel.numbers
 
 
 def tile_words() -> frozenset[str]:

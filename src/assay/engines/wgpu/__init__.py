@@ -56,7 +56,7 @@ from assay.engines.wgpu.attention_dispatches import KEY_BLOCK
 from assay.engines.wgpu.dispatches import NOTHING, SPARE, KeptScores, View
 from assay.engines.wgpu.graph_dispatches import compile_dispatches
 from assay.engines.wgpu.placed_weights import StackedWeights
-from assay.engines.wgpu.program_builder import ProgramShape, cache_words
+from assay.engines.wgpu.program_builder import TOKENS, ProgramShape, cache_words
 from assay.engines.wgpu.recording import Recording
 from assay.engines.wgpu.step_words import HEADER, MAX_TABLES, RECORD, RopeRows, step_words
 from assay.engines.wgpu.steps_ahead import StepsAhead
@@ -107,7 +107,9 @@ class WgpuEngine(PagedEngine):
         self._run_queue: StepQueue | None = None  # of the last decode run, if it may go on
         self._variants = GraphVariants(self, lambda name: self._weights.array(name))
         self._load()
-        shapes = [ProgramShape(4, KEY_BLOCK, kv_type), ProgramShape(8, 2 * KEY_BLOCK, kv_type)]  # with all kernels
+        shapes = [
+            ProgramShape(4, KEY_BLOCK, kv_type, fixed=self._fixes), ProgramShape(8, 2 * KEY_BLOCK, kv_type)
+        ]  # with all kernels  # fmt: skip
         plans = [compile_dispatches(self.graph, self._weights, shape) for shape in shapes]
         self.verdict: Verdict = lender.verdict if lender else probe(self._gpu, plans, self._shared, tier)
         self.tier = self.verdict.tier
@@ -125,6 +127,7 @@ class WgpuEngine(PagedEngine):
         self._borrows = lender is not None and lender.model.file is self.model.file  # weights
         self._gpu: Gpu = lender._gpu if lender else gpu()
         self._recordings: dict[tuple[ProgramShape, frozenset[str], GraphVariant], Recording] = {}
+        self._fixes = not self._gpu.software  # on a processor they cost compilation and save nothing
         exact = self._precision == "exact"
         self._weights: StackedWeights = (
             lender._weights
@@ -161,7 +164,8 @@ class WgpuEngine(PagedEngine):
         for pool in self._pools:
             if pool.type(self._kv_type) == "q8_0" and pool.dim % 32:
                 raise AssayError(
-                    f"engine wgpu: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim}); use --kv f16"
+                    f"engine wgpu: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim}); "
+                    "use --kv-type f16"
                 )
 
     def _page_bytes(self, pool: CachePool) -> int:
@@ -242,7 +246,8 @@ class WgpuEngine(PagedEngine):
     ) -> Recording:
         keys = max(piece.chunk.start + piece.end for piece in step.pieces)
         rows = next((n for n in (1, 8, STEP) if n >= step.n_tokens), step.n_tokens)
-        return self._recorder(ProgramShape(rows, _room(keys), self._kv_type, best), keep, variant)
+        fixed = rows < TOKENS and self._fixes
+        return self._recorder(ProgramShape(rows, _room(keys), self._kv_type, best, fixed), keep, variant)
 
     def _recorder(self, shape: ProgramShape, keep: frozenset[str], variant: GraphVariant) -> Recording:
         """The program of a shape, compiled once."""

@@ -81,7 +81,7 @@ class Gpu:
         if size > min(self.max_binding, self.max_buffer):
             raise AssayError(
                 f"engine wgpu: {what} does not fit a buffer of {self.name} (found {size} bytes, expected at most "
-                f"{min(self.max_binding, self.max_buffer)}); use fewer pages or --engine cpu"
+                f"{min(self.max_binding, self.max_buffer)}); use a smaller --ctx-size or --engine cpu"
             )
         usage = self._wgpu.BufferUsage
         with named_errors(f"no memory for {what} ({size >> 20} MB)"):
@@ -356,8 +356,12 @@ def _best_adapter(module: Any) -> Any:
     found = [a for a in every if named.lower() in str(dict(a.info)).lower()]
     if not found:
         there = ", ".join(a.info["device"] for a in every) or "none"
+        if named and every:
+            raise AssayError(
+                f"ASSAY_ADAPTER: no GPU adapter has {named} in its name (found {there}); name one of these or unset it"
+            )
         raise AssayError(
-            f"engine wgpu: no GPU adapter{f' named {named}' if named else ''} (found {there}); install a Vulkan "
-            "driver, for instance mesa-vulkan-drivers, or use --engine cpu"
+            f"engine wgpu: no GPU adapter (found {there}); install a Vulkan driver, for instance mesa-vulkan-drivers, "
+            "or use --engine cpu"
         )
     return min(found, key=lambda a: _KINDS.index(a.info["adapter_type"]) if a.info["adapter_type"] in _KINDS else 9)

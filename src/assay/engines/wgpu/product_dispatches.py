@@ -13,7 +13,6 @@ from assay.engines.wgpu.dispatches import NOTHING, View
 from assay.engines.wgpu.program_builder import ProgramBuilder, WeightPart
 from assay.engines.wgpu.row_dispatches import ACTS, EXPRESSIONS, Operand, elementwise
 from assay.engines.wgpu.weight_tiles import ROWS, units_of
-from assay.errors import AssayError
 from assay.graph import Node
 
 
@@ -69,12 +68,13 @@ def _multiply(
     numbers = {
         "units": units_of(columns), "out_at": out.at, "out_stride": out.stride,
         "has_bias": int(bias != NOTHING), "has_residual": int(residual is not None),
-        **(residual or out).numbers("residual"), "experts": experts, "shared_rows": int(shared),
-        **(idx or out).numbers("idx"), "up_tiles": 0, "acts_stride": 0, "width": 0, **form.book_words,
+        **(residual or out).numbers("residual"), "experts": experts, "expert_width": parts[0].rows,
+        "shared_rows": int(shared), **(idx or out).numbers("idx"), "up_tiles": 0, "acts_stride": 0, "width": 0,
+        **form.book_words,
     }  # fmt: skip
     if form.floats:
         kernel, source = "matvec_floats", x
-        numbers |= {"columns": columns, **x.numbers("x"), "x_parts": 0}
+        numbers |= {"columns": columns, **x.numbers("x")}
     else:
         kernel, source = "matvec", build.blocks(x, domain, columns if experts and not shared else 0)
         numbers |= {"blocks": columns // 32, "x_stride": source.stride // 4}
@@ -143,7 +143,7 @@ def _gated_at_once(build: ProgramBuilder, group: Gated, x: View, gate: WeightPar
     acts = build.blocks_beside(group.glu, out)
     assert acts
     unused = dict.fromkeys(("column", "has_bias", "has_residual", "residual_at", "residual_stride", "experts",
-                            "expert_tiles", "shared_rows", "idx_at", "idx_stride"), 0)  # fmt: skip
+                            "expert_width", "expert_tiles", "shared_rows", "idx_at", "idx_stride"), 0)  # fmt: skip
     numbers = {
         **unused, "units": units_of(gate.columns), "blocks": gate.columns // 32, "x_stride": source.stride // 4,
         "first": gate.first - here.first, **out.numbers("out"), "up_tiles": half, "acts_stride": acts.stride,
@@ -161,12 +161,7 @@ def expert_linear(build: ProgramBuilder, node: Node) -> None:
     x, idx, domain = build.input(node), build.input(node, 1), build.domains[node.name]
     part, experts = build.weights.part(node.weights[0]), idx.width
     out = build.memory(node.name, domain, experts * ROWS * part.tiles)
-    row = replace(out, stride=ROWS * part.tiles)  # a row for each expert of a token
-    if part.rows % ROWS:
-        raise AssayError(
-            f"node {node.name}: the wgpu engine multiplies experts of whole tiles (found {part.rows} rows, "
-            f"expected a multiple of {ROWS}); use --engine cpu"
-        )
+    row = replace(out, stride=part.rows)  # a row for each expert of a token
     shared = len(build.graph.shapes[node.inputs[0]]) == 2
     _multiply(build, [part], x, domain, row, idx=idx, experts=experts, shared=shared)
     build.set(node, replace(out, stride=experts * part.rows))

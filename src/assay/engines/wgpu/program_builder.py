@@ -65,13 +65,16 @@ class PlacedWeights(Protocol):
 class ProgramShape:
     """The sizes that a program's memory is made for: rows of a step, keys of a sequence, and the cache's type.
 
-    With `best`, the program ends with the largest logit of each output row in the buffer `chosen`.
+    With `best`, the program ends with the largest logit of each output row in the buffer `chosen`. With `fixed`, the
+    numbers of products are constants of their code: a GPU begins to load weights without waiting for them, and each
+    shape of a matrix is compiled on its own.
     """
 
     rows: int
     keys: int
     kv_type: str
     best: bool = False
+    fixed: bool = False
 
 
 def bits(x: float) -> int:
@@ -163,7 +166,8 @@ class ProgramBuilder:
         expression: str = "",
         **buffers: str,
     ) -> None:
-        kernel = Kernel(name, frozenset(words), expression)
+        fixed = tuple(sorted(numbers.items())) if self.shape.fixed and name == "matvec" else ()
+        kernel = Kernel(name, frozenset(words), expression, fixed)
         bound = {binding: buffers.get(binding, NOTHING) for binding in kernel.bindings}
         self.dispatches.append(Dispatch(kernel, dict(numbers), bound, groups))
 

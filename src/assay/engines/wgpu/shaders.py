@@ -35,6 +35,7 @@ class Kernel:
     name: str
     words: frozenset[str] = frozenset()
     expression: str = ""
+    fixed: tuple[tuple[str, int], ...] = ()  # numbers that are constants of the code; `Par` has them all the same
 
     def source(self, tier: int) -> str:
         """The WGSL of this variant."""
@@ -43,7 +44,7 @@ class Kernel:
     @property
     def template(self) -> str:
         """The WGSL of this variant, without the arithmetic of a tier."""
-        return _template(self.name, self.words, self.expression)
+        return _template(self.name, self.words, self.expression, self.fixed)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -69,9 +70,11 @@ def _text(name: str) -> str:
 
 
 @cache  # asked for at every dispatch of every recording
-def _template(name: str, words: frozenset[str], expression: str) -> str:
+def _template(name: str, words: frozenset[str], expression: str, fixed: tuple[tuple[str, int], ...]) -> str:
     chosen = dict(word.split("=") for word in words if "=" in word)
     text = "\n".join(_lines(name, words, chosen)) + "\n"
+    values = dict(fixed)
+    text = re.sub(r"par\.(\w+)", lambda m: f"{values[m[1]]}u" if m[1] in values else m[0], text)
     return text.replace("EXPRESSION", expression)
 
 

@@ -59,10 +59,13 @@ Found = dict[Kernel, tuple[DispatchPlan, Dispatch]]  # one dispatch of each kern
 
 def probe(gpu: Gpu, plans: Sequence[DispatchPlan], shared: Callable[[str], Any], forced: int | None = None) -> Verdict:
     """The verdict on this adapter for the kernels of plans. `forced`, or the variable ASSAY_TIER, allows one tier."""
+    expected = ", ".join(map(str, TIERS))
     if forced is None and (asked := os.environ.get("ASSAY_TIER", "")):
-        forced = int(asked) if asked.isdecimal() else -1
+        if asked not in map(str, TIERS):
+            raise AssayError(f"ASSAY_TIER: no such tier (found {asked}, expected {expected}); change or unset it")
+        forced = int(asked)
     if forced not in (None, *TIERS):
-        raise AssayError(f"engine wgpu: no such tier (found {forced}, expected {', '.join(map(str, TIERS))})")
+        raise AssayError(f"engine wgpu: no such tier (found {forced}, expected {expected})")
     first: Found = {d.kernel: (plan, d) for plan in reversed(plans) for d in reversed(plan.dispatches)}
     key = _key(gpu, first.keys(), forced)
     if known := _kept_verdict(key):

@@ -15,7 +15,8 @@ export class Runner {
     if (!navigator.gpu) throw new Error("this browser has no WebGPU; use a recent Chrome, Edge, Safari or Firefox");
     const adapter = await navigator.gpu.requestAdapter();
     if (!adapter) throw new Error("WebGPU found no adapter; in headless Chromium add --enable-unsafe-webgpu");
-    const largest = Math.max(...Object.values(plan.buffers), ...plan.weights.map((w) => w.bytes));
+    const sizes = [...plan.programs.map((program) => program.sizes), plan.buffers].flatMap(Object.values);
+    const largest = Math.max(...sizes, ...plan.weights.map((w) => w.bytes));
     const limits = { maxStorageBufferBindingSize: adapter.limits.maxStorageBufferBindingSize, maxBufferSize: adapter.limits.maxBufferSize };
     if (largest > limits.maxStorageBufferBindingSize) {
       throw new Error(`a buffer of ${largest} bytes is too large for this adapter, which binds ${limits.maxStorageBufferBindingSize}; export with a smaller --ctx-size`);

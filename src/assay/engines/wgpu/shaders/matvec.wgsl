@@ -4,7 +4,7 @@
 // the gate and one of up: EXPRESSION of A, the gate's product, and B, also as a block of int8.
 struct Par { zero : u32, units : u32, blocks : u32, x_stride : u32, first : u32, column : u32, out_at : u32,
              out_stride : u32, has_bias : u32, has_residual : u32, residual_at : u32, residual_stride : u32,
-             experts : u32, expert_tiles : u32, shared_rows : u32, idx_at : u32, idx_stride : u32,
+             experts : u32, expert_tiles : u32, expert_width : u32, shared_rows : u32, idx_at : u32, idx_stride : u32,
              up_tiles : u32, acts_stride : u32, width : u32,
              book0 : u32, book1 : u32, book2 : u32, book3 : u32 }
 @group(0) @binding(0) var<storage, read> par : Par;
@@ -279,7 +279,8 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_id) 
     plus = residual[par.residual_at + row * par.residual_stride + column];
   }
   var total = row_product(tile, x_row * par.x_stride, tile_row, l);
-  if (l.y < TOKENS) {
+  // the last tile of an expert may have fewer rows than 32; the next expert's values follow
+  if (l.y < TOKENS && (par.experts == 0u || column < par.expert_width)) {
     if (par.has_bias != 0u) { total = add(total, bias[column]); }
     if (par.has_residual != 0u) { total = add(total, plus); }
     out[par.out_at + row * par.out_stride + column] = total;

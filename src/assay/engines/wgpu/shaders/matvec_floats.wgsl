@@ -1,7 +1,7 @@
 // Products of float rows by float activations: two chains in each unit of 256 columns, over even and over odd ones.
 struct Par { zero : u32, units : u32, columns : u32, x_at : u32, x_stride : u32, first : u32, column : u32, out_at : u32,
              out_stride : u32, has_bias : u32, has_residual : u32, residual_at : u32, residual_stride : u32,
-             experts : u32, expert_tiles : u32, shared_rows : u32, idx_at : u32, idx_stride : u32, x_parts : u32 }
+             experts : u32, expert_tiles : u32, expert_width : u32, shared_rows : u32, idx_at : u32, idx_stride : u32 }
 @group(0) @binding(0) var<storage, read> par : Par;
 @group(0) @binding(1) var<storage, read> w : array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> x : array<u32>;
@@ -50,8 +50,8 @@ fn main(@builtin(workgroup_id) group : vec3<u32>, @builtin(local_invocation_id) 
     }
     workgroupBarrier();
   }
-  if (l.y == 0u) {
-    let column = par.column + group.x * 32u + l.x;
+  let column = par.column + group.x * 32u + l.x;
+  if (l.y == 0u && (par.experts == 0u || column < par.expert_width)) {
     if (par.has_bias != 0u) { total = add(total, bias[column]); }
     if (par.has_residual != 0u) { total = add(total, residual[par.residual_at + row * par.residual_stride + column]); }
     out[par.out_at + row * par.out_stride + column] = total;
