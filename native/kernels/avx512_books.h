@@ -1,4 +1,4 @@
-// One token on rows of the file whose groups of weights are entries of a code book: IQ1 and IQ2, with AVX-512. Included by
+// One token on rows of the file whose groups of weights are entries of a code book: IQ1, IQ2 and IQ3, with AVX-512. Included by
 // packing.cpp, inside an anonymous namespace.
 //
 // A tile of the rows' integers (packing.cpp: row_tiles) would be written, read again, and fill the first-level cache. Here
@@ -9,8 +9,8 @@
 // What a super-block of 16 rows is multiplied with. Rows come in pairs (avx512.h: pair_row). The blocks of a row are in the order
 // in which sums of neighbouring vectors leave them: 0 2 4 6 1 3 5 7.
 struct BookRows {
-    alignas(64) uint16_t index[16][32];  // of entries, each of 8 weights
-    uint64_t signs[16][4];               // IQ2: a bit a weight
+    alignas(64) uint16_t index[16][64];  // of entries, each of 8 weights; IQ3: of 4
+    uint64_t signs[16][4];               // IQ2, IQ3: a bit a weight
     uint8_t lower[16][4];                // IQ1: a bit a group: its weights are 8 trit - 1
     __m512 scales[8][2];                 // of a pair of rows, of the first and the second half of each block
 };
@@ -47,25 +47,54 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
     };
     const auto words = [](const uint8_t* p) INLINE_LAMBDA { return _mm512_cvtepu8_epi16(load_256(p)); };
     const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const auto put_words = [&](int row, int half, __m512i index) INLINE_LAMBDA {
+        put(reinterpret_cast<uint8_t*>(rows.index[row] + 32 * half), index);
+    };
+    const auto put_tails = [&](int pair, __m512i tail) INLINE_LAMBDA {  // words of four times seven signs, and a scale
+        __m512i sevens = _mm512_and_si512(tail, _mm512_set1_epi32(127));
+        const auto join = [&](int n) INLINE_LAMBDA {  // 0xf8: a | (b & c)
+            sevens = _mm512_ternarylogic_epi32(sevens, _mm512_slli_epi32(tail, unsigned(n)), _mm512_set1_epi32(127 << (8 * n)), 0xf8);
+        };
+        join(1), join(2), join(3);
+        const __m512i signs = with_eighth(sevens);
+        put_signs(pair_row(pair), _mm512_castsi512_si256(signs));
+        put_signs(pair_row(pair) + 4, _mm512_extracti64x4_epi64(signs, 1));
+        const __m512i scale = _mm512_srli_epi32(_mm512_permutexvar_epi32(order, tail), 27);
+        rows.scales[pair][0] = rows.scales[pair][1] = sub_scale(of_pair(d, pair), scale, 4);
+    };
     if constexpr (TYPE == Type::IQ2_XXS) {
         const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         for (int pair = 0; pair < 8; pair++) {
             const int a = pair_row(pair), b = a + 4;
             const __m512i one = load_512(at[a] + 2), two = load_512(at[b] + 2);
-            const __m512i codes = _mm512_permutex2var_epi32(one, even, two), tail = _mm512_permutex2var_epi32(one, odd, two);
-            put(reinterpret_cast<uint8_t*>(rows.index[a]), _mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes)));
-            put(reinterpret_cast<uint8_t*>(rows.index[b]), _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(codes, 1)));
-            __m512i sevens = _mm512_and_si512(tail, _mm512_set1_epi32(127));
-            const auto join = [&](int n) INLINE_LAMBDA {  // 0xf8: a | (b & c)
-                sevens = _mm512_ternarylogic_epi32(sevens, _mm512_slli_epi32(tail, unsigned(n)),
-                                                   _mm512_set1_epi32(127 << (8 * n)), 0xf8);
-            };
-            join(1), join(2), join(3);
-            const __m512i signs = with_eighth(sevens);
-            put_signs(a, _mm512_castsi512_si256(signs));
-            put_signs(b, _mm512_extracti64x4_epi64(signs, 1));
-            const __m512i scale = _mm512_srli_epi32(_mm512_permutexvar_epi32(order, tail), 27);
+            const __m512i codes = _mm512_permutex2var_epi32(one, even, two);
+            put_words(a, 0, _mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes)));
+            put_words(b, 0, _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(codes, 1)));
+            put_tails(pair, _mm512_permutex2var_epi32(one, odd, two));
+        }
+    } else if constexpr (TYPE == Type::IQ3_XXS) {
+        for (int r = 0; r < 16; r++)
+            for (int h = 0; h < 2; h++) put_words(r, h, words(at[r] + 2 + 32 * h));
+        for (int pair = 0; pair < 8; pair++) {
+            const __m512i a = _mm512_castsi256_si512(load_256(at[pair_row(pair)] + 66));
+            put_tails(pair, _mm512_inserti64x4(a, load_256(at[pair_row(pair) + 4] + 66), 1));
+        }
+    } else if constexpr (TYPE == Type::IQ3_S) {
+        for (int r = 0; r < 16; r++) {
+            for (int h = 0; h < 2; h++) {
+                const __m512i ninth = _mm512_maskz_set1_epi16(get<uint32_t>(at[r] + 66 + 4 * h), 256);
+                put_words(r, h, _mm512_or_si512(words(at[r] + 2 + 32 * h), ninth));
+            }
+            put_signs(r, load_256(at[r] + 74));
+        }
+        const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
+        const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
+        for (int pair = 0; pair < 8; pair++) {
+            const int64_t both = int64_t(get<uint32_t>(at[pair_row(pair)] + 106) |
+                                         uint64_t(get<uint32_t>(at[pair_row(pair) + 4] + 106)) << 32);
+            const __m512i x = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(_mm_cvtsi64_si128(both), twice));
+            const __m512i scale = _mm512_slli_epi32(_mm512_srlv_epi32(x, shifts), 1);
             rows.scales[pair][0] = rows.scales[pair][1] = sub_scale(of_pair(d, pair), scale, 4);
         }
     } else if constexpr (TYPE == Type::IQ2_XS || TYPE == Type::IQ2_S) {
@@ -86,7 +115,7 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
                 index = _mm512_ternarylogic_epi32(words(p + 2), third, _mm512_set1_epi16(0x300), 0xf8);
                 put_signs(r, load_256(p + 34));
             }
-            put(reinterpret_cast<uint8_t*>(rows.index[r]), index);
+            put_words(r, 0, index);
         }
         for (int pair = 0; pair < 8; pair++) {
             constexpr int scales_at = TYPE == Type::IQ2_XS ? 66 : 74;
@@ -106,7 +135,7 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
             const __m512i high = _mm512_permutexvar_epi16(fours, _mm512_castsi128_si512(load_128(p + 34)));
             const __m512i three = _mm512_srlv_epi16(high, _mm512_set1_epi64(0x0009000600030000));
             const __m512i index = _mm512_or_si512(words(p + 2), _mm512_slli_epi16(_mm512_and_si512(three, _mm512_set1_epi16(7)), 8));
-            put(reinterpret_cast<uint8_t*>(rows.index[r]), index);
+            put_words(r, 0, index);
             put(rows.lower[r], uint32_t(_mm512_movepi16_mask(high)));
         }
         for (int pair = 0; pair < 8; pair++) {
@@ -121,7 +150,7 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
             const __m512i high = _mm512_cvtepu8_epi32(load_128(p + 32));  // of two groups: two words
             const __m512i first = _mm512_and_si512(_mm512_slli_epi32(high, 8), _mm512_set1_epi32(0x700));
             const __m512i three = _mm512_ternarylogic_epi32(first, _mm512_slli_epi32(high, 20), _mm512_set1_epi32(0x7000000), 0xf8);
-            put(reinterpret_cast<uint8_t*>(rows.index[r]), _mm512_or_si512(words(p), three));
+            put_words(r, 0, _mm512_or_si512(words(p), three));
             const __m512i tops = _mm512_or_si512(_mm512_slli_epi16(high, 12), _mm512_slli_epi32(high, 24));
             put(rows.lower[r], uint32_t(_mm512_movepi16_mask(tops)));
         }
@@ -155,7 +184,7 @@ INLINE void block_scales(const uint8_t* const* at, float* d) {
     V::store(d, V::mul(V::f16(reinterpret_cast<const uint8_t*>(halves)), V::set(float(F::eighths) / 8)));
 }
 
-INLINE __m512i dots(__m512i w, __m512i x) {  // of unsigned and signed bytes: fewer than 64 and 128 in size
+INLINE __m512i dots(__m512i w, __m512i x) {  // of unsigned and signed bytes, below 64 and 128 in size
 #if defined(__AVX512VNNI__)
     return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
 #else
@@ -167,18 +196,32 @@ INLINE __m512i dots(__m512i w, __m512i x) {  // of unsigned and signed bytes: fe
 template <Type TYPE>
 INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
     constexpr bool trits = TYPE == Type::IQ1_S || TYPE == Type::IQ1_M;
-    const int8_t(*const book)[8] = trits                   ? book1[0].entry
-                                   : TYPE == Type::IQ2_XXS ? book2_xxs.entry
-                                   : TYPE == Type::IQ2_XS  ? book2_xs.entry
-                                                           : book2_s.entry;
     __m512i s[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        const uint16_t* const index = rows.index[r] + 8 * i;
-        const auto two = [&](int n) INLINE_LAMBDA { return two_eights(book[index[n]], book[index[n + 1]]); };
-        const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(two(0)), two(2), 1);
-        const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(two(4)), two(6), 1);
-        const __m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        const auto quarters = [&](auto quarter) INLINE_LAMBDA {
+            const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(quarter(0)), quarter(1), 1);
+            const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(quarter(2)), quarter(3), 1);
+            return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        };
+        const auto eights = [&](const auto& book) INLINE_LAMBDA {
+            const uint16_t* const index = rows.index[r] + 8 * i;
+            return quarters([&](int n) INLINE_LAMBDA { return two_eights(book.entry[index[2 * n]], book.entry[index[2 * n + 1]]); });
+        };
+        const auto fours = [&](const auto& book) INLINE_LAMBDA {
+            const uint16_t* const index = rows.index[r] + 16 * i;
+            return quarters([&](int n) INLINE_LAMBDA {
+                const auto entry = [&](int e) INLINE_LAMBDA { return get<int>(book.entry[index[4 * n + e]]); };
+                return _mm_setr_epi32(entry(0), entry(1), entry(2), entry(3));
+            });
+        };
+        __m512i w;
+        if constexpr (trits) w = eights(book1[0]);
+        if constexpr (TYPE == Type::IQ2_XXS) w = eights(book2_xxs);
+        if constexpr (TYPE == Type::IQ2_XS) w = eights(book2_xs);
+        if constexpr (TYPE == Type::IQ2_S) w = eights(book2_s);
+        if constexpr (TYPE == Type::IQ3_XXS) w = fours(book3_xxs);
+        if constexpr (TYPE == Type::IQ3_S) w = fours(book3_s);
         if constexpr (trits) {  // 8 trit + 1 or - 1, plus 9
             const __m512i add = _mm512_mask_blend_epi64(rows.lower[r][i], _mm512_set1_epi8(9), _mm512_set1_epi8(7));
             s[i] = dots(_mm512_add_epi8(w, add), x[i]);

@@ -574,6 +574,8 @@ bool row_product_of([[maybe_unused]] Type type, [[maybe_unused]] const uint8_t* 
         case Type::IQ2_XXS: return product(IQ2_XXS{});
         case Type::IQ2_XS: return product(IQ2_XS{});
         case Type::IQ2_S: return product(IQ2_S{});
+        case Type::IQ3_XXS: return product(IQ3_XXS{});
+        case Type::IQ3_S: return product(IQ3_S{});
         case Type::IQ1_S: return product(IQ1_S{});
         case Type::IQ1_M: return product(IQ1_M{});
         default: return false;
