@@ -18,7 +18,7 @@ FLAGS = {
     "no_extra_bufts": "--no-repack", "swa_full": "--swa-full", "ctx_shift": "--context-shift",
     "n_cache_reuse": "--cache-reuse", "n_predict": "--predict", "rope_freq_base": "--rope-freq-base",
     "rope_freq_scale": "--rope-freq-scale", "rope_scaling_type": "--rope-scaling", "chat_template": "--chat-template",
-    "grp_attn_n": "--grp-attn-n", "grp_attn_w": "--grp-attn-w", "yarn_orig_ctx": "--yarn-orig-ctx",
+    "yarn_orig_ctx": "--yarn-orig-ctx",
     "temp": "sampling:--temp", "top_k": "sampling:--top-k", "top_p": "sampling:--top-p", "min_p": "sampling:--min-p",
     "penalty_repeat": "sampling:--repeat-penalty", "penalty_freq": "sampling:--frequency-penalty",
     "penalty_present": "sampling:--presence-penalty", "dry_multiplier": "sampling:--dry-multiplier",
@@ -82,6 +82,13 @@ HONEST = (
     ServedCase("one seed by default", options={"seed": 5}),
     ServedCase("Q4_0, and claimed so", served="Q4_0", claim="Q4_0"),
     ServedCase("Q4_K_M, and claimed so", served="Q4_K_M", claim="Q4_K_M"),
+    ServedCase("repetition penalty 1.3 by default", options={"penalty_repeat": 1.3}),
+    ServedCase("repetition penalty 1.1 by default", options={"penalty_repeat": 1.1}),
+    ServedCase("frequency penalty 1 by default", options={"penalty_freq": 1.0}),
+    ServedCase("presence penalty 1 by default", options={"penalty_present": 1.0}),
+    ServedCase("DRY 0.8 by default", options={"dry_multiplier": 0.8}),
+    ServedCase("XTC 0.5 by default", options={"xtc_probability": 0.5}),
+    ServedCase("typical 0.5 by default", options={"typ_p": 0.5}),
 )
 Q4 = "q4_0|four bits"
 DISHONEST = (
@@ -101,7 +108,6 @@ DISHONEST = (
     ServedCase(
         "YaRN, scale 0.5", "RoPE|positions", {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 128}
     ),
-    ServedCase("self-extend by 2", "positions|RoPE", {"grp_attn_n": 2, "grp_attn_w": 32, "n_parallel": 1}),
     ServedCase("prompts cut to 32 tokens", "cut", proxy={"cut": 32}),
     ServedCase("BOS twice", "BOS", proxy={"before": "BOS"}, adds_bos=True),
     ServedCase("BOS missing", "no BOS", served="no BOS", adds_bos=True),
@@ -118,13 +124,8 @@ DISHONEST = (
     ServedCase("top-p 0.8", "top-p", proxy={"top_p": 0.8}),
     ServedCase("min-p 0.2", "min-p", proxy={"min_p": 0.2}),
     ServedCase("one seed", "one seed|same tokens", proxy={"seed": 5}),
-    ServedCase("repetition penalty 1.3 by default", "penalty", {"penalty_repeat": 1.3}),
-    ServedCase("repetition penalty 1.1 by default", "penalty", {"penalty_repeat": 1.1}),
-    ServedCase("frequency penalty 1 by default", "penalty", {"penalty_freq": 1.0}),
-    ServedCase("presence penalty 1 by default", "penalty", {"penalty_present": 1.0}),
-    ServedCase("DRY 0.8 by default", "penalty|DRY|rule", {"dry_multiplier": 0.8}),
-    ServedCase("XTC 0.5 by default", "XTC|not honoured|not drawn as asked", {"xtc_probability": 0.5}),
-    ServedCase("typical 0.5 by default", "typical|not drawn as asked", {"typ_p": 0.5}),
+    ServedCase("repetition penalty 1.3", "penalty", proxy={"repeat_penalty": 1.3}),
+    ServedCase("frequency penalty 1", "penalty", proxy={"frequency_penalty": 1.0}),
     ServedCase("mirostat 2 by default", "mirostat|not drawn as asked", {"mirostat": 2, "mirostat_tau": 1.0}),
     ServedCase("dynamic temperature by default", "temperature", {"dynatemp_range": 0.8}),
 )

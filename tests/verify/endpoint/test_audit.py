@@ -49,6 +49,7 @@ HONEST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "prefix cache off": ("Q4_0", {"cache_prompt": False}, {}),
     "cache in q8_0": ("claim", Q8, {}),
     "three digits": ("claim", {}, {"digits": 3}),
+    "a penalty by default": ("claim", {"sampling.penalty_repeat": 1.3}, {}),
 }
 DISHONEST: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str]] = {
     "rope base": ("claim", {"rope_freq_base": 1e4}, {}, "model", "base of 10000"),
@@ -71,6 +72,7 @@ def test_honest_servers_are_as_claimed(files: dict[str, Path], case: str) -> Non
     found = audited(files[claim], files[claim], options, proxy)
     assert found.verdict == "as claimed" and len(found.excluded) >= 4, text(found)
     assert found.requests <= 40
+    assert any("by default" in note and "penalty" in note for note in found.notes) == ("penalty" in case), found.notes
 
 
 @pytest.mark.parametrize("case", DISHONEST)

@@ -36,7 +36,16 @@ from assay.verify.endpoint.asking import Interviewer
 from assay.verify.endpoint.audit_findings import AuditFinding, AuditOptions, AuditResult, AuditVerdict
 from assay.verify.endpoint.claimed_model import ClaimedModel, coarse_companion
 from assay.verify.endpoint.client import Client
-from assay.verify.endpoint.greedy_tokens import FACT, NOT_BEST, Again, asked_again, below_best, judged_greedy
+from assay.verify.endpoint.draw_settings import DrawnToken
+from assay.verify.endpoint.greedy_tokens import (
+    FACT,
+    NOT_BEST,
+    Again,
+    asked_again,
+    below_best,
+    is_default,
+    judged_greedy,
+)
 from assay.verify.endpoint.left_over import PAIRS, ask_in_pairs
 from assay.verify.endpoint.model_search import MORE_TEXTS, ModelSearch, explained, usual
 from assay.verify.endpoint.own_draws import TOKENS as DRAWN
@@ -248,7 +257,17 @@ class _Audit:
         with suppress(AssayError):
             if not self.client.unanswered:
                 again = asked_again(chosen, [text.ids for text in texts], lambda i: self._second(texts[i]))
-        self.findings.append(judged_greedy(chosen, again))
+        found = judged_greedy(chosen, again)
+        if (again.drawn and "XTC" not in found.words) or not self._by_default(texts, chosen):
+            self.findings.append(found)
+            return
+        self.notes.append(f"by default, and not where a request switches it off: {found.words}")
+
+    def _by_default(self, texts: Sequence[ServedText], chosen: Sequence[DrawnToken]) -> bool:
+        try:
+            return is_default(self.client, texts, chosen, EACH, self.interviewer.reading.top)
+        except AssayError:
+            return False
 
     def _second(self, text: ServedText) -> tuple[int, ...]:
         return self.interviewer.text(text.label, len(text.places)).ids

@@ -24,6 +24,11 @@ Translation = Callable[[Body], dict[str, Any]]
 LEAST_OUTPUT = 16  # tokens: OpenAI's responses refuse to generate fewer
 # Settings beyond OpenAI's that switch off what some servers do unless told otherwise; others refuse them.
 NO_FILTER: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+# Rules that pass over the best token, switched off. llama-cpp-python's server has a penalty by default.
+NO_RULES: Mapping[str, float] = {
+    "repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "dry_multiplier": 0.0, "xtc_probability": 0.0, "typical_p": 1.0,
+}  # fmt: skip
 FILTERS_STAY = f"the server takes no {', '.join(NO_FILTER)}: filters of its own are not judged"
 ENDED = ("stop", "eos_token", "end_turn", "stop_sequence", "completed")
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from assay.verify.endpoint.audit_findings import AuditFinding
+from assay.verify.endpoint.client import Client, ScoredToken
+from assay.verify.endpoint.dialects import NO_RULES
 from assay.verify.endpoint.draw_settings import AT_ZERO, DrawnToken, DrawSetting, capitals, chances, likely_families
+from assay.verify.endpoint.served_text import ServedText
 from assay.verify.endpoint.standings import LIKELY
 
 NOT_BEST = 0.05  # nats below its own best token: beyond rounding, a greedy server never chooses such a token
@@ -66,6 +70,25 @@ def asked_again(
         if found.drawn or found.chance < math.log(NO_CHANCE):
             break
     return found
+
+
+def is_default(client: Client, texts: Sequence[ServedText], chosen: Sequence[DrawnToken], n: int, top: int) -> bool:
+    """Are the best tokens chosen where a request switches off every other rule? A server's default is no lie.
+
+    The texts with the most tokens below the best are asked for.
+    """
+
+    def off(text: ServedText) -> int:
+        prompt = text.ids[: text.n_prompt]
+        return sum(below_best(s) > NOT_BEST for s in chosen if s.before[: text.n_prompt] == prompt)
+
+    rules: dict[str, Any] = dict(NO_RULES)
+    steps = list[ScoredToken]()
+    for text in sorted(texts, key=off, reverse=True)[:MOST_TEXTS]:
+        reply = client.complete(text.label, n=n, top=top, **rules)
+        steps += [step for step in reply.steps[reply.n_prompt :] if len(step.scores) > 1]
+    gaps = [max(s.scores.values()) - s.scores.get(-1 if s.id is None else s.id, -math.inf) for s in steps]
+    return bool(gaps) and max(gaps) <= NOT_BEST
 
 
 def judged_greedy(chosen: Sequence[DrawnToken], again: Again) -> AuditFinding:
