@@ -115,14 +115,12 @@ def _is_number_of_a_prefix(at: int, shapes: Sequence[str], lines: Sequence[list[
     values = [line[at][1] for line in lines]
     before = shapes[at - 1] if at else ""
     after = shapes[at + 1] if at + 1 < len(shapes) else ""
+    if before == ":" or after == ":":
+        return True
     if len(set(values)) == 1 or all("." in v for v in values):
         return len(set(values)) == 1 or after not in ("space", "")
     if before in ":-/.," or after in (":", "-", "/") or after in _UNITS or before in ("month", "level"):
-        if before == ":" or after == ":":
-            return True
-        if not _few(values):
-            return True
-        return before in "-/" or after in ("-", "/") or after in _UNITS
+        return not _few(values) or before in "-/" or after in ("-", "/") or after in _UNITS
     word = next((s for s in reversed(shapes[:at]) if s.isalpha() and s not in ("level", "month", "space")), "")
     if word in _BEFORE_NUMBERS or len(values[0]) > 5:
         return True

@@ -21,7 +21,7 @@ from assay.verify.dumps.printed.tables import table_header
 
 _LONGEST = 2000  # characters of a line of a table
 _FEWEST_ROWS = 2
-_AHEAD = 6  # lines below a header among which its first rows stand
+_AHEAD = 12  # lines below a header among which its first rows stand
 _MOST_BETWEEN = 3  # lines between rows: blank ones, rules, a heading
 _MOST_COLUMNS = 64
 
@@ -33,6 +33,7 @@ _UNIT = (
 _VALUE = re.compile(rf"(?:{_NUMBER}|[-+]?(?:nan|inf|NaN|Inf|NAN|INF)|nan\(ind\))")
 _MEASURED = re.compile(rf"{_NUMBER}\s?{_UNIT}")
 _DECIMAL = re.compile(r"\d[.,]\d{2}")
+_DASHED = re.compile(r"\s{0,8}-\s")  # a cell without a layer, not the bullet of a list
 _RULE = re.compile(r"[\s\-=_+|:*~.─━]*")
 _IN_HEAD = re.compile(rf"[\s_]*[\[(/,]\s{{0,2}}({_UNIT})\s{{0,2}}[\])]?$")
 _BEHIND = re.compile(r"[a-z]_(?:[munµμ]s|ms|sec|secs|bytes|[kmg]i?b|pct|percent)$")
@@ -73,7 +74,7 @@ def with_tables_laid_out(text: str) -> str:
     lines = text.split("\n")
     if len(lines) < _FEWEST_ROWS + 1:
         return text
-    plain = [without_prefix(line) if len(line) < _LONGEST else line for line in lines]
+    plain = [line if len(line) >= _LONGEST or _DASHED.match(line) else without_prefix(line) for line in lines]
     out: list[str] = []
     at = 0
     changed = False
