@@ -100,6 +100,8 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
     near = [line for line in lines[at + 1 : at + 1 + _AHEAD] if _DECIMAL.search(line)]
     if len(near) < _FEWEST_ROWS or (mark and sum(mark in line for line in near) < _FEWEST_ROWS):
         return None
+    if not mark and len(wide := _split(head, "  ", ())) > 2:
+        mark = "  " if all(len(_split(line, "  ", ())) == len(wide) for line in near) else ""
     if mark:
         heads, cuts = _split(head, mark, ()), ()
     else:
@@ -123,7 +125,7 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
 
 
 def _mark_of(head: str) -> str:
-    bars = head.strip()
+    bars = _BARRED.sub("", _LARGEST.sub("", head.strip()))
     if bars.count("|") > 1 or " | " in bars:
         return "|"
     return next((mark for mark in ("\t", ";") if bars.count(mark) > 1), "," if bars.count(",") > 1 else "")
@@ -134,14 +136,17 @@ def _split(line: str, mark: str, cuts: Sequence[int]) -> list[str]:
         text = line.strip()
         text = text[1:] if text[:1] == "|" else text
         text = text[:-1] if text[-1:] == "|" else text
-        return [cell.strip() for cell in re.split(r"\|(?!\w{1,12}\|(?!\s))", _BARRED.sub(r"norm(\1)", text))]
+        return [cell.strip() for cell in _BARRED.sub(r"norm(\1)", _LARGEST.sub("absmax", text)).split("|")]
+    if mark == "  ":
+        return re.split(r"\s{2,}", line.strip())
     if mark:
         return [cell.strip().strip('"') for cell in line.split(mark)]
     ends = [*cuts[1:], max(len(line), cuts[-1] + 1)]
     return [line[a:b].strip() for a, b in zip(cuts, ends, strict=True)]
 
 
-_BARRED = re.compile(r"(?<!\w)\|(\w{1,12})\|(?=\s|$|\|)")
+_BARRED = re.compile(r"(?<!\w)\|(\w{1,12})\|(?=\s)")  # |x| between blanks
+_LARGEST = re.compile(r"\b(?:abs)?max\s?\|\w{1,3}\|", re.IGNORECASE)
 
 
 def _aligned(head: str, rows: Sequence[str]) -> tuple[list[str], tuple[int, ...]] | None:
@@ -236,6 +241,7 @@ def _laid_out(heads: Sequence[str], rows: Sequence[Sequence[str]], mark: str, cu
     values = [k for k in final if k and k not in ("layer", "name", "row", "index", "id", "-")]
     if not values or not {"layer", "name"} & set(final):
         return None
+    told = ["absmax" if _LARGEST.fullmatch(head) else head for head in told]
     return Layout(mark, cuts, len(heads), tuple(kept), tuple(told))
 
 
@@ -283,11 +289,6 @@ def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]],
         if fresh:
             out.append(header)
             fresh = False
-        out.append("| " + " | ".join(_bare(cells[k]) for k in layout.kept) + " |")
+        out.append("| " + " | ".join(cells[k] for k in layout.kept) + " |")
     return out
-
-
-def _bare(cell: str) -> str:
-    """A dash stands for no layer."""
-    return "" if cell in ("-", "–", "—") else cell
 

@@ -19,6 +19,7 @@ from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, s
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.column_parts import with_parts_joined
 from assay.verify.dumps.printed.common_prefixes import without_common_prefix
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
@@ -115,6 +116,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 # Passes over a whole text, in this order: its layout says what no line says alone
 _REWRITTEN = (
     without_common_prefix,
+    with_parts_joined,
     with_asserted_arrays,
     one_record_a_line,
     with_debugger_values,
