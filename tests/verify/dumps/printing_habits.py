@@ -580,21 +580,19 @@ ARRAYS: dict[str, Draw] = {
     "scala": _nested("Array(", ")", ", ", ", "), "haskell": _nested("[", "]", ",", ","), "lisp": _nested("(", ")", " ", " "),
     "lua": _nested("{", "}", ", ", ", "), "swift": _nested("[", "]", ", ", ",\n "), "csv rows": _nested("", "", ",", "\n", cut=99),
 }  # fmt: skip
-OF_PAGE = {"php", "rust pretty", "elements"}  # one number a line
+WHOLE = {"php", "rust pretty", "elements", "transposed"}  # these say themselves which row is printed
 
 
 def arrays(page: Page, kind: str) -> str:
     """Arrays as a language or a tool prints them, below or behind a name."""
     rng, draw = page.rng, ARRAYS[kind]
     place = rng.choice(("same", "below", "heading", "shape"))
-    last = rng.random() < 0.3 or kind in OF_PAGE
+    last = rng.random() < 0.3 and kind not in WHOLE
     out = [page.ids(), ""]
     before: int | None = -1
     lay = WORDS[page.language][0]
     for n, role, x in page.nodes():
-        if x.shape[1] > 200:
-            x = x[:, :64] if False else x
-        shown = x[-1:] if last and kind not in OF_PAGE else x
+        shown = x[-1:] if last else x
         what = page.word(role)
         if place == "heading" and n != before:
             out.append(f"### {lay} {n}" if n is not None else "### global")
