@@ -5,7 +5,8 @@
     Columns 10 through 12          [,3]                        2                      Columns 9 to 12
 
 A matrix becomes one line `[[0.5, 1.5, …], …]`, a row for each of its rows. MATLAB's common factor, `1.0e+03 *`, is
-multiplied into its numbers. Where the engine's tokens are as many as the columns and not as the rows, a column is a
+multiplied into its numbers. A matrix whose columns are headed by positions, `dim t0 t1 …`, becomes the first elements
+of each position's row. Where the engine's tokens are as many as the columns and not as the rows, a column is a
 token's, as column-major languages keep them. The variable, `x =`, is left out where all matrices have the same.
 """
 
@@ -28,6 +29,10 @@ _R_ROW = re.compile(r"\s*+\[\d{1,6},\]\s")
 _PANDAS = re.compile(r"\s{2,}(?:\d{1,6}\s++)++\\\s*+")
 _PANDAS_LAST = re.compile(r"\s{2,}\d{1,6}(?:\s++\d{1,6})*+\s*+")
 _INDEX = re.compile(r"\s*+\d{1,6}\s++(?=[-+.\d])")
+_POSITIONS = re.compile(
+    r"(.{0,80}?[=:]|)\s*+(?:dim|i|idx|index|ch|channel|d|k|feature|element|elem|#|j)\s++"
+    r"((?:(?:t|tok|pos|p|token|position)[_=\[]?\d{1,5}\]?\s*+){2,})"
+)
 _SCALE = re.compile(r"\s{0,12}1\.0e([-+]?\d{1,3})\s?[*x×]\s{0,4}")
 _ASSIGNED = re.compile(r"\s{0,12}(?:>> ?)?([A-Za-z_]\w{0,30}) =\s{0,4}")
 _IDS = re.compile(r"(?:tokens?|ids|prompt|input)\D{0,24}(\d{1,7}(?:[\s,;]{1,4}\d{1,7}){1,4000})\W{0,4}$", re.I)
@@ -46,9 +51,9 @@ class _Matrix:
 
 def with_parts_joined(text: str) -> str:
     """The text with each matrix that is printed in parts on one line."""
+    lines = _positions_as_rows(text.split("\n"))
     if not re.search(r"^\s{0,12}Columns?\s{1,4}1\b|^\s{0,12}\[,1\]|\d\s++\\\s*+$", text, re.MULTILINE):
-        return text
-    lines = text.split("\n")
+        return "\n".join(lines)
     tokens = _n_tokens(lines)
     out: list[str] = []
     places: list[int] = []
@@ -64,6 +69,33 @@ def with_parts_joined(text: str) -> str:
         out.append(_on_one_line(matrix, tokens))
         at = end
     return "\n".join(_without_variables(out, places))
+
+
+def _positions_as_rows(lines: list[str]) -> list[str]:
+    """The lines with each matrix below `dim t0 t1 …`, one line an element, as a list of rows, one a position."""
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        m = _POSITIONS.fullmatch(lines[at]) if len(lines[at]) < _LONGEST else None
+        n = len(m[2].split()) if m else 0
+        rows: list[list[str]] = []
+        for line in lines[at + 1 :] if m and _counts(m[2]) else ():
+            row = line.split() if len(line) < _LONGEST and _ROW.fullmatch(line) else []
+            if len(row) != n + 1 or row[0] != str(len(rows)):
+                break
+            rows.append(row[1:])
+        if m is None or len(rows) < 2:
+            out.append(lines[at])
+            at += 1
+            continue
+        columns = ("[" + ", ".join(column) + ", ...]" for column in zip(*rows, strict=True))
+        out.append(f"{m[1]} [" + ", ".join(columns) + "]")
+        at += 1 + len(rows)
+    return out
+
+
+def _counts(heads: str) -> bool:
+    return [int(n) for n in re.findall(r"\d{1,5}", heads)] == list(range(len(heads.split())))
 
 
 def _n_tokens(lines: Sequence[str]) -> int:

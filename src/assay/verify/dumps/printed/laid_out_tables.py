@@ -74,7 +74,7 @@ def with_tables_laid_out(text: str) -> str:
     lines = text.split("\n")
     if len(lines) < _FEWEST_ROWS + 1:
         return text
-    plain = [line if len(line) >= _LONGEST or _DASHED.match(line) else without_prefix(line) for line in lines]
+    plain = [line if len(line) >= _LONGEST or _DASHED.match(line) else _in_bars(line) for line in lines]
     out: list[str] = []
     at = 0
     changed = False
@@ -89,6 +89,11 @@ def with_tables_laid_out(text: str) -> str:
         out += _drawn(plain, at, rows, layout)
         at = rows[-1][0] + 1
     return "\n".join(out) if changed else text
+
+
+def _in_bars(line: str) -> str:
+    """The line without its prefix; a bar inside a cell of a drawn box is no border."""
+    return without_prefix(line.replace("|", "/") if line.count("│") > 2 and "|" in line else line)
 
 
 def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, list[str]]]] | None:
@@ -118,10 +123,18 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
     if layout is None:
         return None
     known = table_header(head)
-    whole = len(layout.kept) == len(heads) and rows[-1][0] - rows[0][0] == len(rows) - 1
-    if known is not None and whole and all(known.columns) and len(known.columns) == len(heads):
-        return None
+    if known is not None and all(known.columns) and len(known.columns) == len(heads):
+        units = any(_MEASURED.fullmatch(cell) for _, cells in rows[:4] for cell in cells)
+        headed = any(lines[i].strip() and not _RULE.fullmatch(lines[i]) for i in _between(rows))
+        if not units and not headed:
+            return None
     return layout, rows
+
+
+def _between(rows: Sequence[tuple[int, list[str]]]) -> list[int]:
+    """The lines from the first row to the last that are no rows."""
+    places = {at for at, _ in rows}
+    return [i for i in range(rows[0][0], rows[-1][0]) if i not in places]
 
 
 def _mark_of(head: str) -> str:
