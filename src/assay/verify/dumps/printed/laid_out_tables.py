@@ -24,6 +24,7 @@ _FEWEST_ROWS = 2
 _AHEAD = 12  # lines below a header among which its first rows stand
 _MOST_BETWEEN = 3  # lines between rows: blank ones, rules, a heading
 _MOST_COLUMNS = 64
+_WINDOW = 40  # lines by which a table is recognised
 
 _NUMBER = r"[-+\u2212]?(?>\d{1,20}(?:[.,]\d{0,20})?|\.\d{1,20})(?:[eEdD][-+]?\d{1,4})?"
 _UNIT = (
@@ -116,7 +117,7 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
         heads, cuts = found
     if not 2 < len(heads) <= _MOST_COLUMNS:
         return None
-    rows = _rows(lines, at + 1, mark, cuts, len(heads))
+    rows = _rows(lines, at + 1, at + _WINDOW, mark, cuts, len(heads))  # decided by a few rows: the time is bounded
     if len(rows) < _FEWEST_ROWS:
         return None
     layout = _laid_out(heads, [cells for _, cells in rows], mark, cuts)
@@ -128,7 +129,7 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
         headed = any(lines[i].strip() and not _RULE.fullmatch(lines[i]) for i in _between(rows))
         if not units and not headed:
             return None
-    return layout, rows
+    return layout, _rows(lines, at + 1, len(lines), mark, cuts, len(heads))
 
 
 def _between(rows: Sequence[tuple[int, list[str]]]) -> list[int]:
@@ -199,10 +200,12 @@ def _close(cut: int, lines: Sequence[str]) -> bool:
     return cut > 1 and not lines[0][cut - 2 : cut - 1].isspace()
 
 
-def _rows(lines: Sequence[str], start: int, mark: str, cuts: Sequence[int], n: int) -> list[tuple[int, list[str]]]:
+def _rows(
+    lines: Sequence[str], start: int, end: int, mark: str, cuts: Sequence[int], n: int
+) -> list[tuple[int, list[str]]]:
     found: list[tuple[int, list[str]]] = []
     between = 0
-    for at in range(start, len(lines)):
+    for at in range(start, min(end, len(lines))):
         line = lines[at]
         cells = _split(line, mark, cuts) if (mark and mark in line) or (not mark and line.strip()) else []
         if len(cells) == n and len(line) < _LONGEST and _is_row(cells, line, cuts):
