@@ -3,8 +3,8 @@
     python bench/reading.py                      # five forms of each family, on two models
     python bench/reading.py --seeds 100:120 --family table --show
 
-A right run must be judged healthy. A wrong one (every second row of a matrix of layer 1 is halved) must be found wrong, at the
-planted node or at the next one that is printed.
+A right run must be judged healthy. A wrong one (every second row of a matrix of layer 1 is halved) must be found
+wrong, at the planted node or at the next one that is printed.
 
     healthy / wrong      as it must be
     alarm                a right run is called wrong

@@ -1,7 +1,7 @@
 """Logs of one run in habits of printing that are drawn at random: a seed gives a form.
 
-A form is a layout (tables of statistics, lines of statistics, arrays as a language or a tool prints them), with words of
-some language for the nodes, a notation of numbers, a logger's prefix, and measurements of the engine (times, sizes,
+A form is a layout (tables of statistics, lines of statistics, arrays as a language or a tool prints them), with words
+of some language for the nodes, a notation of numbers, a logger's prefix, and measurements of the engine (times, sizes,
 rates, addresses) beside the values. `form(family, seed)` makes a function from the values of a run to a text.
 """
 
@@ -26,8 +26,8 @@ WORDS: dict[str, tuple[str, ...]] = {  # the word for a layer, then the roles, t
                 "embedding", "final norm", "logits"),
     "camel": ("Block", "attnNorm", "attnOutput", "residual1", "ffnNorm", "ffnOutput", "blockOutput", "tokenEmbedding",
               "outputNorm", "logits"),
-    "modules": ("layers", "input_layernorm", "self_attn.o_proj", "resid_mid", "post_attention_layernorm", "mlp.down_proj",
-                "output", "embed_tokens", "norm", "lm_head"),
+    "modules": ("layers", "input_layernorm", "self_attn.o_proj", "resid_mid",
+                "post_attention_layernorm", "mlp.down_proj", "output", "embed_tokens", "norm", "lm_head"),
     "ggml": ("blk", "attn_norm", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "l_out", "inp_embd", "result_norm",
              "result_output"),
     "german": ("Schicht", "Attention-Norm", "Attention-Ausgabe", "Residuum nach Attention", "FFN-Norm", "FFN-Ausgabe",
@@ -38,8 +38,10 @@ WORDS: dict[str, tuple[str, ...]] = {  # the word for a layer, then the roles, t
                 "salida capa", "embedding", "norma final", "logits"),
     "portuguese": ("camada", "norma atenção", "saída atenção", "resíduo após atenção", "norma ffn", "saída ffn",
                    "saída camada", "embedding", "norma final", "logits"),
-    "chinese": ("层", "注意力归一化", "注意力输出", "注意力后残差", "前馈归一化", "前馈输出", "层输出", "词嵌入", "最终归一化", "logits"),
-    "japanese": ("層", "注意正規化", "注意出力", "注意後残差", "FFN正規化", "FFN出力", "層出力", "埋め込み", "最終正規化", "ロジット"),
+    "chinese": ("层", "注意力归一化", "注意力输出", "注意力后残差", "前馈归一化", "前馈输出", "层输出",
+                "词嵌入", "最终归一化", "logits"),
+    "japanese": ("層", "注意正規化", "注意出力", "注意後残差", "FFN正規化", "FFN出力", "層出力",
+                 "埋め込み", "最終正規化", "ロジット"),
     "russian": ("слой", "норма внимания", "выход внимания", "остаток после внимания", "норма ffn", "выход ffn",
                 "выход слоя", "эмбеддинг", "финальная норма", "логиты"),
     "both": ("Schicht/layer", "Attention-Norm (attn norm)", "Attention-Ausgabe (attn out)",
@@ -162,7 +164,8 @@ STATS: dict[str, tuple[tuple[str, ...], Callable[[Array], float]]] = {
     "absmax": (("absmax", "max|x|", "amax"), lambda x: float(np.abs(x).max())),
     "sum": (("sum", "Σ"), lambda x: float(x.sum())),
 }
-GERMAN_STATS = {"mean": "Mittelwert", "std": "Streuung", "min": "Minimum", "max": "Maximum", "norm": "L2-Norm", "rms": "RMS",
+GERMAN_STATS = {"mean": "Mittelwert", "std": "Streuung", "min": "Minimum",
+    "max": "Maximum", "norm": "L2-Norm", "rms": "RMS",
                 "sum": "Summe", "absmax": "Betragsmax"}  # fmt: skip
 
 
@@ -226,9 +229,14 @@ def table(page: Page) -> str:
         middle.append((told, cell))
     rng.shuffle(middle)
     for i in range(n_first):
-        middle.append((f"{rng.choice('xv')}{i}" if i == 0 else f"{middle[-1][0][0]}{i}", lambda x, i=i: page.show(float(x[-1].ravel()[i]))))  # type: ignore[misc]
+        middle.append(
+            (
+                f"{rng.choice('xv')}{i}" if i == 0 else f"{middle[-1][0][0]}{i}",
+                lambda x, i=i: page.show(float(x[-1].ravel()[i])),
+            )
+        )  # type: ignore[misc]
     node_head = rng.choice(("op", "node", "tensor", "stage", "name", "Operator"))
-    layer_head = page.language == "private" and "layer" or WORDS[page.language][0]
+    layer_head = (page.language == "private" and "layer") or WORDS[page.language][0]
     lead = {"column": [layer_head, node_head], "index": ["#", layer_head, node_head]}.get(of_layer, [node_head])
     rows: list[list[str]] = []
     groups: list[tuple[int, str]] = []
@@ -330,7 +338,8 @@ def lines(page: Page) -> str:
         parts = [*told, *parts] if lead else [*parts, *told]
         if n_first:
             sep = "; " if page.comma else rng.choice((", ", " "))
-            parts.append(f"{rng.choice(('first', 'head', 'x[:]'))}{equals}[{sep.join(page.show(v) for v in x[-1].ravel()[:n_first])}]")
+            shown = sep.join(page.show(v) for v in x[-1].ravel()[:n_first])
+            parts.append(f"{rng.choice(('first', 'head', 'x[:]'))}{equals}[{shown}]")
         lay = WORDS[page.language][0]
         what = page.word(role)
         if name == "heading" and n != before:
@@ -383,7 +392,9 @@ def _matlab(title: str) -> Draw:
             end = ":" if title == "octave" else ""
             head = f" Column {b}{end}" if b - a == 1 else f" Columns {a + 1} {verb} {b}{end}"
             out += [(" " if title == "matlab" else "") + head, ""]
-            out += ["".join(f"{f'{v / scale:.4f}' if title == 'matlab' else f'{v:.5f}':>11}" for v in row[a:b]) for row in x]
+            out += [
+                "".join(f"{f'{v / scale:.4f}' if title == 'matlab' else f'{v:.5f}':>11}" for v in row[a:b]) for row in x
+            ]
             out.append("")
         return "x =\n\n" + "\n".join(out)
 
@@ -410,7 +421,9 @@ def _r_vector(x: Array, page: Page) -> str:
 
 
 def _julia_matrix(x: Array, page: Page) -> str:
-    rows = [" " + "  ".join(f"{v:>10.6f}" for v in r[:4]) + "  …  " + "  ".join(f"{v:>10.6f}" for v in r[-2:]) for r in x]
+    rows = [
+        " " + "  ".join(f"{v:>10.6f}" for v in r[:4]) + "  …  " + "  ".join(f"{v:>10.6f}" for v in r[-2:]) for r in x
+    ]
     return f"{x.shape[0]}×{x.shape[1]} Matrix{{Float32}}:\n" + "\n".join(rows)
 
 
@@ -444,7 +457,11 @@ def _libtorch(x: Array, page: Page) -> str:
 
 def _ndarray_rust(x: Array, page: Page) -> str:
     rows = ["[" + ", ".join(_cut(r, page.show, 5, "...", ", ")) + "]" for r in x]
-    return "[" + ",\n ".join(rows) + f"], shape=[{x.shape[0]}, {x.shape[1]}], strides=[{x.shape[1]}, 1], layout=Cc (0x5), const ndim=2"
+    return (
+        "["
+        + ",\n ".join(rows)
+        + f"], shape=[{x.shape[0]}, {x.shape[1]}], strides=[{x.shape[1]}, 1], layout=Cc (0x5), const ndim=2"
+    )
 
 
 def _rust_pretty(x: Array, page: Page) -> str:
@@ -480,7 +497,11 @@ def _js_nested(x: Array, page: Page) -> str:
     rows = []
     for r in x:
         show = [str(np.float32(v)) for v in r[:4]]
-        rows.append("  [\n    " + ",\n    ".join([", ".join(show[:2]), ", ".join(show[2:]), f"... {len(r) - 4} more items"]) + "\n  ]")
+        rows.append(
+            "  [\n    "
+            + ",\n    ".join([", ".join(show[:2]), ", ".join(show[2:]), f"... {len(r) - 4} more items"])
+            + "\n  ]"
+        )
     return "[\n" + ",\n".join(rows) + "\n]"
 
 
@@ -491,7 +512,10 @@ def _pandas(x: Array, page: Page) -> str:
     for i, r in enumerate(x):
         texts.append([str(i), *(f"{r[c]:.6f}" for c in cols[:3]), "...", *(f"{r[c]:.6f}" for c in cols[3:])])
     widths = [max(len(t[i]) for t in texts) for i in range(len(texts[0]))]
-    return "\n".join("  ".join(c.rjust(w) for c, w in zip(t, widths, strict=True)) for t in texts) + f"\n\n[{x.shape[0]} rows x {n} columns]"
+    return (
+        "\n".join("  ".join(c.rjust(w) for c, w in zip(t, widths, strict=True)) for t in texts)
+        + f"\n\n[{x.shape[0]} rows x {n} columns]"
+    )
 
 
 def _go_hash(x: Array, page: Page) -> str:
@@ -546,7 +570,8 @@ def _colon_pairs(x: Array, page: Page) -> str:
 
 
 def _with_units(x: Array, page: Page) -> str:
-    return f"[{', '.join(page.show(v) for v in x[-1][:6])}] ({page.rng.uniform(5, 90):.1f} µs, {page.rng.randint(1, 9)}.0 KiB)"
+    measured = f"({page.rng.uniform(5, 90):.1f} µs, {page.rng.randint(1, 9)}.0 KiB)"
+    return f"[{', '.join(page.show(v) for v in x[-1][:6])}] {measured}"
 
 
 def _ggml_text(x: Array, page: Page) -> str:
@@ -577,8 +602,10 @@ ARRAYS: dict[str, Draw] = {
     "ocaml": _ocaml, "php": _php, "tensorflow": _tensorflow, "jax": _jax, "gdb": _gdb, "lldb": _lldb,
     "pairs": _colon_pairs, "units": _with_units, "ggml": _ggml_text, "transposed": _transposed,
     "token lines": _token_lines, "elements": _elements, "java": _nested("[", "]", ", ", ", ", cut=99),
-    "scala": _nested("Array(", ")", ", ", ", "), "haskell": _nested("[", "]", ",", ","), "lisp": _nested("(", ")", " ", " "),
-    "lua": _nested("{", "}", ", ", ", "), "swift": _nested("[", "]", ", ", ",\n "), "csv rows": _nested("", "", ",", "\n", cut=99),
+    "scala": _nested("Array(", ")", ", ", ", "), "haskell": _nested("[", "]",
+        ",", ","), "lisp": _nested("(", ")", " ", " "),
+    "lua": _nested("{", "}", ", ", ", "), "swift": _nested("[", "]", ", ",
+        ",\n "), "csv rows": _nested("", "", ",", "\n", cut=99),
 }  # fmt: skip
 WHOLE = {"php", "rust pretty", "elements", "transposed"}  # these say themselves which row is printed
 
@@ -632,7 +659,13 @@ def form(family: str, seed: int) -> tuple[str, Callable[[Values, Sequence[int]],
 
     def write(values: Values, tokens: Sequence[int]) -> str:
         page = Page(
-            values, tuple(tokens), roles, language, NOTATIONS[notation], notation in COMMAS, Random(f"{family} {seed} x")
+            values,
+            tuple(tokens),
+            roles,
+            language,
+            NOTATIONS[notation],
+            notation in COMMAS,
+            Random(f"{family} {seed} x"),
         )
         made: Any = table(page) if family == "table" else lines(page) if family == "line" else arrays(page, family)
         return prefixed(made, prefix, Random(seed))

@@ -42,7 +42,10 @@ def block_statements(block: Block, context: HeadingStack, n_tokens: int, title: 
 
 def _with_dots(texts: Sequence[str]) -> list[Lexeme]:
     """The numbers of a row, and an ellipsis where some are left out."""
-    return [lexeme for text in texts for lexeme in (numbers_of((text,)) or [DOTS])]
+    found: list[Lexeme] = []
+    for text in texts:
+        found += numbers_of((text,)) or [DOTS]
+    return found
 
 
 def _columns_of_tokens(block: Block, width: int, n_tokens: int) -> list[Statement]:

@@ -79,7 +79,8 @@ def _positions_as_rows(lines: list[str]) -> list[str]:
         m = _POSITIONS.fullmatch(lines[at]) if len(lines[at]) < _LONGEST else None
         n = len(m[2].split()) if m else 0
         rows: list[list[str]] = []
-        for line in lines[at + 1 :] if m and _counts(m[2]) else ():
+        for i in range(at + 1, len(lines)) if m and _counts(m[2]) else ():
+            line = lines[i]
             row = line.split() if len(line) < _LONGEST and _ROW.fullmatch(line) else []
             if len(row) != n + 1 or row[0] != str(len(rows)):
                 break
@@ -116,7 +117,7 @@ def _matrix_at(lines: Sequence[str], at: int) -> tuple[_Matrix, int] | None:
         if at >= len(lines):
             return None
     kind, first = _head(lines[at])
-    if not kind or (first != 1 and kind != "pandas"):
+    if not kind or first != (0 if kind == "pandas" else 1):
         return None if not scale else _unparted(lines, at, scale)
     matrix = _Matrix(kind, scale=scale)
     end = at
@@ -125,8 +126,8 @@ def _matrix_at(lines: Sequence[str], at: int) -> tuple[_Matrix, int] | None:
         if now != kind and kind == "pandas" and _PANDAS_LAST.fullmatch(line) and not _REAL.search(line):
             now, begin = kind, 0
         if now == kind:
-            if kind != "pandas" and begin != matrix.columns + 1:
-                break  # the next matrix
+            if (kind != "pandas" and begin != matrix.columns + 1) or (i > at and not matrix.part):
+                break  # the next matrix, or columns without rows
             if matrix.part not in (0, len(matrix.rows)):
                 return None
             matrix.part = 0

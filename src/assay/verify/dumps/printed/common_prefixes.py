@@ -1,9 +1,9 @@
 """Removes what a logger puts before every line, whatever the logger: the beginning that all lines of a text share.
 
-Lines share a beginning if its words are the same and its numbers stand at the same places: `[rank0]: `, `(0.41s) `,
-`[0x7f3a] [INFO ] `, `engine-1  | `, `0012 | `. Numbers of a prefix are constant, times, addresses, behind a word such as
-`tid`, or count the lines. A word that may name a layer, a node or a statistic ends the prefix, because it is content;
-so does a number that repeats, which may be a layer.
+Lines share a beginning if its words are the same and its numbers stand at the same places: `[rank0]: `,
+`(0.41s) `, `[0x7f3a] [INFO ] `, `engine-1  | `, `0012 | `. Numbers of a prefix are constant, times, addresses, behind
+a word such as `tid`, or count the lines. A word that may name a layer, a node or a statistic ends the prefix, because
+it is content; so does a number that repeats, which may be a layer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,24 @@ _PIECE = re.compile(
     r"|(?P<space>[ \t]+)|(?P<sign>.)"
 )
 _LEVELS = {
-    "trace", "debug", "dbg", "dbug", "verbose", "fine", "finer", "finest", "info", "inf", "notice", "warn", "wrn", "warning",
-    "error", "err", "fatal", "log", "d", "i", "w", "e", "v",
+    "trace", "debug", "dbg", "dbug", "verbose", "fine", "finer", "finest", "info", "inf", "notice", "warn", "wrn",
+    "warning", "error", "err", "fatal", "log", "d", "i", "w", "e", "v",
 }  # fmt: skip
 _MONTHS = {"jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec", "am", "pm"}
-_BEFORE_NUMBERS = {"tid", "pid", "thread", "rank", "worker", "goroutine", "gpu", "cuda", "dev", "device", "proc", "core"}
+_BEFORE_NUMBERS = {
+    "tid",
+    "pid",
+    "thread",
+    "rank",
+    "worker",
+    "goroutine",
+    "gpu",
+    "cuda",
+    "dev",
+    "device",
+    "proc",
+    "core",
+}
 _UNITS = {"ms", "us", "ns", "s", "sec", "µs", "μs"}
 
 
@@ -115,11 +128,11 @@ def _is_number_of_a_prefix(at: int, shapes: Sequence[str], lines: Sequence[list[
     values = [line[at][1] for line in lines]
     before = shapes[at - 1] if at else ""
     after = shapes[at + 1] if at + 1 < len(shapes) else ""
-    if before == ":" or after == ":":
-        return True
+    if (after == ":" and shapes[at + 2 : at + 3] == ["9"]) or (before == ":" and shapes[at - 2] == "9"):
+        return True  # of a time
     if len(set(values)) == 1 or all("." in v for v in values):
         return len(set(values)) == 1 or after not in ("space", "")
-    if before in ":-/.," or after in (":", "-", "/") or after in _UNITS or before in ("month", "level"):
+    if (before and before in "-/.,") or after in (":", "-", "/") or after in _UNITS or before in ("month", "level"):
         return not _few(values) or before in "-/" or after in ("-", "/") or after in _UNITS
     word = next((s for s in reversed(shapes[:at]) if s.isalpha() and s not in ("level", "month", "space")), "")
     if word in _BEFORE_NUMBERS or len(values[0]) > 5:
@@ -132,7 +145,7 @@ def _is_number_of_a_prefix(at: int, shapes: Sequence[str], lines: Sequence[list[
 
 def _few(values: Sequence[str]) -> bool:
     """Whether values repeat as the numbers of layers do."""
-    return 2 * len(set(values)) < len(values)
+    return 2 * len(set(values)) <= len(values)
 
 
 def _cut(line: str, shapes: Sequence[str]) -> str:
@@ -142,7 +155,7 @@ def _cut(line: str, shapes: Sequence[str]) -> str:
         line = without_colours(line)
     found = _pieces(line[:_SEEN])[: len(shapes)]
     if [shape for shape, _ in found] != list(shapes):
-        stripped = [s for s in shapes]
+        stripped = list(shapes)
         while stripped and stripped[-1] == "space":
             stripped.pop()  # a prefix without a message
         same = [shape for shape, _ in found[: len(stripped)]] == stripped and len(found) == len(stripped)

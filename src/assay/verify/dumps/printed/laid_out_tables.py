@@ -47,16 +47,32 @@ _ABOUT_THE_ENGINE = {
     "nan", "nans", "inf", "infs", "nonfinite", "finite", "ticks", "cycles", "tick", "threads", "thread", "tid", "nth",
     "worker", "workers", "lane", "core", "numa", "us", "µs", "μs", "ms", "ns", "s", "kb", "kib", "mb", "mib", "gb",
     "gib", "b", "%", "gbs", "ok", "status", "zeit", "dauer", "laufzeit", "größe", "grösse", "groesse", "speicher",
-    "anteil", "anzahl", "aufrufe", "form", "typ", "durée", "duree", "temps", "taille", "mémoire", "memoire", "octets",
-    "appels", "tiempo", "tamaño", "memoria", "llamadas", "tempo", "tamanho", "memória", "durata", "耗时", "时间", "字节",
-    "内存", "形状", "类型", "次数", "占比", "時間", "型", "время", "байт", "байты", "память", "размер", "тип", "форма",
+    "anteil", "anzahl", "aufrufe", "form", "durée", "duree", "temps", "taille", "mémoire", "memoire", "octets",
+    "appels", "tiempo", "tamaño", "memoria", "llamadas", "tempo", "tamanho",
+    "memória", "durata", "耗时", "时间", "字节",
+    "内存", "形状", "类型", "次数", "占比", "時間", "型", "время", "байт", "байты",
+    "память", "размер", "тип", "форма",
     "вызовов", "доля",
 }  # fmt: skip
-_COUNTERS = {"", "#", "no", "no.", "nr", "nr.", "n°", "idx", "index", "(index)", "i", "seq", "id", "row", "line", "step", "lfd"}
-_NAMES = {"operator", "kernel", "schritt", "knoten", "größe", "wert", "operation", "étape", "noeud", "nœud", "nodo",
-          "etapa", "paso", "节点", "算子", "名称", "张量", "ノード", "узел", "тензор", "операция", "tensorname", "layer/op",
-          "function", "func", "phase", "block/op", "quantity", "checkpoint", "item", "section", "place", "where",
-          "activation", "output", "ausgabe", "sortie", "buffer", "buf", "var", "bezeichnung", "teil", "part"}  # fmt: skip
+_COUNTERS = {
+    "",
+    "#",
+    "no",
+    "no.",
+    "nr",
+    "nr.",
+    "n°",
+    "idx",
+    "index",
+    "(index)",
+    "i",
+    "seq",
+    "id",
+    "row",
+    "line",
+    "step",
+    "lfd",
+}
 
 
 @dataclass(frozen=True)
@@ -108,8 +124,9 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
         return None
     if not mark and len(wide := _split(head, "  ", ())) > 2:
         mark = "  " if all(len(_split(line, "  ", ())) == len(wide) for line in near) else ""
+    cuts: tuple[int, ...] = ()
     if mark:
-        heads, cuts = _split(head, mark, ()), ()
+        heads = _split(head, mark, ())
     else:
         found = _aligned(head, near)
         if found is None:
@@ -120,6 +137,9 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, li
     rows = _rows(lines, at + 1, at + _WINDOW, mark, cuts, len(heads))  # decided by a few rows: the time is bounded
     if len(rows) < _FEWEST_ROWS:
         return None
+    above = [line for line in lines[at + 1 : rows[0][0]] if line.strip() and not _RULE.fullmatch(line)]
+    if not mark and not heads[0] and above:
+        return None  # a data frame that names its index below the heads
     layout = _laid_out(heads, [cells for _, cells in rows], mark, cuts)
     if layout is None:
         return None
@@ -172,7 +192,7 @@ def _aligned(head: str, rows: Sequence[str]) -> tuple[list[str], tuple[int, ...]
     starts = [i for i in range(width) if used[i] and (i == 0 or not used[i - 1])]
     if len(starts) < 3:
         return None
-    cuts = tuple([0, *starts[1:]])
+    cuts = (0, *starts[1:])
     heads = _split(head, "", cuts)
     joined = _joined(cuts, lines)
     return (heads, cuts) if joined == cuts else (_split(head, "", joined), joined)
@@ -235,9 +255,11 @@ def _laid_out(heads: Sequence[str], rows: Sequence[Sequence[str]], mark: str, cu
     names = 0
     for i, head in enumerate(heads):
         cells = [row[i] for row in rows]
-        words = sum(any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells)
+        words = sum(
+            any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells
+        )
         low = head.strip().lower()
-        if low in _COUNTERS and _counts(cells) and ("layer" in kinds or words == 0 and _has_names(heads, rows)):
+        if low in _COUNTERS and _counts(cells) and ("layer" in kinds or (words == 0 and _has_names(heads, rows))):
             continue
         if _is_measured(head, cells, kinds[i]):
             continue
@@ -307,4 +329,3 @@ def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]],
             fresh = False
         out.append("| " + " | ".join(cells[k] for k in layout.kept) + " |")
     return out
-
