@@ -1,6 +1,7 @@
 """Generators of the grammar for buffers: who writes them, who clears them, who else reads them.
 
 rows that nobody writes      the split of a product over workers leaves its last rows out, or one worker's share
+rows that keep old values    such rows hold what the layer before left in the same buffer
 a sum that is not cleared    a product or the experts' sum is added to what the layer or the token before left there
 a table that is written to   the residual stream is added up in the row of the embedding, not in a copy of it
 """
@@ -159,6 +160,51 @@ def _unsummed(hole: Hole) -> Edit:
     return edit
 
 
+# -- rows that keep old values ---------------------------------------------------------------------------------------
+
+_KEPT: dict[str, Hole] = {
+    **{f"the last rows % {n} rows": partial(rest, n) for n in WORKERS},
+    **{f"the last {n} rows": partial(_last, n) for n in LAST},
+    **{f"part {k + 1} of {n} of the rows": partial(share, n, k) for n in SHARES[:3] for k in range(n)},
+}
+
+
+def kept(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Rows of a product that are not computed and hold what the layer before left in the buffer."""
+    for node in nodes:
+        if node.op != "linear" or layer(node) is None or c.model.graph.shapes[node.name][0] != "T":
+            continue
+        for words, hole in distinct({role(node): _rows(c, node)}, _KEPT):
+            label = f"{words} of {role(node)} are not computed: they hold what the layer before left"
+            yield UNCLEARED, placed(label, _stale(hole), ("linear",), role(node))
+
+
+def _stale(hole: Hole) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        before = _layer_before(c, node)
+        if before is None or not holed(hole, _rows(c, node)):
+            return None
+        own, n, (first, end) = standard(node), len(node.inputs), hole(_rows(c, node))
+
+        def run(*operands: Array) -> Array:
+            y = own(*operands[:n], *operands[n + 1 :]).copy()
+            flat, old = y.reshape(len(y), -1), operands[n].reshape(len(y), -1)
+            flat[:, first:end] = old[:, first:end]
+            return np.asarray(flat.reshape(y.shape))
+
+        return Change(replace(node, inputs=(*node.inputs, before.name)), run)
+
+    return edit
+
+
+def _layer_before(c: Context, node: Node) -> Node | None:
+    """The node of the same role in the layer before, if it has the same shape."""
+    at = layer(node)
+    before = c.model.graph.by_name.get(join(role(node), at - 1)) if at else None
+    same = before is not None and c.model.graph.shapes[before.name] == c.model.graph.shapes[node.name]
+    return before if same else None
+
+
 # -- a sum that is not cleared ---------------------------------------------------------------------------------------
 
 _SUMMING = ("expert_sum", "linear", "merge_heads")
@@ -180,9 +226,8 @@ def uncleared(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 
 
 def _on_the_layer_before(c: Context, node: Node, p: float) -> Change | None:
-    at = layer(node)
-    before = c.model.graph.by_name.get(join(role(node), at - 1)) if at else None
-    if before is None or c.model.graph.shapes[before.name] != c.model.graph.shapes[node.name]:
+    before = _layer_before(c, node)
+    if before is None:
         return None
     own, n = standard(node), len(node.inputs)
     joint = replace(node, inputs=(*node.inputs, before.name))
@@ -307,4 +352,4 @@ def _left_over(run: _Sequential) -> Edit:
     return edit
 
 
-GENERATORS = (unwritten, uncleared, overwritten)
+GENERATORS = (unwritten, kept, uncleared, overwritten)

@@ -164,12 +164,23 @@ def _exponentials(hole: Hole) -> Edit:
     return edit
 
 
+_RANKS: dict[str, Hole] = {
+    "the last of the chosen experts is not added": _last,
+    "the first of the chosen experts is not added": _first,
+    "the second of the chosen experts is not added": lambda n: (min(1, n), min(2, n)),
+    "the third of the chosen experts is not added": lambda n: (min(2, n), min(3, n)),
+    "only the first of the chosen experts is added": lambda n: (1, n),
+    "only the last of the chosen experts is added: its result overwrites the others'": lambda n: (0, n - 1),
+    "the last two of the chosen experts are not added": lambda n: (n - 2, n),
+}
+
+
 def experts(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """One of a token's experts, by its rank: not added, or not among those whose weights sum to 1."""
     for node in nodes:
-        for words, hole in (("last", _last), ("first", _first)) if node.op == "expert_sum" else ():
-            label = f"the {words} of the chosen experts is not added"
-            yield SHORT, placed(label, _unadded(hole), (node.op,), role(node))
+        n = int(c.model.graph.shapes[node.inputs[0]][1]) if node.op == "expert_sum" else 0
+        for words, hole in distinct({role(node): n}, _RANKS) if n > 1 else ():
+            yield SHORT, placed(words, _unadded(hole), (node.op,), role(node))
         if node.op == "gather" and role(node) == "ffn_moe_weights":
             label = "one expert too few: the last of the chosen has no weight"
             yield SHORT, placed(label, _too_few, (node.op,), role(node))

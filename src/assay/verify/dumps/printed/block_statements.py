@@ -26,20 +26,26 @@ def block_statements(block: Block, context: HeadingStack, n_tokens: int, title: 
         return _columns_of_tokens(block, int(shape[1]), n_tokens)
     if block.index:
         return _indexed(block.index, rows, context)
-    widths = {len(row) for row in rows}
+    widths = {len(row) for row in rows if row}
     apart = len(widths) == 1 and widths != {1} and len(rows) > 1 and not block.wrapped
     items: list[Lexeme]
     if apart and (len(rows) == n_tokens or (len(rows) > 4 and len(rows[0]) < 6 and not n_tokens)):
-        items = [Bracket("[", tuple(row)) for row in rows]
+        items = [Bracket("[", tuple(_with_dots(texts))) for texts in block.rows if numbers_of(texts)]
     else:
-        items = []
-        for text in (t for texts in block.rows for t in texts):
-            items += numbers_of((text,)) or [DOTS]
+        items = [lexeme for texts in block.rows for lexeme in _with_dots(texts)]
     statement = Statement()
     values = listed(items)
     if values is not None:
         statement.add("list", values)
     return [statement]
+
+
+def _with_dots(texts: Sequence[str]) -> list[Lexeme]:
+    """The numbers of a row, and an ellipsis where some are left out."""
+    found: list[Lexeme] = []
+    for text in texts:
+        found += numbers_of((text,)) or [DOTS]
+    return found
 
 
 def _columns_of_tokens(block: Block, width: int, n_tokens: int) -> list[Statement]:

@@ -157,6 +157,8 @@ def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
         opens = open_brackets(line)
         if waiting:
             rest = _REMARK.sub(r"\1", line.strip())
+            if depth + opens == -1 and rest[-1:] == ")" and rest.count(")") > rest.count("("):
+                rest, opens = rest[:-1], opens + 1  # of a call that opened above: tf.Tensor(
             if depth + opens < 0 or len(waiting) >= _ARRAY_LINES or size > MOST or not _array_line(rest):
                 yield from ((begun + i, part) for i, part in enumerate(waiting))
                 waiting = []

@@ -51,14 +51,18 @@ _CALLER = re.compile(
 _BASE = re.compile(r"\((?:layers? )?(?:[01]|zero|one)[- ](?:based|indexed)\)")
 
 
+def without_colours(line: str) -> str:
+    """The line without a terminal's colours."""
+    return _COLOUR.sub("", line) if "\x1b" in line else line
+
+
 def without_prefix(line: str) -> str:
     """The line without colours, boxes and prefixes."""
     if _CALLER.fullmatch(line[:400]):
         return ""
     if "based" in line or "indexed" in line:
         line = _BASE.sub("", line)
-    if "\x1b" in line:
-        line = _COLOUR.sub("", line)
+    line = without_colours(line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
     if "</" in line:
         line = _TAGGED.sub(r"\1: \2 ", line)

@@ -19,6 +19,8 @@ from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, s
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.column_parts import with_parts_joined
+from assay.verify.dumps.printed.common_prefixes import without_common_prefix
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
 from assay.verify.dumps.printed.debugger_values import with_debugger_values
@@ -29,6 +31,7 @@ from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
 from assay.verify.dumps.printed.headings import HeadingStack
 from assay.verify.dumps.printed.html_text import as_plain_text
+from assay.verify.dumps.printed.laid_out_tables import with_tables_laid_out
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
@@ -112,9 +115,12 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 # Passes over a whole text, in this order: its layout says what no line says alone
 _REWRITTEN = (
+    without_common_prefix,
+    with_parts_joined,
     with_asserted_arrays,
     one_record_a_line,
     with_debugger_values,
+    with_tables_laid_out,
     with_expert_lists,
     with_steps_headed,
     with_layers_named,
