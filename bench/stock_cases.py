@@ -126,7 +126,7 @@ DISHONEST = (
     ServedCase("one seed", "one seed|same tokens", proxy={"seed": 5}),
     ServedCase("repetition penalty 1.3", "penalty", proxy={"repeat_penalty": 1.3}),
     ServedCase("frequency penalty 1", "penalty", proxy={"frequency_penalty": 1.0}),
-    ServedCase("mirostat 2 by default", "mirostat|not drawn as asked", {"mirostat": 2, "mirostat_tau": 1.0}),
-    ServedCase("dynamic temperature by default", "temperature", {"dynatemp_range": 0.8}),
+    ServedCase("mirostat 2 by default", options={"mirostat": 2, "mirostat_tau": 1.0}),
+    ServedCase("dynamic temperature by default", options={"dynatemp_range": 0.8}),
 )
 CASES = {case.name: case for case in (*HONEST, *DISHONEST)}

@@ -39,6 +39,7 @@ from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.draw_settings import DrawnToken
 from assay.verify.endpoint.greedy_tokens import (
     FACT,
+    NO_CHANCE,
     NOT_BEST,
     Again,
     asked_again,
@@ -258,7 +259,9 @@ class _Audit:
             if not self.client.unanswered:
                 again = asked_again(chosen, [text.ids for text in texts], lambda i: self._second(texts[i]))
         found = judged_greedy(chosen, again)
-        if (again.drawn and "XTC" not in found.words) or not self._by_default(texts, chosen):
+        off = sum(below_best(step) > NOT_BEST for step in chosen) / len(chosen)
+        by_chance = again.drawn and off * SAME_TEXTS * EACH < -math.log(NO_CHANCE)  # draws may all be the best ones
+        if by_chance or not self._by_default(texts, chosen):
             self.findings.append(found)
             return
         self.notes.append(f"by default, and not where a request switches it off: {found.words}")

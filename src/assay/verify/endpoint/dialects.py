@@ -27,7 +27,7 @@ NO_FILTER: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.
 # Rules that pass over the best token, switched off. llama-cpp-python's server has a penalty by default.
 NO_RULES: Mapping[str, float] = {
     "repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-    "dry_multiplier": 0.0, "xtc_probability": 0.0, "typical_p": 1.0,
+    "dry_multiplier": 0.0, "xtc_probability": 0.0, "typical_p": 1.0, "dynatemp_range": 0.0, "mirostat": 0,
 }  # fmt: skip
 FILTERS_STAY = f"the server takes no {', '.join(NO_FILTER)}: filters of its own are not judged"
 ENDED = ("stop", "eos_token", "end_turn", "stop_sequence", "completed")

@@ -20,7 +20,7 @@ from assay.errors import AssayError
 from assay.verify.endpoint.audit_findings import AuditFinding
 from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.client import Client
-from assay.verify.endpoint.dialects import FILTERS_STAY, NO_FILTER
+from assay.verify.endpoint.dialects import FILTERS_STAY, NO_FILTER, NO_RULES
 from assay.verify.endpoint.draw_settings import (
     SETTINGS,
     DrawnToken,
@@ -90,7 +90,7 @@ def judged_draws(client: Client, texts: Sequence[str], top: int, alpha: float, n
     """
     draws: list[DrawnToken] = []
     before = dict[tuple[int, ...], int]()  # the ids so far -> the token that was drawn after them first
-    alone: dict[str, Any] = dict(NO_FILTER)
+    alone: dict[str, Any] = {**NO_FILTER, **NO_RULES}
     for seed in range(MOST_DRAWN):
         if seed >= LEAST_DRAWN and seed % 2 == 0:
             capital, likely = against_stated(draws, _settings(alone))
