@@ -1,8 +1,8 @@
-// One token on rows of the file whose groups of weights are entries of a code book: IQ1, IQ2 and IQ3, with AVX-512. Included by
-// packing.cpp, inside an anonymous namespace.
+// One token on rows of the file whose groups of weights are entries of a code book (IQ1, IQ2, IQ3) or trits of one byte
+// (TQ1_0), with AVX-512. Included by packing.cpp, inside an anonymous namespace.
 //
 // A tile of the rows' integers (packing.cpp: row_tiles) would be written, read again, and fill the first-level cache. Here
-// entries go from their book to the dot product in a register. 16 rows are computed together, a super-block at a time. First
+// weights go from their book to the dot product in a register. 16 rows are computed together, a super-block at a time. First
 // come the indices, signs and scales of all rows. Then come the sums of each row, times its scales: a lane is a block. A
 // transposition makes a lane a row, for the chain of float operations, which is that of panel.h in its order.
 
@@ -12,6 +12,7 @@ struct BookRows {
     alignas(64) uint16_t index[16][64];  // of entries, each of 8 weights; IQ3: of 4
     uint64_t signs[16][4];               // IQ2, IQ3: a bit a weight
     uint8_t lower[16][4];                // IQ1: a bit a group: its weights are 8 trit - 1
+    const uint8_t* fives[16];            // TQ1_0: bytes of five trits
     __m512 scales[8][2];                 // of a pair of rows, of the first and the second half of each block
 };
 
@@ -62,7 +63,10 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
         const __m512i scale = _mm512_srli_epi32(_mm512_permutexvar_epi32(order, tail), 27);
         rows.scales[pair][0] = rows.scales[pair][1] = sub_scale(of_pair(d, pair), scale, 4);
     };
-    if constexpr (TYPE == Type::IQ2_XXS) {
+    if constexpr (TYPE == Type::TQ1_0) {
+        for (int r = 0; r < 16; r++) rows.fives[r] = at[r];
+        for (int pair = 0; pair < 8; pair++) rows.scales[pair][0] = of_pair(d, pair);
+    } else if constexpr (TYPE == Type::IQ2_XXS) {
         const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         for (int pair = 0; pair < 8; pair++) {
@@ -178,7 +182,7 @@ INLINE void block_scales(const uint8_t* const* at, float* d) {
                                                        (all >> 48 & 0xf000)));
             }
         } else {
-            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, 0));
+            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, F::type == Type::TQ1_0 ? 52 : 0));
         }
     }
     V::store(d, V::mul(V::f16(reinterpret_cast<const uint8_t*>(halves)), V::set(float(F::eighths) / 8)));
@@ -190,6 +194,31 @@ INLINE __m512i dots(__m512i w, __m512i x) {  // of unsigned and signed bytes, be
 #else
     return _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
 #endif
+}
+
+// Weights [64 i, 64 i + 64) of a super-block of TQ1_0, plus 1. Trit n of a byte x is the top one of x * 3^n mod 256.
+INLINE __m512i ternary_codes(const uint8_t* p, int i) {
+    const auto two = [](__m256i a, __m256i b) INLINE_LAMBDA { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); };
+    const auto powers = [](int64_t a, int64_t b, int64_t c, int64_t d) INLINE_LAMBDA {  // of 16 bytes each
+        constexpr int64_t each = 0x0001000100010001;
+        return _mm512_setr_epi64(a * each, a * each, b * each, b * each, c * each, c * each, d * each, d * each);
+    };
+    const __m256i first = load_256(p), middle = _mm256_broadcastsi128_si256(load_128(p + 32));
+    __m512i x, power;
+    if (i == 0) x = two(first, first), power = powers(1, 1, 3, 3);
+    if (i == 1) x = two(first, first), power = powers(9, 9, 27, 27);
+    if (i == 2) x = two(first, middle), power = powers(81, 81, 1, 3);
+    if (i == 3) {
+        const __m256i last = _mm256_inserti128_si256(middle, _mm_set1_epi32(get<int>(p + 48)), 1);
+        constexpr int64_t each = 0x0001000100010001;
+        x = two(middle, last);
+        power = _mm512_setr_epi64(9 * each, 9 * each, 27 * each, 27 * each, 81 * each, 81 * each,
+                                  0x0003000300010001, 0x001b001b00090009);
+    }
+    const __m512i low = _mm512_mullo_epi16(x, power), high = _mm512_mullo_epi16(_mm512_andnot_si512(_mm512_set1_epi16(255), x), power);
+    const __m512i top = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, low, high), one = _mm512_set1_epi8(1);
+    const __m512i some = _mm512_maskz_mov_epi8(_mm512_cmpgt_epu8_mask(top, _mm512_set1_epi8(85)), one);
+    return _mm512_mask_add_epi8(some, _mm512_cmpgt_epu8_mask(top, _mm512_set1_epi8(char(170))), some, one);
 }
 
 // Row r's sums: the 128-bit lanes have halves 0 and 1 of blocks 0 2 4 6, then of 1 3 5 7.
@@ -216,6 +245,7 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
             });
         };
         __m512i w;
+        if constexpr (TYPE == Type::TQ1_0) w = ternary_codes(rows.fives[r], i);
         if constexpr (trits) w = eights(book1[0]);
         if constexpr (TYPE == Type::IQ2_XXS) w = eights(book2_xxs);
         if constexpr (TYPE == Type::IQ2_XS) w = eights(book2_xs);
@@ -225,6 +255,8 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
         if constexpr (trits) {  // 8 trit + 1 or - 1, plus 9
             const __m512i add = _mm512_mask_blend_epi64(rows.lower[r][i], _mm512_set1_epi8(9), _mm512_set1_epi8(7));
             s[i] = dots(_mm512_add_epi8(w, add), x[i]);
+        } else if constexpr (TYPE == Type::TQ1_0) {
+            s[i] = dots(w, x[i]);
         } else {
             s[i] = dots(w, _mm512_mask_sub_epi8(x[i], rows.signs[r][i], _mm512_setzero_si512(), x[i]));
         }
@@ -240,8 +272,8 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
 template <class F>
 void book_product(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t k, int64_t first, const Group* acts,
                   float* out) {
-    static_assert(V::L == 16 && F::super && F::sub16 && !F::min);
-    constexpr int offset = F::type == Type::IQ1_S || F::type == Type::IQ1_M ? 9 : 0;
+    static_assert(V::L == 16 && F::super && !F::min);
+    constexpr int offset = F::type == Type::IQ1_S || F::type == Type::IQ1_M ? 9 : F::type == Type::TQ1_0;
     for (int v = 0; v < PV; v++) {
         const uint8_t* at[16];
         for (int r = 0; r < 16; r++) {
@@ -275,6 +307,10 @@ void book_product(const uint8_t* src, size_t stride, size_t block_bytes, int64_t
                 const __m512i two = book_sums<F::type>(rows, pair_row(pair) + 4, x);
                 __m512i low = _mm512_shuffle_i64x2(one, two, 0x88), high = _mm512_shuffle_i64x2(one, two, 0xdd);
                 if constexpr (offset != 0) low = _mm512_add_epi32(low, start[0]), high = _mm512_add_epi32(high, start[1]);
+                if constexpr (!F::sub16) {
+                    pairs[pair] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(low, high)), rows.scales[pair][0]);
+                    continue;
+                }
                 const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(low), rows.scales[pair][0]);
                 pairs[pair] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), rows.scales[pair][1], part);
             }
