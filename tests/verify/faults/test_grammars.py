@@ -12,6 +12,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.faults import FAULTS, Context
 from assay.verify.faults.block_grammar import mixed_blocks
+from assay.verify.faults.edit_grammar import descriptions
 from assay.verify.faults.statistic_grammar import statistics
 from assay.verify.faults.visible_grammar import hidden_scores, seen_keys
 from assay.verify.faults.window_grammar import windows
@@ -112,3 +113,16 @@ def test_rows_of_a_table_are_misread_as_the_whole_table_is(shared_dir: Path) -> 
                     assert np.allclose(rows.function(ids)[finite], whole.T[ids][finite]), variant.label
                 checked += bool(finite.any())
     assert checked > 10
+
+
+def test_every_recurrent_model_is_described(shared_dir: Path) -> None:
+    """Layers without attention, of which rwkv6 counts no heads, have descriptions as well."""
+    files = sorted((shared_dir / "data" / "recurrent").glob("*.gguf"))
+    if not files:
+        pytest.skip("no recurrent models in the reference data")
+    for path in files:
+        model = load(open_file(path))
+        found = list(
+            descriptions(Context(model, (9, 1, 1), tokens=tuple(range(11))), [n.name for n in model.graph.nodes])
+        )
+        assert len(found) > 50, path.name

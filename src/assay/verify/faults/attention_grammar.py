@@ -69,6 +69,8 @@ def head_orders(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         return
     ops = {node.op for node in nodes}
     n, m = int(at.hp.n_head), max(int(at.hp.n_head_kv), 1)
+    if n < m:  # recurrent layers without attention: no heads are counted
+        return
     for what, readers in _QUERIES.items():
         first = next((op for op in readers if op in ops), None)
         if first is None:
