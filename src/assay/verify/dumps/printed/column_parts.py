@@ -24,6 +24,7 @@ _REAL = re.compile(r"[.eE]")
 _COLUMNS = re.compile(
     r"\s{0,12}Columns?\s{1,4}(\d{1,6})(?:\s{1,4}(?:through|to|and|thru|-)\s{1,4}(\d{1,6}))?\s{0,4}:?\s{0,4}", re.I
 )
+_NAMED = re.compile(r"([^\n]{1,200}[=:])\s{1,4}(Columns?\s{1,4}1\b[\w ]{0,24}:?)\s{0,4}")
 _R_HEAD = re.compile(r"\s*+(?:\[,\d{1,6}\]\s*+)++")
 _R_ROW = re.compile(r"\s*+\[\d{1,6},\]\s")
 _PANDAS = re.compile(r"\s{2,}(?:\d{1,6}\s++)++\\\s*+")
@@ -52,8 +53,11 @@ class _Matrix:
 def with_parts_joined(text: str) -> str:
     """The text with each matrix that is printed in parts on one line."""
     lines = _positions_as_rows(text.split("\n"))
-    if not re.search(r"^\s{0,12}Columns?\s{1,4}1\b|^\s{0,12}\[,1\]|\d\s++\\\s*+$", text, re.MULTILINE):
+    if not re.search(
+        r"^\s{0,12}Columns?\s{1,4}1\b|[=:] {1,4}Columns?\s{1,4}1\b|^\s{0,12}\[,1\]|\d\s++\\\s*+$", text, re.MULTILINE
+    ):
         return "\n".join(lines)
+    lines = [part for line in lines for part in _head_apart(line)]
     tokens = _n_tokens(lines)
     out: list[str] = []
     places: list[int] = []
@@ -93,6 +97,12 @@ def _positions_as_rows(lines: list[str]) -> list[str]:
         out.append(f"{m[1]} [" + ", ".join(columns) + "]")
         at += 1 + len(rows)
     return out
+
+
+def _head_apart(line: str) -> tuple[str, ...]:
+    """The name before the first columns on the same line, and the columns: `x = Columns 1 to 8`."""
+    m = _NAMED.fullmatch(line) if len(line) < 300 else None
+    return (line,) if m is None else (m[1], m[2])
 
 
 def _counts(heads: str) -> bool:

@@ -132,8 +132,9 @@ def _is_number_of_a_prefix(at: int, shapes: Sequence[str], lines: Sequence[list[
         return True  # of a time
     if len(set(values)) == 1 or all("." in v for v in values):
         return len(set(values)) == 1 or after not in ("space", "")
-    if (before and before in "-/.,") or after in (":", "-", "/") or after in _UNITS or before in ("month", "level"):
-        return not _few(values) or before in "-/" or after in ("-", "/") or after in _UNITS
+    joined = (bool(before) and before in "-/") or after in ("-", "/") or after in _UNITS
+    if joined or before in (".", ",", "month", "level"):
+        return joined or not _few(values)
     word = next((s for s in reversed(shapes[:at]) if s.isalpha() and s not in ("level", "month", "space")), "")
     if word in _BEFORE_NUMBERS or len(values[0]) > 5:
         return True

@@ -232,7 +232,7 @@ def _rows(
             found.append((at, cells))
             between = 0
             continue
-        if _DECIMAL.search(line) or between >= _MOST_BETWEEN or len(line) > 120:
+        if _DECIMAL.search(line) or between >= _MOST_BETWEEN or (len(line) > 120 and not _RULE.fullmatch(line)):
             break
         between += bool(line.strip()) and not _RULE.fullmatch(line)
         if not found and between > 1:
