@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay import engines
+from assay.cli import main
 from assay.engines.contract import Chunk, PictureRows
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
@@ -16,17 +19,22 @@ from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import Tensor, by_name, codecs, open_file, write
 from assay.models import Model, load
+from assay.runtime import receipt_replay
 from assay.runtime.image_places import Images, place_images, prompt_part
+from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
+from assay.runtime.pictured_prompt import prompt_with_pictures
+from assay.runtime.receipts import header_of, make_receipt
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Sequence
 from assay.text import Tokenizer
+from assay.vision.encode import encode_picture
 from assay.vision.rows import ImageRows
 from tests import tiny
 from tests.engines.on_cuda import device, pages
 from tests.engines.test_cuda import MASKS
 from tests.engines.test_cuda_towers import MOST
-from tests.picture_prompts import HERE, chunk, golden, nmse, path_of, prompt
+from tests.picture_prompts import FOLDER, HERE, chunk, golden, nmse, path_of, prompt
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +146,10 @@ def test_rows_that_see_each_other_on_tensor_cores(folder: Path, heads: int, mask
 
 
 def _answers(model: Model, jobs: list[Job], step: int = 512, apart: bool = False) -> list[Sequence]:
-    scheduler = Scheduler(engine(model, "mixed"), Tokenizer.from_gguf(model.file), chunk=step)
+    return _finished(Scheduler(engine(model, "mixed"), Tokenizer.from_gguf(model.file), chunk=step), jobs, apart)
+
+
+def _finished(scheduler: Scheduler, jobs: list[Job], apart: bool) -> list[Sequence]:
     made = []
     for job in jobs:
         made.append(scheduler.make(job, lambda update: None))
@@ -165,3 +176,44 @@ def test_a_stream_in_mixed_is_a_function_of_its_prompt(name: str, ending: bool, 
     streams = [sequence.ids[len(ids) :] for sequence in (alone, *cut, batch[1], *apart)]
     assert all(stream == streams[0] for stream in streams) and len(streams[0]) == 4
     assert apart[1].cached >= 64 if ending else apart[1].cached >= 32
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the cuda engine, and language models and towers run on the device of these tests."""
+    monkeypatch.setitem(engines.ENGINES, "cuda", CudaEngine)
+    monkeypatch.setattr("assay.engines.cuda.Driver", lambda kernels: device())
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
+def test_a_receipt_of_a_picture_in_mixed_is_replayed(name: str, folder: Path, on_device: None) -> None:
+    """From pixels, through a tower in `tensor`, to the receipt; a prompt that ends with its picture too."""
+    model = in_halves(name, folder)
+    options = OpenOptions(engine="cuda", precision="mixed", cache_size=2048, mmproj=FOLDER / f"{name}-mmproj.gguf")
+    on = Opened(model.file, options)
+    shown = encode_picture(on.pictures.projector, b"P6\n40 30\n255\n" + bytes(range(240)) * 15)
+    given = [piece for piece in shown.pieces if isinstance(piece, ImageRows)]
+    assert on.pictures.projector.arithmetic == "cuda tensor"
+    prompt_ids, images = prompt_with_pictures(on.tokenizer, "a <__media__> b", [shown])
+    for ids in (prompt_ids, prompt_ids[: images[-1].end]):
+        job = Job(ids, GREEDY, 4, ignore_eos=True, images=images, receipt=True)
+        with closing(on.engine(scheduled=True)) as made:
+            scheduler = Scheduler(made, on.tokenizer, n_ctx=256)
+            (sequence,) = _finished(scheduler, [job], apart=False)
+        fields = {"constrained": False, "images": images}
+        header = header_of(model.file.sha256, made.arithmetic, GREEDY, sequence.seed, ids, **fields)
+        receipt = make_receipt(header, ids, sequence.ids[len(ids) :], sequence.row_digests)
+        found = receipt_replay.replay(receipt, model, engine="cuda", pictures=given)
+        assert found.reason == "all 4 tokens: the same bits"
+
+
+@pytest.mark.parametrize("precision", ["mixed", "tensor"])
+def test_run_takes_a_picture(
+    precision: str, tmp_path: Path, on_device: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    picture = tmp_path / "a.ppm"
+    picture.write_bytes(b"P6\n40 30\n255\n" + bytes(range(240)) * 15)
+    options = ["--engine", "cuda", "--precision", precision, "--ctx-size", "128", "-n", "2", "--template", "chatml"]
+    files = [str(FOLDER / "gemma3-text.gguf"), "--mmproj", str(FOLDER / "gemma3-mmproj.gguf"), "--image", str(picture)]
+    assert main(["run", *files, *options, "-p", "what"]) == 0, capsys.readouterr().err
