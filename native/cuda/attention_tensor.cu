@@ -134,10 +134,11 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first,
     }
 }
 
-// A score if positions differ from slots, or if more than a scale is applied.
-OUTLINED float masked_score(const AttentionArgs& a, float x, int64_t position, int64_t key, int head, bool inside) {
+// A score if positions differ from slots, or if more than a scale is applied. last: the last slot that the row sees; -1
+// if its position says so.
+OUTLINED float masked_score(const AttentionArgs& a, float x, int64_t position, int64_t key, int slot, int last, int head, bool inside) {
     const float y = a.mask.score(x, head, position - key);
-    return inside && !a.mask.hides(position, key) ? y : minus_infinity();
+    return inside && !a.mask.hides(position, key, slot, last) ? y : minus_infinity();
 }
 
 // Visible keys of rows g and g + 8 of a warp, and the mask applied to their scores.
@@ -158,7 +159,7 @@ struct Sight {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
-                    s[j][e] = masked_score(a, s[j][e], position[e / 2], slot < end ? key(slot) : slot, head[e / 2], slot < end);
+                    s[j][e] = masked_score(a, s[j][e], position[e / 2], slot < end ? key(slot) : slot, slot, a.last ? high[e / 2] - 1 : -1, head[e / 2], slot < end);
                 }
             return;
         }
@@ -214,7 +215,13 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     const int32_t* pages = a.rows.pages + a.rows.tables[batch_row(0)];
     const bool whole = a.irregular || a.kq;
     const int first = whole ? 0 : a.mask.from(a.rows.slots[batch_row(0)]) / kBlock * kBlock;
-    const int end = whole ? n_keys : a.mask.to(a.rows.slots[batch_row(rows - 1)], n_keys);
+    int end = whole ? n_keys : a.mask.to(a.rows.slots[batch_row(rows - 1)], n_keys);
+    if (a.last && !whole) {  // the farthest key that some row sees
+        float farthest = 0.0f;
+        for (int r = lane(); r < rows; r += 32) farthest = larger(farthest, a.last[batch_row(r)]);
+        for (int h = 16; h; h /= 2) farthest = larger(farthest, shuffle_xor(farthest, h));
+        end = int(farthest) + 1;
+    }
     const auto fetch = [&](const HalfBlock<D>& to, int base) {
         to.fetch(a, pages, kv, base, end, false);
         to.fetch(a, pages, kv, base, end, true);
@@ -234,7 +241,8 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     for (int r = 0; r < 2; r++) {
         const int row = own + 8 * r, slot = a.rows.slots[batch_row(row)];
         sight.position[r] = a.irregular ? a.rows.positions[batch_row(row)] : slot;
-        sight.low[r] = a.mask.from(slot), sight.high[r] = a.mask.to(slot, n_keys), sight.head[r] = head_of_row(row);
+        sight.low[r] = a.mask.from(slot), sight.head[r] = head_of_row(row);
+        sight.high[r] = a.last ? int(a.last[batch_row(row)]) + 1 : a.mask.to(slot, n_keys);
         scores_at[r] = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads +
                        (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * n_keys;
     }

@@ -149,14 +149,6 @@ def test_the_cuda_engine_takes_rows_with_the_bits_of_the_cpu(name: str) -> None:
     np.testing.assert_array_equal(run(cuda, behind)[0], run(cpu, behind)[0])
 
 
-def test_the_cuda_engine_refuses_what_it_cannot_take() -> None:
-    from tests.engines.on_cuda import device
-
-    model, (ids, images) = model_of("gemma3"), prompt("gemma3")
-    with pytest.raises(AssayError, match="use --engine cpu"):
-        CudaEngine(model, precision="tensor", device=device(), n_pages=16).forward([chunk(model, ids, images)])
-
-
 def test_a_trace_on_cuda_shows_what_the_rows_of_a_picture_see() -> None:
     """Gemma's rows see each other both ways, with a window that hides only what lies behind."""
     from tests.engines.on_cuda import device

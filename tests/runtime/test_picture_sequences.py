@@ -12,8 +12,9 @@ from assay.engines.contract import PAGE
 from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
 from assay.runtime.cache_folder import open_folder
-from assay.runtime.image_places import Images, place_images, rows_in_chunk, whole_images
+from assay.runtime.image_places import Images, place_images, prompt_part, rows_in_chunk, whole_images
 from assay.runtime.params import GREEDY, SamplerParams
+from assay.runtime.prefix_keys import answer_keys, page_name
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Sequence
 from assay.runtime.speculation import Speculator
@@ -114,6 +115,22 @@ def test_positions_of_several_numbers() -> None:
         wanted = given.positions[start : start + 2]
         assert (part is None and start < 1) or (part and np.array_equal(part.positions, wanted))  # type: ignore[arg-type]
     assert rows_in_chunk(images, 0, 2, True) is None and rows_in_chunk(images, 8, 1, False) is None
+
+
+def test_the_part_of_a_prompt_with_an_arithmetic_of_its_own() -> None:
+    """Precision mixed: all but the last token, and no part of a picture whose rows see each other."""
+    both, causal = (ImageRows(np.zeros((40, 4), np.float32), None, b"a", sees) for sees in (True, False))
+    for pieces, wanted in (([[1, 2], both, [3]], 42), ([[1, 2], both], 2), ([[1, 2], causal], 41), ([[1, 2]], 1)):
+        ids, images = place_images(pieces)
+        assert prompt_part(images, len(ids)) == wanted
+
+
+def test_rows_in_the_arithmetic_of_an_answer_have_other_names() -> None:
+    """No page of a prompt is used for an answer; a page of rows alone has a name as well."""
+    ids, _ = place_images([[1, 2], ImageRows(np.zeros((40, 4), np.float32), None, b"a", False)])
+    keys = answer_keys(ids)
+    assert len({*ids, *keys}) == 2 * len(ids) and max(keys) < 0
+    assert page_name("", keys[-PAGE:]) != page_name("", ids[-PAGE:])
 
 
 def test_a_step_does_not_cut_rows_that_see_each_other() -> None:

@@ -103,7 +103,8 @@ class Chunk:
     `drafted` of its last tokens are guesses. Where the graph keeps state of a fixed size, the engine keeps the state
     after each token from the last certain one on, until its next step: `cut_state` takes guesses back.
     `prompt` of its first tokens are prompt, without the last token of the prompt. In precision `mixed` the engine
-    computes these in another arithmetic than all other tokens (`Arithmetic.mixed`).
+    computes these in another arithmetic than all other tokens (`Arithmetic.mixed`). They do not end inside a picture
+    whose rows see each other.
     `outputs` selects the output rows to return: the last one, all, or none.
     `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
     the position that it was written with.
@@ -515,7 +516,12 @@ def _check_pictures(engine: Engine, chunk: Chunk, given: PictureRows, where: str
         given.positions is not None and given.positions.shape != (n, AXES)
     ):
         raise AssayError(f"{where}: a model with M-RoPE, and no other, takes {AXES} positions for each token")
-    own = np.arange(chunk.start, chunk.end)
+    own, first = np.arange(chunk.start, chunk.end), chunk.prompt
+    if engine.arithmetic.mixed and given.last is not None and np.any(given.last[:first] >= chunk.start + first):
+        raise AssayError(
+            f"{where}: the prompt ends inside a picture whose rows see each other, and precision mixed would compute "
+            f"them in two arithmetics (found {first} tokens of prompt); end it before the picture or behind it"
+        )
     if given.last is not None and not (
         given.last.shape == (n,) and np.all(given.last >= own) and np.all(given.last < chunk.end)
     ):

@@ -138,6 +138,13 @@ def _positions(images: Images, start: int, end: int) -> NDArray[np.int32]:
     return found
 
 
+def prompt_part(images: Images, n_prompt: int) -> int:
+    """How many tokens of a prompt have the arithmetic of a prompt (`Chunk.prompt`): all but the last one. A picture
+    whose rows see each other has one arithmetic, so if it ends the prompt, the part ends before the picture."""
+    last = n_prompt - 1
+    return next((p.start for p in images if p.image.sees_itself and p.start <= last < p.end), last)
+
+
 def whole_images(images: Images, start: int, n: int) -> int:
     """At most n tokens from slot `start` on, so that no picture whose rows see each other is cut.
 

@@ -7,6 +7,7 @@ one integer for each position.
     a token at its own position    its id, 0 or larger
     the same in other arithmetic   -1 - id: in precision `mixed`, the last token of a prompt and all tokens behind it
     anything else                  a negative number: a hash of 16 bytes of the id, the given row and the position
+    this in other arithmetic       the number - 2^128
 
 Touch this when a chunk can feed something new. The tree, the allocator and the cluster's router need no change then.
 """
@@ -51,7 +52,7 @@ def feed_keys(fed: PrefixFeed | Sequence[int]) -> Sequence[int]:
 
 def answer_keys(ids: Sequence[int]) -> list[int]:
     """Keys of tokens that precision `mixed` does not compute as a prompt: no prompt shares their pages."""
-    return [-1 - i for i in ids]
+    return [-1 - i if i >= 0 else i - (1 << 8 * _DIGEST) for i in ids]
 
 
 def page_name(before: str, keys: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from assay.engines.contract import Arithmetic, Chunk, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.models import Model
 from assay.runtime.draws import Draws
-from assay.runtime.image_places import Images, PlacedImage, check_images, rows_in_chunk, without_rows
+from assay.runtime.image_places import Images, PlacedImage, check_images, prompt_part, rows_in_chunk, without_rows
 from assay.runtime.receipts import Receipt, chain, ids_digest, row_digest, settings_of, signed_by
 from assay.runtime.sampler import sample
 from assay.vision.rows import ImageRows
@@ -146,9 +146,10 @@ def _compare(receipt: Receipt, engine: PagedEngine, rows: Sequence[int], images:
     tokens = np.asarray(ids, np.int32)
     pages = np.arange(pages_for(len(ids)), dtype=np.int32)
     first, done, m_rope = len(receipt.prompt), 0, bool(engine.model.hparams.axes)
+    part = prompt_part(images, first)
 
     def chunk(begin: int, end: int, outputs: str) -> Chunk:
-        prompt = max(0, min(first - 1, end) - begin)
+        prompt = max(0, min(part, end) - begin)
         given = rows_in_chunk(images, begin, end - begin, m_rope) if images else None
         return Chunk(tokens[begin:end], begin, pages, outputs, prompt=prompt, pictures=given)
 

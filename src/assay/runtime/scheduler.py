@@ -201,7 +201,7 @@ class Scheduler:
             raise AssayError(f"adapter {wrong[0]}: there is none of this number (found {len(known)} adapters)")
         sequence.salt = b"".join(known[number].digest + struct.pack("<f", scale) for number, scale in sequence.adapters)
         if self.engine.arithmetic.mixed:
-            sequence.answer_from = 0 if job.keep else sequence.n_prompt - 1
+            sequence.answer_from = sequence.prompt_part
         return sequence
 
     def add(self, sequences: Iterable[Sequence]) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from assay.engines.contract import Array, PictureRows, TopK
 from assay.errors import AssayError
 from assay.runtime.context_shift import ContextShift
 from assay.runtime.draws import Draws, fresh_seed
-from assay.runtime.image_places import Images, only_tokens, rows_in_chunk
+from assay.runtime.image_places import Images, only_tokens, prompt_part, rows_in_chunk
 from assay.runtime.ngram_draft import NgramDraft
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
@@ -219,9 +220,14 @@ class Sequence(Progress):
         ids, cut = self.ids[start:end], max(self.answer_from - start, 0)
         return ids if cut >= len(ids) else ids[:cut] + answer_keys(ids[cut:])
 
+    @cached_property
+    def prompt_part(self) -> int:
+        """How many tokens have the arithmetic of a prompt: not its last one, and none of a probe."""
+        return 0 if self.job.keep else prompt_part(self.job.images, self.n_prompt)
+
     def prompt_among(self, n: int) -> int:
-        """How many of the next n tokens have the arithmetic of a prompt: not its last one, and none of a probe."""
-        return 0 if self.job.keep else max(0, min(self.n_prompt - 1 - self.computed, n))
+        """How many of the next n tokens have the arithmetic of a prompt."""
+        return max(0, min(self.prompt_part - self.computed, n))
 
     def next_tokens(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute, drafted ones included."""

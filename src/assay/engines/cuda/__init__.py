@@ -76,7 +76,7 @@ from assay.errors import AssayError
 from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.models.adapters import Adapter, joined_file
-from assay.models.pictures import EVERYTHING, GIVEN_LAST
+from assay.models.pictures import EVERYTHING
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16", "mixed": "f16"}  # With the default cache type of each.
 STEP, ROOMY = 1024, 8 << 30  # Most tokens computed at once; doubled if ROOMY bytes of device memory are free.
@@ -131,10 +131,6 @@ class CudaEngine(PagedEngine):
         if self._decodes:
             self.top_values = DeviceTopValues(self._forward_top, digests=True)
             self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
-        if precision == "mixed":
-            self.pictures = ()  # a prompt in two parts would cut them
-        if precision == "tensor":
-            self.pictures = EVERYTHING - {GIVEN_LAST}  # its kernels mask by position alone
         self._busy = threading.Lock()
         self._programs: dict[tuple[Shape, frozenset[str], bool, GraphVariant], Program] = {}
         self._variants = GraphVariants(self, self._values)
