@@ -76,7 +76,7 @@ _COUNTERS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How the lines of a table are cut, and which columns are kept: their heads, as the reader of tables knows them."""
 
     mark: str
@@ -113,7 +113,7 @@ def _in_bars(line: str) -> str:
     return without_prefix(line.replace("|", "/") if line.count("│") > 2 and "|" in line else line)
 
 
-def _table_at(lines: Sequence[str], at: int) -> tuple[Layout, list[tuple[int, list[str]]]] | None:
+def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[int, list[str]]]] | None:
     """The layout of the table whose header is this line, and its rows by their lines; None if it is no header."""
     head = lines[at]
     if not 3 < len(head) < _LONGEST or _DECIMAL.search(head) or "=" in head or not any(c.isalpha() for c in head):
@@ -247,7 +247,9 @@ def _is_row(cells: Sequence[str], line: str, cuts: Sequence[int]) -> bool:
     return numbers > 1 and _DECIMAL.search(line) is not None
 
 
-def _laid_out(heads: Sequence[str], rows: Sequence[Sequence[str]], mark: str, cuts: tuple[int, ...]) -> Layout | None:
+def _laid_out(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], mark: str, cuts: tuple[int, ...]
+) -> TableLayout | None:
     """Which columns are kept; None if no column is a statistic, an element or a node."""
     kinds = [column_kind(head) for head in heads]
     kept: list[int] = []
@@ -280,7 +282,7 @@ def _laid_out(heads: Sequence[str], rows: Sequence[Sequence[str]], mark: str, cu
     if not values or not {"layer", "name"} & set(final):
         return None
     told = ["absmax" if _LARGEST.fullmatch(head) else head for head in told]
-    return Layout(mark, cuts, len(heads), tuple(kept), tuple(told))
+    return TableLayout(mark, cuts, len(heads), tuple(kept), tuple(told))
 
 
 def _has_names(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -311,7 +313,7 @@ def _counts(cells: Sequence[str]) -> bool:
     return first in (0, 1) and [int(c) for c in cells] == list(range(first, first + len(cells)))
 
 
-def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]], layout: Layout) -> list[str]:
+def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]], layout: TableLayout) -> list[str]:
     """The lines of the table between bars, one for each of its lines, and its header below each interruption."""
     header = "| " + " | ".join(layout.heads) + " |"
     out: list[str] = []
