@@ -71,6 +71,9 @@ def _pieces(line: str) -> list[tuple[str, str]]:
     found = []
     for m in _PIECE.finditer(line):
         kind, text = m.lastgroup or "", m[0]
+        if kind == "space" and found and found[-1][0] in ("[", "("):
+            found[-1] = found[-1][0], found[-1][1] + text  # [ 9.5] and [10.5]
+            continue
         low = text.lower()
         shape = "9" if kind in ("real", "whole") else kind if kind in ("hex", "space") else text
         if kind == "word":
