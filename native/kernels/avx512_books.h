@@ -1,5 +1,5 @@
 // One token on rows of the file whose groups of weights are entries of a code book (IQ1, IQ2, IQ3) or trits of one byte
-// (TQ1_0), with AVX-512. Included by packing.cpp, inside an anonymous namespace.
+// (TQ1_0), and of Q3_K, with AVX-512. Included by packing.cpp, inside an anonymous namespace.
 //
 // A tile of the rows' integers (packing.cpp: row_tiles) would be written, read again, and fill the first-level cache. Here
 // weights go from their book to the dot product in a register. 16 rows are computed together, a super-block at a time. First
@@ -12,7 +12,7 @@ struct BookRows {
     alignas(64) uint16_t index[16][64];  // of entries, each of 8 weights; IQ3: of 4
     uint64_t signs[16][4];               // IQ2, IQ3: a bit a weight
     uint8_t lower[16][4];                // IQ1: a bit a group: its weights are 8 trit - 1
-    const uint8_t* fives[16];            // TQ1_0: bytes of five trits
+    const uint8_t* blocks[16];           // TQ1_0, Q3_K: in the file
     __m512 scales[8][2];                 // of a pair of rows, of the first and the second half of each block
 };
 
@@ -64,8 +64,24 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
         rows.scales[pair][0] = rows.scales[pair][1] = sub_scale(of_pair(d, pair), scale, 4);
     };
     if constexpr (TYPE == Type::TQ1_0) {
-        for (int r = 0; r < 16; r++) rows.fives[r] = at[r];
+        for (int r = 0; r < 16; r++) rows.blocks[r] = at[r];
         for (int pair = 0; pair < 8; pair++) rows.scales[pair][0] = of_pair(d, pair);
+    } else if constexpr (TYPE == Type::Q3_K) {
+        const __m128i sorted = _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
+        const auto subs = [&](int row) INLINE_LAMBDA {  // of the first halves, and of the second
+            SubScales s{};
+            sub_scales<TYPE>(at[row], s);
+            return _mm_shuffle_epi8(_mm_set_epi64x(int64_t(s.sc[1]), int64_t(s.sc[0])), sorted);
+        };
+        for (int r = 0; r < 16; r++) rows.blocks[r] = at[r];
+        for (int pair = 0; pair < 8; pair++) {
+            const __m128i a = subs(pair_row(pair)), b = subs(pair_row(pair) + 4);
+            const auto scale = [&](__m128i x) INLINE_LAMBDA {
+                return _mm512_fmadd_ps(of_pair(d, pair), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)), _mm512_setzero_ps());
+            };
+            rows.scales[pair][0] = scale(_mm_unpacklo_epi64(a, b));
+            rows.scales[pair][1] = scale(_mm_unpackhi_epi64(a, b));
+        }
     } else if constexpr (TYPE == Type::IQ2_XXS) {
         const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -182,7 +198,7 @@ INLINE void block_scales(const uint8_t* const* at, float* d) {
                                                        (all >> 48 & 0xf000)));
             }
         } else {
-            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, F::type == Type::TQ1_0 ? 52 : 0));
+            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, F::type == Type::TQ1_0 ? 52 : F::type == Type::Q3_K ? 108 : 0));
         }
     }
     V::store(d, V::mul(V::f16(reinterpret_cast<const uint8_t*>(halves)), V::set(float(F::eighths) / 8)));
@@ -221,6 +237,16 @@ INLINE __m512i ternary_codes(const uint8_t* p, int i) {
     return _mm512_mask_add_epi8(some, _mm512_cmpgt_epu8_mask(top, _mm512_set1_epi8(char(170))), some, one);
 }
 
+// The same of Q3_K, plus 4: two bits, and a third of another byte.
+INLINE __m512i three_bits(const uint8_t* p, int i) {
+    const auto both = [](const uint8_t* at, int a, int b) INLINE_LAMBDA {  // rotated right by a, and by b
+        const __m512i by = _mm512_inserti64x4(_mm512_set1_epi32(a), _mm256_set1_epi32(b), 1);
+        return _mm512_rorv_epi32(_mm512_broadcast_i64x4(load_256(at)), by);
+    };
+    const __m512i low = _mm512_and_si512(both(p + 32 + 32 * (i / 2), 4 * (i % 2), 4 * (i % 2) + 2), _mm512_set1_epi8(3));
+    return _mm512_ternarylogic_epi32(low, both(p, 2 * i + 30, 2 * i + 31), _mm512_set1_epi8(4), 0xf8);
+}
+
 // Row r's sums: the 128-bit lanes have halves 0 and 1 of blocks 0 2 4 6, then of 1 3 5 7.
 template <Type TYPE>
 INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
@@ -245,7 +271,8 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
             });
         };
         __m512i w;
-        if constexpr (TYPE == Type::TQ1_0) w = ternary_codes(rows.fives[r], i);
+        if constexpr (TYPE == Type::TQ1_0) w = ternary_codes(rows.blocks[r], i);
+        if constexpr (TYPE == Type::Q3_K) w = three_bits(rows.blocks[r], i);
         if constexpr (trits) w = eights(book1[0]);
         if constexpr (TYPE == Type::IQ2_XXS) w = eights(book2_xxs);
         if constexpr (TYPE == Type::IQ2_XS) w = eights(book2_xs);
@@ -255,7 +282,7 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
         if constexpr (trits) {  // 8 trit + 1 or - 1, plus 9
             const __m512i add = _mm512_mask_blend_epi64(rows.lower[r][i], _mm512_set1_epi8(9), _mm512_set1_epi8(7));
             s[i] = dots(_mm512_add_epi8(w, add), x[i]);
-        } else if constexpr (TYPE == Type::TQ1_0) {
+        } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::Q3_K) {
             s[i] = dots(w, x[i]);
         } else {
             s[i] = dots(w, _mm512_mask_sub_epi8(x[i], rows.signs[r][i], _mm512_setzero_si512(), x[i]));
@@ -273,7 +300,9 @@ template <class F>
 void book_product(const uint8_t* src, size_t stride, size_t block_bytes, int64_t n, int64_t k, int64_t first, const Group* acts,
                   float* out) {
     static_assert(V::L == 16 && F::super && !F::min);
-    constexpr int offset = F::type == Type::IQ1_S || F::type == Type::IQ1_M ? 9 : F::type == Type::TQ1_0;
+    constexpr int offset = F::type == Type::IQ1_S || F::type == Type::IQ1_M ? 9
+                           : F::type == Type::Q3_K                                ? 4
+                                                                                  : F::type == Type::TQ1_0;
     for (int v = 0; v < PV; v++) {
         const uint8_t* at[16];
         for (int r = 0; r < 16; r++) {
