@@ -68,7 +68,7 @@ def without_common_prefix(text: str) -> str:
 
 def _pieces(line: str) -> list[tuple[str, str]]:
     """Shape and text of the first pieces of a line."""
-    found = []
+    found: list[tuple[str, str]] = []
     for m in _PIECE.finditer(line):
         kind, text = m.lastgroup or "", m[0]
         if kind == "space" and found and found[-1][0] in ("[", "("):

@@ -6,6 +6,7 @@ step 1 tokens=1 feeding=[138]
 step 1 [66]
 forward([253]) nPast=7                     a call with its ids; without nPast, a call of one id behind the prompt
 {"phase": "decode", "position": 14, "token": 382}
+engine::run: decode#1 ids=[7042] pos=5..6  behind a logger's name
 G pos=13 in=395 …                          the id at a position, beside values
 {"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
 generated ids: [281, 401]                  all of them
@@ -45,14 +46,14 @@ _CALL = re.compile(
 # The same inside a record or behind a name: {"event":"decode","step":1,"token":130}, msg="step" phase=gen1 token=104
 _STEP_RECORD = re.compile(
     r"\b(?:decod(?:e|ing)|generat(?:e|ion|ing)|gen|step|next)[ _#-]?\d{0,4}\b.{0,60}?"
-    r"\b(?:token|tok|id|token_?id|input_?id)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4}[,/]\s{0,4}\d|\s?tok)",
+    r"\b(?:token|tok|ids?|token_?ids?|input_?ids?)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,4}[,/]\s{0,4}\d|\s?tok)",
     re.IGNORECASE,
 )
 _NO_STEP = re.compile(
     r"\b(?:sampled?|argmax|chosen|picked|selected|greedy|total|took|prompt|prefill|max|thread|batch)\b", re.I
 )
 _POSITION = re.compile(
-    r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?![.\w])", re.I
+    r"\b(after_?)?(?:n_?past|past|pos|position|token_?pos|p)\b[\"']?\W{0,3}(\d{1,6})\b(?!\.\d|\w)", re.I
 )
 _FED = re.compile(
     r"\b(?:token|tok|in|fed|input|id|token_?id|input_?id|ids)\b[\"']?\W{0,4}(\d{1,7})\b(?![.\w]|\s{0,3},\s{0,3}\d)",
