@@ -1,5 +1,5 @@
 // One token on rows of the file whose groups of weights are entries of a code book (IQ1, IQ2, IQ3) or trits of one byte
-// (TQ1_0), and of Q3_K, with AVX-512. Included by packing.cpp, inside an anonymous namespace.
+// (TQ1_0), and of Q3_K, Q6_K and TQ2_0, with AVX-512. Included by packing.cpp, inside an anonymous namespace.
 //
 // A tile of the rows' integers (packing.cpp: row_tiles) would be written, read again, and fill the first-level cache. Here
 // weights go from their book to the dot product in a register. 16 rows are computed together, a super-block at a time. First
@@ -12,9 +12,11 @@ struct BookRows {
     alignas(64) uint16_t index[16][64];  // of entries, each of 8 weights; IQ3: of 4
     uint64_t signs[16][4];               // IQ2, IQ3: a bit a weight
     uint8_t lower[16][4];                // IQ1: a bit a group: its weights are 8 trit - 1
-    const uint8_t* blocks[16];           // TQ1_0, Q3_K: in the file
+    const uint8_t* blocks[16];           // TQ1_0 and codes in bits: in the file
     __m512 scales[8][2];                 // of a pair of rows, of the first and the second half of each block
 };
+
+constexpr bool in_bits(Type type) { return type == Type::Q3_K || type == Type::Q6_K || type == Type::TQ2_0; }
 
 INLINE __m512i load_512(const void* p) { return _mm512_loadu_si512(p); }
 INLINE __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -63,10 +65,10 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
         const __m512i scale = _mm512_srli_epi32(_mm512_permutexvar_epi32(order, tail), 27);
         rows.scales[pair][0] = rows.scales[pair][1] = sub_scale(of_pair(d, pair), scale, 4);
     };
-    if constexpr (TYPE == Type::TQ1_0) {
+    if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::TQ2_0) {
         for (int r = 0; r < 16; r++) rows.blocks[r] = at[r];
         for (int pair = 0; pair < 8; pair++) rows.scales[pair][0] = of_pair(d, pair);
-    } else if constexpr (TYPE == Type::Q3_K) {
+    } else if constexpr (TYPE == Type::Q3_K || TYPE == Type::Q6_K) {
         const __m128i sorted = _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
         const auto subs = [&](int row) INLINE_LAMBDA {  // of the first halves, and of the second
             SubScales s{};
@@ -189,6 +191,11 @@ INLINE void book_rows(const uint8_t* const* at, const float* d, BookRows& rows) 
 // The f16 scale of each of 16 super-blocks, times the type's eighths.
 template <class F>
 INLINE void block_scales(const uint8_t* const* at, float* d) {
+    constexpr int d_at = F::type == Type::Q3_K    ? 108
+                         : F::type == Type::Q6_K  ? 208
+                         : F::type == Type::TQ1_0 ? 52
+                         : F::type == Type::TQ2_0 ? 64
+                                                  : 0;
     alignas(32) uint16_t halves[16];
     for (int r = 0; r < 16; r += 8) {
         if constexpr (F::type == Type::IQ1_M) {
@@ -198,7 +205,7 @@ INLINE void block_scales(const uint8_t* const* at, float* d) {
                                                        (all >> 48 & 0xf000)));
             }
         } else {
-            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, F::type == Type::TQ1_0 ? 52 : F::type == Type::Q3_K ? 108 : 0));
+            put(reinterpret_cast<uint8_t*>(halves + r), eight_halves(at + r, d_at));
         }
     }
     V::store(d, V::mul(V::f16(reinterpret_cast<const uint8_t*>(halves)), V::set(float(F::eighths) / 8)));
@@ -237,14 +244,23 @@ INLINE __m512i ternary_codes(const uint8_t* p, int i) {
     return _mm512_mask_add_epi8(some, _mm512_cmpgt_epu8_mask(top, _mm512_set1_epi8(char(170))), some, one);
 }
 
-// The same of Q3_K, plus 4: two bits, and a third of another byte.
-INLINE __m512i three_bits(const uint8_t* p, int i) {
+// The codes of the same weights of Q3_K (plus 4), Q6_K (plus 32) and TQ2_0 (plus 1). High bits are rotated to their place.
+template <Type TYPE>
+INLINE __m512i bit_codes(const uint8_t* p, int i) {
     const auto both = [](const uint8_t* at, int a, int b) INLINE_LAMBDA {  // rotated right by a, and by b
         const __m512i by = _mm512_inserti64x4(_mm512_set1_epi32(a), _mm256_set1_epi32(b), 1);
         return _mm512_rorv_epi32(_mm512_broadcast_i64x4(load_256(at)), by);
     };
-    const __m512i low = _mm512_and_si512(both(p + 32 + 32 * (i / 2), 4 * (i % 2), 4 * (i % 2) + 2), _mm512_set1_epi8(3));
-    return _mm512_ternarylogic_epi32(low, both(p, 2 * i + 30, 2 * i + 31), _mm512_set1_epi8(4), 0xf8);
+    const auto with = [](__m512i low, __m512i high, char mask) INLINE_LAMBDA {
+        return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(mask), 0xf8);
+    };
+    const int h = i / 2, s = 4 * (i % 2);
+    if constexpr (TYPE == Type::Q6_K) {
+        const __m512i low = _mm512_and_si512(_mm512_srli_epi16(load_512(p + 64 * h), unsigned(s)), _mm512_set1_epi8(15));
+        return with(low, both(p + 128 + 32 * h, s + 28, s + 30), 48);
+    }
+    const __m512i low = _mm512_and_si512(both(p + (TYPE == Type::Q3_K ? 32 : 0) + 32 * h, s, s + 2), _mm512_set1_epi8(3));
+    return TYPE == Type::Q3_K ? with(low, both(p, 2 * i + 30, 2 * i + 31), 4) : low;
 }
 
 // Row r's sums: the 128-bit lanes have halves 0 and 1 of blocks 0 2 4 6, then of 1 3 5 7.
@@ -272,7 +288,7 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
         };
         __m512i w;
         if constexpr (TYPE == Type::TQ1_0) w = ternary_codes(rows.blocks[r], i);
-        if constexpr (TYPE == Type::Q3_K) w = three_bits(rows.blocks[r], i);
+        if constexpr (in_bits(TYPE)) w = bit_codes<TYPE>(rows.blocks[r], i);
         if constexpr (trits) w = eights(book1[0]);
         if constexpr (TYPE == Type::IQ2_XXS) w = eights(book2_xxs);
         if constexpr (TYPE == Type::IQ2_XS) w = eights(book2_xs);
@@ -282,7 +298,7 @@ INLINE __m512i book_sums(const BookRows& rows, int r, const __m512i (&x)[4]) {
         if constexpr (trits) {  // 8 trit + 1 or - 1, plus 9
             const __m512i add = _mm512_mask_blend_epi64(rows.lower[r][i], _mm512_set1_epi8(9), _mm512_set1_epi8(7));
             s[i] = dots(_mm512_add_epi8(w, add), x[i]);
-        } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::Q3_K) {
+        } else if constexpr (TYPE == Type::TQ1_0 || in_bits(TYPE)) {
             s[i] = dots(w, x[i]);
         } else {
             s[i] = dots(w, _mm512_mask_sub_epi8(x[i], rows.signs[r][i], _mm512_setzero_si512(), x[i]));
@@ -302,7 +318,8 @@ void book_product(const uint8_t* src, size_t stride, size_t block_bytes, int64_t
     static_assert(V::L == 16 && F::super && !F::min);
     constexpr int offset = F::type == Type::IQ1_S || F::type == Type::IQ1_M ? 9
                            : F::type == Type::Q3_K                                ? 4
-                                                                                  : F::type == Type::TQ1_0;
+                           : F::type == Type::Q6_K                                ? 32
+                           : F::type == Type::TQ1_0 || F::type == Type::TQ2_0;
     for (int v = 0; v < PV; v++) {
         const uint8_t* at[16];
         for (int r = 0; r < 16; r++) {

@@ -577,7 +577,9 @@ bool row_product_of([[maybe_unused]] Type type, [[maybe_unused]] const uint8_t* 
         case Type::IQ3_XXS: return product(IQ3_XXS{});
         case Type::IQ3_S: return product(IQ3_S{});
         case Type::TQ1_0: return product(TQ1_0{});
+        case Type::TQ2_0: return product(TQ2_0{});
         case Type::Q3_K: return product(Q3_K{});
+        case Type::Q6_K: return product(Q6_K{});
         case Type::IQ1_S: return product(IQ1_S{});
         case Type::IQ1_M: return product(IQ1_M{});
         default: return false;
