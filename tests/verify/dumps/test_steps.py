@@ -172,6 +172,22 @@ def test_a_call_with_its_ids_begins_a_step(tmp_path: Path) -> None:
     ]
 
 
+def test_a_call_behind_a_loggers_name_begins_a_step(tmp_path: Path) -> None:
+    """As Rust's tracing prints: a time, a level, a target, then the call with its ids and a range of positions."""
+    at = "2026-11-19T17:40:19.90{}Z  INFO engine::run:"
+    (tmp_path / "a.log").write_text(
+        f"{at.format(1)} prefill ids=[5, 6, 7] pos=0..3\nlayer 0 out first=[0.25, 0.5]\n"
+        f"{at.format(2)} decode#1 ids=[8] pos=3..4 x\nlayer 0 out first=[0.75, 1.5]\n"
+        f"{at.format(3)} decode#2 ids=[9] pos=4..5 y\nlayer 0 out first=[2.5, 3.5]\n"
+    )
+    dump = read_log(tmp_path / "a.log")
+    assert dump.tokens == (5, 6, 7) and [obs.data for obs in dump.observations] == [(0.25, 0.5)]
+    assert [(token, [obs.data for obs in seen]) for token, seen in dump.later] == [
+        (8, [(0.75, 1.5)]),
+        (9, [(2.5, 3.5)]),
+    ]
+
+
 def test_a_call_elsewhere_is_no_step(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("tokens: [5, 6, 7]\nlayer 0 out first=[0.25, 0.5]\nforward([8]) pos=9\n")
     assert read_log(tmp_path / "a.log").later == ()

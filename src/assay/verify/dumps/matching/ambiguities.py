@@ -28,6 +28,9 @@ _CLOSEST = 1e-7  # smaller distances count as equal: a few matching digits prove
 _NEAR = 0.15  # of a row's rms: a larger distance is no evidence for a node
 _SURE = 0.02  # of a row's rms: so near, best logits show that another row than the last was printed
 _PROOF = 5e-3  # of a row's rms: only such a match decides between two kinds of value, since a fault's match by chance
+# A vocabulary's sum and norm have so many terms that half precision moves them by more than a row's rms. They grow as
+# this power of the vocabulary's size.
+_TERMS = {"sum": 1.0, "abssum": 1.0, "norm": 0.5}
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
@@ -57,6 +60,8 @@ def choose_readings(
         # A row with a few huge values, as the first token has, makes the distance of any small values tiny.
         against = expected if obs.kind in ("first", "last") else rows_of(value, axis, rows)
         scale = float(np.sqrt(np.mean(np.square(against, dtype=np.float64)))) + 1e-30
+        if _class(obs) == "statistic of logits":
+            scale *= against.shape[-1] ** _TERMS.get(obs.kind, 0.0)
         error = float(np.mean(np.abs(obs.target() - expected))) / scale
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
