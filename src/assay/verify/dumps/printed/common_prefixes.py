@@ -110,7 +110,8 @@ def _end(shapes: Sequence[str], pieces: Sequence[list[tuple[str, str]]]) -> int:
             ended = at + 1 if marked else ended
         elif shape == "9":
             if not _is_number_of_a_prefix(at, shapes, lines):
-                break
+                before = [s for s in shapes[:at] if s != "space"][-1:]
+                return ended if before and before[0] in (":", "]", "|", ">", ")") else 0
         elif shape.isalpha() and shape not in ("level", "month", "hex"):
             if not _is_word_of_a_prefix(shape, at, shapes):
                 break

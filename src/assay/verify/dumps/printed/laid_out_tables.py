@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import column_kind
 from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.tables import table_header
@@ -24,6 +25,7 @@ _FEWEST_ROWS = 2
 _AHEAD = 12  # lines below a header among which its first rows stand
 _MOST_BETWEEN = 3  # lines between rows: blank ones, rules, a heading
 _MOST_COLUMNS = 64
+_FIT = 0.9  # of a column's cells that are one number each
 _WINDOW = 40  # lines by which a table is recognised
 
 _NUMBER = r"[-+\u2212]?(?>\d{1,20}(?:[.,]\d{0,20})?|\.\d{1,20})(?:[eEdD][-+]?\d{1,4})?"
@@ -122,6 +124,8 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[in
     near = [line for line in lines[at + 1 : at + 1 + _AHEAD] if _DECIMAL.search(line)]
     if len(near) < _FEWEST_ROWS or (mark and sum(mark in line for line in near) < _FEWEST_ROWS):
         return None
+    if not mark and sum("|" in line for line in near) >= _FEWEST_ROWS:
+        return None  # a title above a box
     if not mark and len(wide := _split(head, "  ", ())) > 2:
         mark = "  " if all(len(_split(line, "  ", ())) == len(wide) for line in near) else ""
     cuts: tuple[int, ...] = ()
@@ -144,7 +148,7 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[in
     if layout is None:
         return None
     known = table_header(head)
-    if known is not None and all(known.columns) and len(known.columns) == len(heads):
+    if known is not None and all(known.columns):
         units = any(_MEASURED.fullmatch(cell) for _, cells in rows[:4] for cell in cells)
         headed = any(lines[i].strip() and not _RULE.fullmatch(lines[i]) for i in _between(rows))
         if not units and not headed:
@@ -278,11 +282,25 @@ def _laid_out(
         kept.append(i)
         told.append(head)
     final = [column_kind(head) for head in told]
-    values = [k for k in final if k and k not in ("layer", "name", "row", "index", "id", "-")]
-    if not values or not {"layer", "name"} & set(final):
+    if not {"layer", "name"} & set(final) or not any(
+        (kind in STATISTICS or kind[:1] == "=") and not head.strip("[]()., ").isdecimal()
+        for kind, head in zip(final, told, strict=True)
+    ):
+        return None
+    if not all(_holds(kind, [row[i] for row in rows]) for kind, i in zip(final, kept, strict=True)):
         return None
     told = ["absmax" if _LARGEST.fullmatch(head) else head for head in told]
     return TableLayout(mark, cuts, len(heads), tuple(kept), tuple(told))
+
+
+def _holds(kind: str, cells: Sequence[str]) -> bool:
+    """Whether nearly all cells are what the column's head says: a number each, or words without a value."""
+    if kind in ("name", "layer", "row", "index", "id"):
+        return not any(_DECIMAL.search(cell) for cell in cells)
+    if kind in ("first", "last"):
+        return True
+    fit = sum(bool(_VALUE.fullmatch(cell)) or not cell.strip("-–—") for cell in cells)
+    return fit >= _FIT * len(cells)
 
 
 def _has_names(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
