@@ -284,11 +284,11 @@ void streams_f32(const Matrix& w, int64_t first_row, const float* x, const Float
         for (int64_t c = 0; c < w.k; c += UNIT) {
             const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
             const float* const a = x + acts.at(c, 0);
-            typename V::F acc[2] = {V::set(0.0f), V::set(0.0f)};
+            typename V::F acc[2] = {V::set(0.0f), V::set(0.0f)}, sum[1];
             for (int64_t i = 0; i < columns; i += line)
                 V::template add_lines<W>(acc, from + (c + i) * W::size, stride, a + i * acts.width, acts.width);
-            const typename V::F sum = V::add(V::evens(acc[0], acc[1]), V::odds(acc[0], acc[1]));
-            V::store(out + v * L, c > 0 ? V::add(V::load(out + v * L), sum) : sum);
+            V::row_sums(acc, sum);
+            V::store(out + v * L, c > 0 ? V::add(V::load(out + v * L), sum[0]) : sum[0]);
         }
     }
 }
