@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from assay.gguf import open_file
+from assay.gguf.importance import Importance, ImportanceEntry
+from assay.gguf.mixes import mix_by_name
+from assay.gguf.requantize import quantize
 from assay.gguf.writer import Tensor, write
 from assay.models import Model, load
 from assay.text import ChatTemplate, Tokenizer
@@ -168,6 +171,24 @@ def test_yarn_is_named(model: Model, yarned: Model) -> None:
     found = re.fullmatch(r"RoPE with YaRN, a factor of about (\S+) for a context .*", added.findings[0].words)
     assert found and float(found[1]) == pytest.approx(4, rel=0.1), text(added)
     assert "RoPE without the YaRN of the file" in left_out.findings[0].words, text(left_out)
+
+
+def test_what_cannot_be_told_is_said(model: Model, tmp_path: Path) -> None:
+    """Another quantiser's file of the same original; and a file in floats, where eight bits are noise."""
+    one, other, floats = (tmp_path / f"{name}.gguf" for name in ("one", "other", "floats"))
+    entries = {
+        t.name: ImportanceEntry(np.geomspace(0.01, 10, t.shape[-1], dtype=np.float32)[None], np.ones(1, np.float32))
+        for t in model.file.tensors.values() if len(t.shape) > 1
+    }  # fmt: skip
+    quantize(model.file, one, mix_by_name("Q4_K_M"), allow_requantize=True)
+    quantize(model.file, other, mix_by_name("Q4_K_M"), allow_requantize=True, importance=Importance(entries))
+    quantize(model.file, floats, mix_by_name("F32"), allow_requantize=True)
+    with OwnServer(load(open_file(other)), Habits()) as server:
+        found = audited(load(open_file(one)), server.ask)
+    assert "rounded in another way" in found.findings[0].words and found.findings[0].confidence < 0.5, text(found)
+    whole = load(open_file(floats))
+    with OwnServer(whole, Habits()) as server:
+        assert any("weights in 8 bits" in note for note in audited(whole, server.ask).notes)
 
 
 def test_scores_that_are_larger_are_not_called_yarn_alone(model: Model, tmp_path: Path) -> None:
