@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay.convert.conversion import convert
 from assay.gguf import open_file
 from assay.gguf.importance import Importance, ImportanceEntry
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
 from assay.gguf.writer import Tensor, write
+from assay.library.auditing import audit
 from assay.models import Model, load
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.endpoint.alternatives import (
@@ -35,7 +37,9 @@ from assay.verify.endpoint.dialects import CHAT
 from assay.verify.endpoint.fitted_numbers import Numbered, fitted
 from assay.verify.endpoint.served_text import Place, ServedText
 from assay.verify.endpoint.standings import Scoreboard
+from tests.convert.folders import make
 from tests.synthetic import make_kquant
+from tests.verify.endpoint.http_server import http_server, said
 from tests.verify.endpoint.own_server import Habits, OwnServer
 
 TALK = [[{"role": "user", "content": "What is rain?"}]]
@@ -173,22 +177,32 @@ def test_yarn_is_named(model: Model, yarned: Model) -> None:
     assert "RoPE without the YaRN of the file" in left_out.findings[0].words, text(left_out)
 
 
-def test_what_cannot_be_told_is_said(model: Model, tmp_path: Path) -> None:
-    """Another quantiser's file of the same original; and a file in floats, where eight bits are noise."""
-    one, other, floats = (tmp_path / f"{name}.gguf" for name in ("one", "other", "floats"))
+@pytest.mark.slow
+def test_another_quantisers_file_is_thought_of(model: Model, tmp_path: Path) -> None:
+    """Of the same original, in the same mix: it is detected, no list has it, and the words say so."""
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
     entries = {
         t.name: ImportanceEntry(np.geomspace(0.01, 10, t.shape[-1], dtype=np.float32)[None], np.ones(1, np.float32))
         for t in model.file.tensors.values() if len(t.shape) > 1
     }  # fmt: skip
     quantize(model.file, one, mix_by_name("Q4_K_M"), allow_requantize=True)
     quantize(model.file, other, mix_by_name("Q4_K_M"), allow_requantize=True, importance=Importance(entries))
-    quantize(model.file, floats, mix_by_name("F32"), allow_requantize=True)
     with OwnServer(load(open_file(other)), Habits()) as server:
         found = audited(load(open_file(one)), server.ask)
     assert "rounded in another way" in found.findings[0].words and found.findings[0].confidence < 0.5, text(found)
-    whole = load(open_file(floats))
-    with OwnServer(whole, Habits()) as server:
-        assert any("weights in 8 bits" in note for note in audited(whole, server.ask).notes)
+
+
+def test_a_folder_of_safetensors_is_the_claim(tmp_path: Path) -> None:
+    """It is converted. Eight bits are noise for a file in floats, which a note says."""
+    folder, file = make(tmp_path / "hf", "llama"), tmp_path / "served.gguf"
+    convert(folder, file)
+    with (
+        OwnServer(load(open_file(file)), Habits()) as server,
+        http_server(lambda path, body, _: said(server.ask(path, body))) as url,
+    ):
+        found = audit(url, folder, others=[folder], chat=False, draws=False, tokens=24, threads=1)
+    assert found.verdict != "differs" and found.model == "hf.gguf" and found.result.distance < 0.1, repr(found)
+    assert any("weights in 8 bits" in note for note in found.result.notes)
 
 
 def test_scores_that_are_larger_are_not_called_yarn_alone(model: Model, tmp_path: Path) -> None:
