@@ -93,7 +93,7 @@ export async function run(model, tokens, fault, post) {
   };
   const norm = (x, w) => dispatch("norm", [width], [x, weight(w)], { over: 64 });
   const add = (a, b) => dispatch("add", [width], [a, b]);
-  const rope = (x, n) => dispatch("rope", [n * head, head], [x], { over: (n * head) / 2 });
+  const rope = (x, n) => dispatch("rope", [n * head, head], [x, table], { over: (n * head) / 2 });
   const keep = (name, shape, from) => (dump.copy(name, shape, from), from);
 
   /** The uniform struct of softmax: keys at byte 0, limits at 8, scale at 16. */
@@ -104,6 +104,11 @@ export async function run(model, tokens, fault, post) {
     return made.buffer;
   };
 
+  /** The cosine and sine of each position and pair. */
+  const table = buffer(Float32Array.from({ length: T * head }, (_, i) => {
+    const angle = Math.floor(i / head) * 10000 ** (-(((i % head) >> 1) * 2) / head);
+    return i % 2 ? Math.sin(angle) : Math.cos(angle);
+  }));
   const ids = buffer(Uint32Array.from(tokens));
   let x = keep("embd", [T, width], dispatch("embed", [width], [ids, weight("token_embd")]));
   for (let i = 0; i < layers; i++) {

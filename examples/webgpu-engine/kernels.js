@@ -35,7 +35,7 @@ ${MAIN} {
   for (var i = lane; i < par.width; i += 64u) { y[row + i] = x[row + i] * factor * w[i]; }
 }`,
 
-  // y = W x; W is row-major: a row of \`columns\` weights for each value of y
+  // y = W x; W is row-major: a row of `columns` weights for each value of y
   product: `${PAR}
 ${bind(["x", "w"], "y")}
 ${MAIN} {
@@ -46,19 +46,20 @@ ${MAIN} {
   y[group.y * par.width + r] = sum;
 }`,
 
-  // Rotates pairs of neighbours; an invocation has a pair. \`columns\` is the width of a head.
+  // Rotates pairs of neighbours; an invocation has a pair. `columns` is the width of a head. WGSL's sin, cos and pow may be
+  // wrong by 2^-11, so the host computes the table: cosine and sine of each pair of a position.
   rope: `${PAR}
-${bind(["x"], "y")}
+${bind(["x", "table"], "y")}
 ${MAIN} {
   let i = 2u * (group.x * 64u + lane);
   if (i >= par.width) { return; }
-  let angle = f32(group.y) * pow(10000.0, -f32(i % par.columns) / f32(par.columns));
+  let turn = group.y * par.columns + i % par.columns;
   let at = group.y * par.width + i;
-  y[at] = x[at] * cos(angle) - x[at + 1u] * sin(angle);
-  y[at + 1u] = x[at] * sin(angle) + x[at + 1u] * cos(angle);
+  y[at] = x[at] * table[turn] - x[at + 1u] * table[turn + 1u];
+  y[at + 1u] = x[at] * table[turn + 1u] + x[at + 1u] * table[turn];
 }`,
 
-  // Scores of a query (group.y) and head (group.z) with every key. \`columns\` is the width of a head, \`width\` the number of keys.
+  // Scores of a query (group.y) and head (group.z) with every key. `columns` is the width of a head, `width` the number of keys.
   scores: `${PAR}
 ${bind(["q", "k"], "y")}
 ${MAIN} {
@@ -72,7 +73,7 @@ ${MAIN} {
   y[(h * par.width + group.y) * par.width + s] = sum;
 }`,
 
-  // Probabilities of the keys up to the query's own. \`limits\` bound the scaled scores; WGSL aligns a vec2 to 8 bytes.
+  // Probabilities of the keys up to the query's own. `limits` bound the scaled scores; WGSL aligns a vec2 to 8 bytes.
   softmax: `struct Par { keys : u32, limits : vec2<f32>, scale : f32 }
 @group(0) @binding(0) var<uniform> par : Par;
 ${bind(["x"], "y")}
@@ -88,7 +89,7 @@ ${MAIN} {
   y[row + s] = select(0.0, exp(scaled(row + s) - most) / sum, s <= group.y);
 }`,
 
-  // \`width\` values of all heads of a token; \`columns\` is the width of a head.
+  // `width` values of all heads of a token; `columns` is the width of a head.
   weighted: `${PAR}
 ${bind(["p", "v"], "y")}
 ${MAIN} {
