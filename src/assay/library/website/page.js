@@ -38,7 +38,10 @@ worker.onmessage = ({ data }) => {
     find("progress").hidden = true;
     find("facts").textContent = `${data.missing}.`;
   }
-  if (data.doing) find("facts").textContent = data.doing;
+  if (data.doing) {
+    find("facts").textContent = data.doing;
+    find("progress").removeAttribute("value");  // how long this takes is unknown
+  }
   if (data.ready) {
     const { model, adapter, tier, bytes, seconds } = data.ready;
     converses = data.ready.turns;
@@ -69,6 +72,8 @@ worker.onmessage = ({ data }) => {
     find("progress").hidden = true;
     find("source").hidden = true;
     find("facts").textContent = `${data.failed}.`;
+    find("facts").className = "failed";
+    find("form").hidden = true;
   }
   if (data.error) {
     if (turns.length % 2) find("prompt").value = turns.pop();  // a question without an answer
@@ -117,6 +122,7 @@ function ask(server) {
     find("prompt").value = "";
   }
   find("answer").textContent = "";
+  find("facts").textContent = "reading the prompt";
   find("verdict").textContent = "";
   comparing = server;
   begun = performance.now();
