@@ -1,4 +1,4 @@
-"""The engine of `examples/webgpu-engine` in headless Chromium: its broken kernels are named from the buffers that it posts."""
+"""The engine of `examples/webgpu-engine` in headless Chromium: broken kernels are named from the buffers that it posts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def posted(page: Any, site: str, fault: str, folder: Path) -> Path:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     query = f"model=/model.gguf&tokens={TOKENS}&fault={fault}&post=http://127.0.0.1:{port}"
-    with open(folder / "dump.jsonl", "wb") as dump, subprocess.Popen(dump_receiver.command(port), stdout=dump) as receiver:
+    command = dump_receiver.command(port)
+    with open(folder / "dump.jsonl", "wb") as dump, subprocess.Popen(command, stdout=dump) as receiver:
         page.goto(f"{site}/examples/webgpu-engine/?{query}")
         page.wait_for_function("document.getElementById('said').textContent !== 'Computing…'", timeout=120_000)
         assert page.text_content("#said") == "Posted."
