@@ -1,4 +1,4 @@
-"""The engine of `examples/webgpu-engine` in headless Chromium: broken kernels are named from the buffers that it posts."""
+"""The engine of `examples/webgpu-engine` in headless Chromium: its broken kernels are named from what it posts."""
 
 from __future__ import annotations
 
