@@ -16,6 +16,7 @@ import errno
 import gc
 import os
 import pickle
+import re
 import runpy
 import select
 import signal
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +35,8 @@ AVAILABLE = sys.platform == "linux" and not os.environ.get("ASSAY_TEST_EXEC") an
 _ROOT = Path(__file__).parents[1]
 _REQUEST, _STATUS = 1 << 20, 32  # bytes of a message: arguments and environment; a process' number or status
 # Options of `subprocess.Popen` that the helper keeps to; those of text concern the parent.
+# Variables that are read before a program's first line: a process that has others than the helper is started as usual.
+_READ_AT_START = re.compile(r"LD_|PYTHON(?!PATH$|IOENCODING$)|OPENBLAS_|MALLOC_|GLIBC_|LC_|LANG|TZ$")
 _FORKED = {"stdin", "stdout", "stderr", "cwd", "env", "text", "encoding", "errors", "bufsize", "preexec_fn"}
 
 
@@ -43,7 +47,8 @@ class Popen(subprocess.Popen[Any]):
         self._status: socket.socket | None = None
         words = [] if isinstance(args, (str, bytes)) else [os.fspath(word) for word in args]
         python = len(words) > 2 and words[0] == sys.executable and words[1] in ("-m", "-c")
-        self._words = words if AVAILABLE and python and _FORKED.issuperset(given) else []
+        own = AVAILABLE and python and _FORKED.issuperset(given) and _starts_alike(given.get("env") or os.environ)
+        self._words = words if own else []
         super().__init__(args, **given)
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
@@ -105,6 +110,14 @@ def run(
     return done
 
 
+def _starts_alike(env: Mapping[str, str]) -> bool:
+    return _read_at_start(env) == _read_at_start(_helper().env)
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if _READ_AT_START.match(name)}
+
+
 class _Helper:
     """The process that forks, and the socket to it."""
 
@@ -114,10 +127,10 @@ class _Helper:
         for end in (own, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
         command = [sys.executable, "-m", "tests.forked", str(its.fileno())]
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads is not forked
+        self.env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads is not forked
         with its:
             self.process = subprocess.Popen(
-                command, cwd=_ROOT, env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL
+                command, cwd=_ROOT, env=self.env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL
             )
         self.socket = own
         atexit.register(self.end)
@@ -217,7 +230,7 @@ def _enter(request: dict[str, Any], descriptors: list[int]) -> None:
         setattr(sys, f"__{name}__", stream)
     words = [os.fsdecode(word) for word in request["words"]]
     sys.argv = [words[1], *words[3:]]
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     first = request["cwd"] if words[1] == "-m" else ""
     sys.path[:] = [first, *given, *(path for path in sys.path[1:] if path not in given)]
 

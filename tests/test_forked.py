@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +23,13 @@ print(json.dumps(out)); print("said \\udcff", file=sys.stderr); sys.exit(3)
 """
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "code": (["-c", SHOW, "a", "b c"], {"input": "given\r\n", "text": True}),
-    "bytes, a folder, an environment": (["-c", SHOW], {"input": b"x", "cwd": "/", "env": {"MARK": "m"}}),
+    "bytes, a folder, an environment": (["-c", SHOW], {"input": b"x", "cwd": "/", "env": {**os.environ, "MARK": "m"}}),
     "a limit": (["-c", SHOW], {
         "input": b"", "preexec_fn": partial(resource.setrlimit, resource.RLIMIT_NOFILE, (99, 99)),
     }),
     "a module": (["-m", "assay", "--version"], {}),
     "a fault": (["-m", "assay", "run", "nope.gguf", "-p", "x"], {}),
-    "a path": (["-c", "import late; print(late.__file__)"], {"env": {"PYTHONPATH": str(Path(__file__).parent / "no")}}),
+    "a path": (["-c", "import sys; print(sys.path[:2]); import late"], {"env": {**os.environ, "PYTHONPATH": "no"}}),
 }  # fmt: skip
 
 
@@ -71,6 +70,11 @@ def test_signals_and_ends() -> None:
 def test_a_session_of_its_own_is_started_as_usual() -> None:
     code = "import os; print(os.getsid(0) == os.getpid())"
     assert forked.run([sys.executable, "-c", code], capture_output=True, start_new_session=True).stdout == b"True\n"
+
+
+def test_a_variable_that_is_read_at_the_start_is_kept_to() -> None:
+    code = "import sys; sys.exit(sys.flags.dev_mode)"
+    assert forked.run([sys.executable, "-c", code], env={**os.environ, "PYTHONDEVMODE": "1"}).returncode == 1
 
 
 def test_many_at_once() -> None:
