@@ -3,7 +3,7 @@
 A server takes 0.9 s of processor time to start, nearly all of it imports. `Popen` and `run` are those of `subprocess`
 for `python -m MODULE` and `python -c CODE`: a process of its own with its own arguments, environment, descriptors,
 signals and exit code. Only the exec and the imports are missing, which a few tests keep: `test_install.py`,
-`test_tutorial.py` and `cli/test_cli.py` start the command itself.
+`test_tutorial.py`, `cli/test_cli.py` and `serve/http/test_hardening.py` start the command itself.
 
 One helper process for each process of pytest, started with the first use. It has one thread, so what it forks has no
 locks that are held. Where there is no fork, or with `ASSAY_TEST_EXEC=1`, every process is started as usual.
@@ -44,7 +44,7 @@ class Popen(subprocess.Popen[Any]):
     """`subprocess.Popen`; what the helper cannot fork is started as usual."""
 
     def __init__(self, args: Any, **given: Any) -> None:
-        self._status: socket.socket | None = None
+        self._status: int | None = None  # no object, which would be closed before `__del__` keeps this one for later
         words = [] if isinstance(args, (str, bytes)) else [os.fspath(word) for word in args]
         python = len(words) > 2 and words[0] == sys.executable and words[1] in ("-m", "-c")
         own = AVAILABLE and python and _FORKED.issuperset(given) and _starts_alike(given.get("env") or os.environ)
@@ -61,7 +61,7 @@ class Popen(subprocess.Popen[Any]):
         self._status = _helper().fork(request, ends) if self._words else None
         if self._status is None:
             return super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc, no-any-return]
-        self.pid = int(self._status.recv(_STATUS))
+        self.pid = int(os.read(self._status, _STATUS))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
         return None
@@ -69,8 +69,13 @@ class Popen(subprocess.Popen[Any]):
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if self._status is None:
             return super()._internal_poll(*args, **kwargs)  # type: ignore[misc, no-any-return]
-        if self.returncode is None:
-            self._take_status(os.WNOHANG)
+        lock: threading.Lock = self._waitpid_lock  # type: ignore[attr-defined]  # another thread may wait
+        if self.returncode is None and lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    self._take_status(os.WNOHANG)
+            finally:
+                lock.release()
         return self.returncode
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
@@ -83,11 +88,11 @@ class Popen(subprocess.Popen[Any]):
         assert self._status is not None
         if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
             return 0, 0
-        found = self._status.recv(_STATUS)
+        found = os.read(self._status, _STATUS)
         if not found:
             raise AssertionError("the process that forks others has ended")
         self._handle_exitstatus(int(found))  # type: ignore[attr-defined]
-        self._status.close()
+        os.close(self._status)
         return self.pid, int(found)
 
 
@@ -135,7 +140,7 @@ class _Helper:
         self.socket = own
         atexit.register(self.end)
 
-    def fork(self, request: dict[str, Any], descriptors: list[int]) -> socket.socket | None:
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int | None:
         """The socket on which the process' number and then its status come. None: the request is too long."""
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -146,7 +151,7 @@ class _Helper:
             if error.errno != errno.EMSGSIZE:
                 raise
             return None
-        return own
+        return own.detach()
 
     def end(self) -> None:
         self.socket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -82,3 +83,14 @@ def test_many_at_once() -> None:
     processes = [forked.Popen(command) for command in commands]
     assert [process.wait(30) for process in reversed(processes)] == list(range(7, -1, -1))
     assert os.getpid() not in {process.pid for process in processes}
+
+
+def test_a_process_that_nobody_keeps_is_still_reaped() -> None:
+    code = "import sys; sys.stdin.read()"
+    forgotten: Any = forked.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    pid, forgotten.itself = forgotten.pid, forgotten  # only the garbage collector finds it
+    del forgotten
+    with pytest.warns(ResourceWarning, match=f"subprocess {pid} is still running"):
+        gc.collect()
+    for _ in range(2):  # subprocess asks for such processes whenever another is started
+        assert forked.run([sys.executable, "-c", "pass"]).returncode == 0
