@@ -32,7 +32,15 @@ MISTAKES: dict[str, Answers] = {
     "k slot -1 in all": {"index-off": "keys"},
     "v slot +1 in prompt": {"index-off": "values"},
     "v slot -1 in prompt": {"index-off": "values"},
+    "v at one slot in decode": {"index-off": "values is written to the first slot after"},
+    "k at one slot in decode": {"index-off": "keys is written to the first slot after"},
+    "kv at slot 0 in decode": {"index-off": "keys and values is written to slot 0"},
+    "kv two slots apart in decode": {"index-off": "keys and values are written two slots apart"},
+    "v first row in decode": {"index-off": "only the first row of values is written"},
+    "k strided by tokens": {"index-off": "cache of keys is .heads, tokens, width. with the tokens so far"},
+    "v strided by tokens, transposed": {"index-off": "cache of values is .heads, width, tokens. with the tokens so far"},
     # ids and positions
+    "decode fed the token before": {"token-other": "token of the step before"},
     "first row by the second id": {"token-other": "position 0"},
     "first row by the end id": {"token-other": "position 0"},
     "decode one late": {"pos-off-by-one-decode": "."},
@@ -44,6 +52,8 @@ MISTAKES: dict[str, Answers] = {
     "layer 1 ffn_down of 4": {"operand-other": ".", "layer-weights": "."},
     "layer 2 attn_output of 0": {"operand-other": ".", "layer-weights": "."},
     "layer 0 attn_v of 4": {"operand-other": ".", "layer-weights": "."},
+    "ffn_norm of layer 0 in every layer": {"norm-name-swap": "ffn_norm takes the weight of layer 0 in every"},
+    "attn_v of layer 4 in every layer": {"operand-other": "Vcur takes the matrix of layer 4 in every"},
     # logits
     "logits * 12": {"head-logit-scale": "12"},
     "logits / sqrt d": {"head-logit-scale": "."},
@@ -73,6 +83,14 @@ MISTAKES: dict[str, Answers] = {
     "angles in bf16": {"rope-angle-half": "angles.*bfloat16"},
 }
 
+# Of a decode step's number and the prompt's length: the slot that its row is written to.
+SLOTS = {
+    "at one slot in decode": lambda i, n: n,
+    "at slot 0 in decode": lambda i, n: 0,
+    "two slots apart in decode": lambda i, n: n + 2 * i,
+    "first row in decode": lambda i, n: None if i else n,
+}
+
 FINE_TUNED = "weights of a fine-tune"  # none of the mistakes: every weight is off by a little
 
 
@@ -89,6 +107,8 @@ class Strange(Engine):
 
     def weight(self, name):
         words = self.mistake.split()
+        if words[4:] == ["in", "every", "layer"] and f".{words[0]}." in name:
+            name = f"blk.{words[3]}." + name.split(".", 2)[2]
         if words[0] == "layer" and words[3:4] == ["of"]:
             at, what, other = words[1], words[2], words[4]
             if name.startswith(f"blk.{at}.{what}."):
@@ -125,7 +145,11 @@ class Strange(Engine):
             tokens[0] = tokens[1]
         if start == 0 and self.mistake == "first row by the end id":
             tokens[0] = 2
-        super().step(tokens, start, prompt)
+        fed = tokens
+        if start and self.mistake == "decode fed the token before":
+            fed = self.before
+        self.before = tokens[-1:]
+        super().step(fed, start, prompt)
 
     def keep(self, name, value, start, heads=False):
         if name == "result_output":
@@ -168,6 +192,10 @@ class Strange(Engine):
         """The cache of a layer as it is read: rows written in slots that the mistake moves."""
         m = self.mistake
         words = m.split()
+        if words[1:2] == ["strided"] and words[0] == what:
+            return self.strided(layer, rows, start, m.endswith("transposed"))
+        if (m.partition(" ")[2] in SLOTS) and what in words[0]:
+            return self.placed(layer, what, rows, start, SLOTS[m.partition(" ")[2]])
         step = int(words[2]) if words[1:2] == ["slot"] and what in words[0] else 0
         where = words[-1] if step else ""
         moved = step if where == "all" or where == ("decode" if start else "prompt") else 0
@@ -181,6 +209,31 @@ class Strange(Engine):
             mixed[start : start + len(rows)] = rows
             return mixed[: start + len(rows)]
         return table[: start + len(rows)]
+
+    def placed(self, layer, what, rows, start, slot):
+        """The cache of a layer; a row of a decode step is written to the slot of its number."""
+        table = self.slots.setdefault((layer, what), np.zeros((2 * self.total, *rows.shape[1:]), f32))
+        for i, row in enumerate(rows):
+            at = start + i if not start else slot(start + i - self.prompt, self.prompt)
+            if at is not None:
+                table[at] = row
+        return table[: start + len(rows)]
+
+    def strided(self, layer, rows, start, transposed):
+        """A flat buffer that is addressed with the number of tokens so far."""
+        heads, width, n = rows.shape[1], rows.shape[2], start + len(rows)
+        flat = self.slots.setdefault(layer, np.zeros(heads * width * self.total, f32))
+        found = np.zeros((n, heads, width), f32)
+        for write in (True, False):
+            for t in range(start if write else 0, n):
+                for h in range(heads):
+                    for i in range(width):
+                        place = (h * width + i) * n + t if transposed else (h * n + t) * width + i
+                        if write:
+                            flat[place] = rows[t - start, h, i]
+                        else:
+                            found[t, h, i] = flat[place]
+        return found
 
     def run(self, tokens, steps=None, hf=False):
         self.slots = {}

@@ -43,12 +43,16 @@ from assay.verify.faults import (
     attention_grammar,
     axis_grammar,
     block_grammar,
+    borrowed_grammar,
     buffer_grammar,
     cache_grammar,
+    group_grammar,
     loader_grammar,
     mask_grammar,
     number_grammar,
+    pairing_grammar,
     scope_grammar,
+    state_grammar,
     statistic_grammar,
     step_grammar,
     sum_grammar,
@@ -100,14 +104,18 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         _token_rows,
         *cache_grammar.GENERATORS,
         *attention_grammar.GENERATORS,
+        *pairing_grammar.GENERATORS,
+        *borrowed_grammar.GENERATORS,
         *axis_grammar.GENERATORS,
         *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
         *visible_grammar.GENERATORS,
         *number_grammar.GENERATORS,
         *statistic_grammar.GENERATORS,
+        *group_grammar.GENERATORS,
         *activation_grammar.GENERATORS,
         *window_grammar.GENERATORS,
+        *state_grammar.GENERATORS,
         *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
@@ -250,8 +258,8 @@ def _passed(given: str) -> Edit:
 
 
 def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The weight of another norm: of this layer, of its neighbours, of the last layer, of the head; of the same norm of
-    any layer."""
+    """The tensors of another norm: of this layer, of its neighbours, of the last layer, of the head; of the same norm
+    of any layer."""
     graph = c.model.graph
     norms = [node for node in graph if node.has(Trait.NORM) and node.weights]
     final = max((at for node in norms if (at := layer(node)) is not None), default=0)
@@ -262,11 +270,21 @@ def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         near = {None, final} if at is None else {None, at - 1, at, at + 1}
         for other in norms:
             if (layer(other) in near or role(other) == role(node)) and other.weights[0] != node.weights[0]:
-                label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
-                found = placed(label, _weight(_relative(node, other)), (node.op,), role(node))
-                if at is not None and layer(other) not in near:  # a wrong name, not a rule for all layers
-                    found = replace(in_layers(found, at, at), label=f"{label}, in layer {at} alone")
-                yield NORMS, found
+                whose = role(other) if layer(other) == at else other.name
+                for words, some in _NORM_TENSORS.items() if len(node.weights) == len(other.weights) else ():
+                    if some and len(node.weights) < 2:
+                        continue
+                    label = f"{role(node)} takes the {words} of {whose}"
+                    found = placed(label, _weight(_relative(node, other), some), (node.op,), role(node))
+                    if at is not None and layer(other) not in near:  # a wrong name, not a rule for all layers
+                        found = replace(in_layers(found, at, at), label=f"{label}, in layer {at} alone")
+                    yield NORMS, found
+    for node in (n for n in nodes if n.has(Trait.NORM) and n.weights and layer(n) is not None):
+        yield from _always(c, node, NORMS, "weight")
+
+
+# Which of a norm's tensors are another one's: its weight, or weight and bias, or the bias alone.
+_NORM_TENSORS: dict[str, tuple[int, ...]] = {"weight": (), "weight and bias": (0, 1), "bias": (1,)}
 
 
 def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
@@ -281,51 +299,81 @@ def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]
 
 
 def _each_other(node: Node, other: Node) -> Edit:
-    to_other, to_node = _weight(_relative(node, other)), _weight(_relative(other, node))
+    both = tuple(range(len(node.weights))) if len(node.weights) == len(other.weights) else ()
+    to_other, to_node = _weight(_relative(node, other), both), _weight(_relative(other, node), both)
     return lambda c, n, p: (to_other if role(n) == role(node) else to_node)(c, n, p)
 
 
+_VECTORS = frozenset({"bias", "mul_weight", "head_gain", "pos_row"})  # operations that read a tensor of a row
+
+
+def _reads_tensor(c: Context, node: Node) -> str:
+    """What a node reads, if it may read another tensor of the kind: a matrix, a bias; nothing for others."""
+    if not node.weights or math.prod(c.model.graph.weights[node.weights[0]]) > MOST_WEIGHTS:
+        return ""
+    return "matrix" if node.has(Trait.MATRIX) else "vector" if node.op in _VECTORS else ""
+
+
 def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The matrix of the layer before or after, in all layers; that of any layer in one."""
+    """The tensor of the layer before or after, of the first or the last, in all layers; that of any layer in one."""
     last = len(c.model.hparams.layers)
     decoded = last * sum(math.prod(c.model.graph.weights[n.weights[0]]) for n in nodes if n.has(Trait.MATRIX))
     for node in nodes:
-        at = layer(node)
-        small = node.has(Trait.MATRIX) and math.prod(c.model.graph.weights[node.weights[0]]) <= MOST_WEIGHTS
-        for step in (-1, 1) if at is not None and small else ():
-            label = f"{role(node)} takes the matrix of the layer {'after' if step > 0 else 'before'}"
+        at, what = layer(node), _reads_tensor(c, node)
+        for step in (-1, 1) if at is not None and what else ():
+            label = f"{role(node)} takes the {what} of the layer {'after' if step > 0 else 'before'}"
             yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
-        if at is None or not small or decoded > MOST_DECODED:
+        if at is None or not what:
             continue
-        for to in (to for to in range(last) if to != at):
-            label = f"{role(node)} takes the matrix of layer {to}, in layer {at} alone"
+        yield from _always(c, node, OPERAND, what)
+        for to in (to for to in range(last) if to != at) if decoded <= MOST_DECODED else ():
+            label = f"{role(node)} takes the {what} of layer {to}, in layer {at} alone"
             yield OPERAND, placed(label, _weight(_other_layer(to - at)), (node.op,), when=_is(node.name))
 
 
+def _always(c: Context, node: Node, fault: str, what: str) -> Iterator[Description]:
+    """One layer's tensor in all layers: its number is written in a name, or a list is not advanced."""
+    last = len(c.model.hparams.layers) - 1
+    for to in dict.fromkeys((0, last)) if last > 1 else ():
+        label = f"{role(node)} takes the {what} of layer {to} in every layer"
+        every = _weight(lambda c, n, to=to: _moved(n.weights[0], layer(n) or 0, to))  # type: ignore[misc]
+        yield fault, placed(label, every, (node.op,), role(node))
+
+
 def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another matrix of the same layer with the same shape: of another role, or both have each other's."""
+    """Another tensor of the same layer with the same shape: of another role, or both have each other's."""
     graph = c.model.graph
-    for node in (n for n in nodes if n.has(Trait.MATRIX) and layer(n) is not None):
-        shape = graph.weights[node.weights[0]]
-        if math.prod(shape) > MOST_WEIGHTS:
-            continue
-        for other in graph:
-            if layer(other) != layer(node) or not other.has(Trait.MATRIX) or other.op != node.op:
+    for node in (n for n in nodes if layer(n) is not None):
+        what = _reads_tensor(c, node)
+        for other in graph if what else ():
+            if layer(other) != layer(node) or other.op != node.op or not other.weights:
                 continue
-            if other.weights[0] == node.weights[0] or graph.weights[other.weights[0]] != shape:
+            if other.weights[0] == node.weights[0]:
                 continue
-            label = f"{role(node)} takes the matrix of {role(other)}"
+            if graph.weights[other.weights[0]] != graph.weights[node.weights[0]]:
+                continue
+            label = f"{role(node)} takes the {what} of {role(other)}"
             yield OPERAND, placed(label, _weight(_relative(node, other)), (node.op,), role(node))
-            both = f"{role(node)} and {role(other)} have each other's matrices"
+            both = f"{role(node)} and {role(other)} have each other's {_PLURAL[what]}"
             yield OPERAND, placed(both, _each_other(node, other), (node.op,), role(node), role(other))
 
 
-def _weight(name: Callable[[Context, Node], str]) -> Edit:
+_PLURAL = {"matrix": "matrices", "vector": "vectors"}
+
+
+def _weight(name: Callable[[Context, Node], str], which: tuple[int, ...] = ()) -> Edit:
+    """The first tensor of a node is that of this name; or the tensors at the places `which` are those beside it."""
+
     def edit(c: Context, node: Node, p: float) -> Change | None:
         other = name(c, node)
         if other == node.weights[0] or other not in c.model.file.tensors:
             return None
-        return Change(replace(node, weights=(other, *node.weights[1:])))
+        if not which:
+            return Change(replace(node, weights=(other, *node.weights[1:])))
+        beside = next((n.weights for n in c.model.graph if n.op == node.op and n.weights[:1] == (other,)), ())
+        if len(beside) != len(node.weights):
+            return None
+        return Change(replace(node, weights=tuple(b if i in which else w for i, (w, b) in enumerate(zip(node.weights, beside, strict=True)))))
 
     return edit
 
