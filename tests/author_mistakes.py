@@ -241,7 +241,7 @@ FAMILIES: dict[tuple[str, str], Answers] = {
 SLIPS = (  # mistakes inside the mixture of experts
     "down bias by slot", "up bias by slot", "experts by slot", "weights by slot", "experts of the first token",
     "last expert not added", "one expert too few", "gate and up exchanged", "weights transposed",
-    "ids of a partial sort", "ids of a loop over slots",
+    "ids of a partial sort", "ids of a loop over slots", "experts by index, weights too",
 )  # fmt: skip
 
 
@@ -357,7 +357,7 @@ class Relative(Family):
         top = np.argsort(-probs, -1, kind="stable")[:, :used]
         listed = top
         if slip == "ids of a partial sort":
-            listed = np.argpartition(-probs, used - 1, -1)[:, :used]
+            listed = np.argpartition(probs, -used, -1)[:, -used:]
         if slip == "ids of a loop over slots":
             listed = np.tile(np.arange(used), (t, 1))
             for token, row in enumerate(probs):
@@ -365,6 +365,8 @@ class Relative(Family):
                     least = np.argmin(row[listed[token]])
                     if row[e] > row[listed[token, least]]:
                         listed[token, least] = e
+        if slip == "experts by index, weights too":
+            listed = top = np.sort(top, -1)
         self.trace[f"ffn_moe_topk-{i}"] = listed
         slots = np.broadcast_to(np.arange(used), top.shape)
         weights = np.take_along_axis(probs, slots if slip == "weights by slot" else top, -1)

@@ -87,7 +87,7 @@ def by_runs(
     apart = [c for c in same if c.hypothesis.fault in COMPOSED and not _same_values(trials, unit, best, c)]
     cause = make_cause(best, same, first.name, nodes, before, found.tried, most, apart)
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
-    if cause.fault in BENIGN:
+    if cause.fault in BENIGN and best.explained >= len(wrong):
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
     if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:

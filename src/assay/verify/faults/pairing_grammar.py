@@ -4,6 +4,8 @@ by rank           the order of the scores, which the definition has
 by another key    the ids, the reverse, the order that a partial sort or a loop over the smallest slot leaves
 as it was dumped  the order in which the dump has a token's experts
 
+Experts that are listed in another order with their own weights are no mistake (`moe-choice-order`).
+
 The values of a row decide which of them the orders exchange, so one rule exchanges the weights of some tokens alone.
 """
 
@@ -16,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Node
-from assay.verify.faults.description import INDEX, Description, placed
+from assay.verify.faults.description import INDEX, LISTED, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 
 _WEIGHING = ("expert_scale", "expert_input")
+_CHOICE, _WEIGHTS = "ffn_moe_topk", "ffn_moe_weights"
+_REVERSE, _DUMPED = "in reverse order of their scores", "in the order of the dump"
 Ids = NDArray[np.int64]
 # Of the ids of a token's experts by rank [T, k], and the scores of all experts [T, n]: the ids in another order.
 Order = Callable[[Ids, Array], Ids]
@@ -53,7 +57,7 @@ def _smallest_slot(ids: Ids, scores: Array) -> Ids:
 
 _ORDERS: dict[str, Order] = {
     "by index": lambda ids, scores: np.sort(ids, axis=-1),
-    "in reverse order of their scores": lambda ids, scores: ids[:, ::-1],
+    _REVERSE: lambda ids, scores: ids[:, ::-1],
     "as argpartition of the negative scores leaves them": _partial(-1, 0),
     "as argpartition of the negative scores at k - 1 leaves them": _partial(-1, -1),
     "as argpartition of the scores leaves them": _partial(1, 0),
@@ -63,19 +67,48 @@ _ORDERS: dict[str, Order] = {
 
 def pairs(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """The weights of a token's experts in another order than the experts."""
+    chosen = [name for name in c.chosen if name.startswith(_CHOICE)]
+    orders: dict[str, Order | None] = {**_ORDERS, **({_DUMPED: None} if chosen else {})}
     for node in (n for n in nodes if n.op in _WEIGHING):
-        at = (node.op,), role(node)
-        for words, order in _ORDERS.items():
+        for words, order in orders.items():
+            at = (node.op,), role(node)
             yield INDEX, placed(f"the experts are {_words(words)}, their weights by score", _paired(order, False), *at)
-            if words.startswith("in reverse"):
-                continue  # its own inverse
-            yield INDEX, placed(f"the experts are sorted by score, their weights {words}", _paired(order, True), *at)
-        if any(name.startswith("ffn_moe_topk") for name in c.chosen):
-            for weights, words in (
-                (False, "the experts are in the order of the dump, their weights by score"),
-                (True, "the experts are sorted by score, their weights in the order of the dump's experts"),
-            ):
-                yield INDEX, placed(words, _paired(None, weights), *at)
+            if words != _REVERSE:  # its own inverse
+                label = f"the experts are sorted by score, their weights {words}"
+                yield INDEX, placed(label, _paired(order, True), *at)
+    if not chosen or not {_CHOICE, _WEIGHTS} & {role(node) for node in nodes}:
+        return
+    for words, order in orders.items():
+        at = ("topk", "gather"), _CHOICE, _WEIGHTS
+        yield INDEX, placed(f"the experts are {_words(words)}, their weights by score", _listed(order, True), *at)
+        benign = f"the experts are {_words(words)}, each with its own weight"
+        yield LISTED, placed(benign, _listed(order, False), *at)
+
+
+def _listed(order: Order | None, by_rank: bool) -> Edit:
+    """The choice itself in that order; the weights of its experts by rank, or in its order, which dumped weights tell."""
+
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        best = sibling(c, node, _CHOICE)
+        sort = c.model.graph.by_name.get(best.inputs[0]) if best is not None else None
+        if best is None or sort is None or int(c.model.graph.shapes[best.name][-1]) < 2:
+            return None
+        seen, own, n = c.chosen.get(best.name), standard(node), len(node.inputs)
+
+        def run(*operands: Array) -> Array:
+            by = operands[n]
+            if node.name == best.name:
+                ids = own(*operands[:n])
+                return _as_seen(ids, seen) if order is None else order(ids, by)
+            ids = operands[1]
+            if not by_rank:
+                return own(operands[0], ids)
+            ranks = np.argsort(-np.take_along_axis(by, ids, axis=-1), axis=-1, kind="stable")
+            return own(operands[0], np.take_along_axis(ids, ranks, axis=-1))
+
+        return Change(replace(node, inputs=(*node.inputs, sort.inputs[0])), run)
+
+    return edit
 
 
 def _words(words: str) -> str:
@@ -86,7 +119,7 @@ def _paired(order: Order | None, weights: bool) -> Edit:
     """The experts, or with `weights` their weights, in that order, the others by rank; without an order, the dump's."""
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        best = sibling(c, node, "ffn_moe_topk")
+        best = sibling(c, node, _CHOICE)
         sort = c.model.graph.by_name.get(best.inputs[0]) if best is not None else None
         if best is None or sort is None or int(c.model.graph.shapes[best.name][-1]) < 2:
             return None
