@@ -36,9 +36,10 @@ MISTAKES: dict[str, Answers] = {
     "k at one slot in decode": {"index-off": "keys is written to the first slot after"},
     "kv at slot 0 in decode": {"index-off": "keys and values is written to slot 0"},
     "kv two slots apart in decode": {"index-off": "keys and values are written two slots apart"},
-    "v first row in decode": {"index-off": "only the first row of values is written"},
     "k strided by tokens": {"index-off": "cache of keys is .heads, tokens, width. with the tokens so far"},
     "v strided by tokens, transposed": {"index-off": "cache of values is .heads, width, tokens. with the tokens so far"},
+    "v strided by the prompt, transposed": {"index-off": "cache of values is .heads, width, tokens. with the prompt's"},
+    "k strided by the prompt": {"index-off": "cache of keys is .heads, tokens, width. with the prompt's"},
     # ids and positions
     "decode fed the token before": {"token-other": "token of the step before"},
     "first row by the second id": {"token-other": "position 0"},
@@ -88,7 +89,6 @@ SLOTS = {
     "at one slot in decode": lambda i, n: n,
     "at slot 0 in decode": lambda i, n: 0,
     "two slots apart in decode": lambda i, n: n + 2 * i,
-    "first row in decode": lambda i, n: None if i else n,
 }
 
 FINE_TUNED = "weights of a fine-tune"  # none of the mistakes: every weight is off by a little
@@ -222,13 +222,14 @@ class Strange(Engine):
     def strided(self, layer, rows, start, transposed):
         """A flat buffer that is addressed with the number of tokens so far."""
         heads, width, n = rows.shape[1], rows.shape[2], start + len(rows)
-        flat = self.slots.setdefault(layer, np.zeros(heads * width * self.total, f32))
+        stride = self.prompt if "by the prompt" in self.mistake else n
+        flat = self.slots.setdefault(layer, np.zeros((heads + 1) * width * self.total, f32))
         found = np.zeros((n, heads, width), f32)
         for write in (True, False):
             for t in range(start if write else 0, n):
                 for h in range(heads):
                     for i in range(width):
-                        place = (h * width + i) * n + t if transposed else (h * n + t) * width + i
+                        place = (h * width + i) * stride + t if transposed else (h * stride + t) * width + i
                         if write:
                             flat[place] = rows[t - start, h, i]
                         else:

@@ -238,31 +238,40 @@ def _stored(slot: Slot, *, own: bool) -> Edit:
     return _in_decode(found)
 
 
-# Views of a buffer for `n` tokens, as [tokens, heads, width].
-_LAYOUTS: dict[str, Callable[[Array, int], Array]] = {
-    "the cache of {} is [heads, tokens, width] with the tokens so far as its stride": lambda flat, n: flat.reshape(
-        -1, n, flat.shape[-1]
-    ).swapaxes(0, 1),
-    "the cache of {} is [heads, width, tokens] with the tokens so far as its stride": lambda flat, n: flat.reshape(
-        -1, flat.shape[-1], n
-    ).transpose(2, 0, 1),
+# The places of a buffer for [tokens, heads, width], from three indices, the width, and the stride in tokens.
+Places = Callable[[Array, Array, Array, int, int], Array]
+# The stride in tokens, from the context and the rows that the cache holds after a call.
+Stride = Callable[[Context, int], int]
+_PLACES: dict[str, Places] = {
+    "[heads, tokens, width]": lambda t, h, i, width, n: (h * n + t) * width + i,
+    "[heads, width, tokens]": lambda t, h, i, width, n: (h * width + i) * n + t,
+}
+_STRIDES: dict[str, Stride] = {
+    "the tokens so far as its stride": lambda c, end: end,
+    "the prompt's length as its stride": lambda c, end: c.steps[0],
+}
+_LAYOUTS: dict[str, tuple[Places, Stride]] = {
+    f"the cache of {{}} is {axes} with {words}": (places, stride)
+    for axes, places in _PLACES.items()
+    for words, stride in _STRIDES.items()
 }
 
 
-def _strided(layout: Callable[[Array, int], Array]) -> Edit:
-    """Every call writes its rows, and reads all of them, at the stride of the tokens so far."""
+def _strided(layout: tuple[Places, Stride]) -> Edit:
+    """Every call writes its rows, and reads all of them, at its stride; rows of one call lie over those of another."""
+    places, stride = layout
 
     def found(c: Context, kv: Array, start: int, end: int) -> Array:
         total, heads, width = kv.shape
-        flat, at = np.zeros((heads * total, width), kv.dtype), 0
+        index = np.arange(total)[:, None, None], np.arange(heads)[:, None], np.arange(width)
+        flat, at = np.zeros((heads + 1) * (total + 1) * width, kv.dtype), 0
         for step in c.steps:
             if at >= end:
                 break
-            view = layout(flat[: heads * (at + step)], at + step)
-            view[at : at + step] = kv[at : at + step]
+            flat[places(*index, width, stride(c, at + step))[at : at + step]] = kv[at : at + step]
             at += step
         seen = kv.copy()
-        seen[:end] = layout(flat[: heads * end], end)
+        seen[:end] = flat[places(*index, width, stride(c, end))[:end]]
         return seen
 
     return _in_decode(found)

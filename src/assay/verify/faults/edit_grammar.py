@@ -57,6 +57,7 @@ from assay.verify.faults import (
     step_grammar,
     sum_grammar,
     token_grammar,
+    upstream_grammar,
     visible_grammar,
     window_grammar,
 )
@@ -106,6 +107,7 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         *attention_grammar.GENERATORS,
         *pairing_grammar.GENERATORS,
         *borrowed_grammar.GENERATORS,
+        *upstream_grammar.GENERATORS,
         *axis_grammar.GENERATORS,
         *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
