@@ -37,7 +37,9 @@ MISTAKES: dict[str, Answers] = {
     "kv at slot 0 in decode": {"index-off": "keys and values is written to slot 0"},
     "kv two slots apart in decode": {"index-off": "keys and values are written two slots apart"},
     "k strided by tokens": {"index-off": "cache of keys is .heads, tokens, width. with the tokens so far"},
-    "v strided by tokens, transposed": {"index-off": "cache of values is .heads, width, tokens. with the tokens so far"},
+    "v strided by tokens, transposed": {
+        "index-off": "cache of values is .heads, width, tokens. with the tokens so far"
+    },
     "v strided by the prompt, transposed": {"index-off": "cache of values is .heads, width, tokens. with the prompt's"},
     "k strided by the prompt": {"index-off": "cache of keys is .heads, tokens, width. with the prompt's"},
     # ids and positions
@@ -46,6 +48,14 @@ MISTAKES: dict[str, Answers] = {
     "first row by the end id": {"token-other": "position 0"},
     "decode one late": {"pos-off-by-one-decode": "."},
     "decode one early": {"pos-off-by-one-decode": "."},
+    # rotations
+    "rope with two plus signs": {"rope-type": "a cos . b sin, a sin . b cos"},
+    "rope with cosine and sine exchanged": {"rope-type": "cosine and sine exchanged"},
+    "rope of the first heads of q": {"index-off": "heads from 4 on of Qcur are not rotated"},
+    "prompt's keys stored unrotated": {"kv-pre-rope": "the prompt's keys unrotated"},
+    # buffers
+    "values not cleared between heads": {"buffer-not-cleared": "between heads"},
+    "v reads the norm of the layer before": {"operand-other": "Vcur reads attn_norm of the layer before"},
     # tensors of another layer
     "layer 3 ffn_norm of 2": {"norm-name-swap": "."},
     "layer 1 attn_norm of 4": {"norm-name-swap": "."},
@@ -99,7 +109,7 @@ class Strange(Engine):
 
     def __init__(self, path, mistake="", **options):
         super().__init__(path, **options)
-        self.mistake, self.slots, self.tuned = mistake, {}, {}
+        self.mistake, self.slots, self.tuned, self.plain = mistake, {}, {}, {}
         if mistake == "eps outside":
             self.bugs.add("eps-place")
 
@@ -121,6 +131,12 @@ class Strange(Engine):
         return self.tuned[name]
 
     def matvec(self, name, x, decode=False):
+        if (
+            self.mistake == "v reads the norm of the layer before"
+            and ".attn_v." in name
+            and not name.startswith("blk.0.")
+        ):
+            x = self.parts[-1][f"attn_norm-{int(name.split('.')[1]) - 1}"]
         y = super().matvec(name, x, decode)
         words = self.mistake.split()
         if words[1:] and words[1] == "last":
@@ -166,6 +182,8 @@ class Strange(Engine):
         positions = np.asarray(positions)
         if positions[0] >= self.prompt:
             positions = positions + step
+        if self.mistake.startswith("rope "):
+            return self.turned(x, positions, which)
         what, _, kind = self.mistake.partition(" in ")
         if what not in ("frequencies", "cosines", "angles"):
             return super().rotate(x, positions, which)
@@ -184,6 +202,21 @@ class Strange(Engine):
             a, b = x[:, :, 2 * i], x[:, :, 2 * i + 1]
             out[:, :, 2 * i] = a * c[:, [i]] - b * s[:, [i]]
             out[:, :, 2 * i + 1] = a * s[:, [i]] + b * c[:, [i]]
+        return out
+
+    def turned(self, x, positions, which):
+        m, out, n = self.mistake, x.astype(f32).copy(), self.n_rot // 2
+        angle = np.asarray(positions)[:, None] * self.base ** (-np.arange(n) / n)
+        c, s = np.cos(angle).astype(f32), np.sin(angle).astype(f32)
+        if "exchanged" in m:
+            c, s = s, c
+        for i in range(n):
+            a, b = x[:, :, 2 * i], x[:, :, 2 * i + 1]
+            sign = 1 if "two plus signs" in m else -1
+            out[:, :, 2 * i] = a * c[:, [i]] + sign * b * s[:, [i]]
+            out[:, :, 2 * i + 1] = a * s[:, [i]] + b * c[:, [i]]
+        if "first heads" in m and which == "q":
+            out[:, self.n_kv :] = x[:, self.n_kv :]
         return out
 
     # -- attention -------------------------------------------------------------------------------------------------
@@ -243,6 +276,11 @@ class Strange(Engine):
     def attention(self, layer, q, k, k_plain, v, start, prompt):
         m, n, group = self.mistake, len(q), self.n_head // self.n_kv
         keys, values = self.stored_rows(layer, "k", k, start).copy(), self.stored_rows(layer, "v", v, start).copy()
+        if m == "prompt's keys stored unrotated":
+            if start == 0:
+                self.plain[layer] = k_plain
+            else:
+                keys[: self.prompt] = self.plain[layer]
         order, of = np.arange(self.n_head), np.arange(self.n_head) // group
         if m == "heads 1 and 2 swapped":
             order[[1, 2]] = 2, 1
@@ -263,6 +301,8 @@ class Strange(Engine):
         kqv = np.stack([probs[h] @ values[:, of[h]] for h in range(self.n_head)]).astype(f32)
         if m == "head 3 zero":
             kqv[3] = 0
+        if m == "values not cleared between heads":
+            kqv = np.cumsum(kqv, axis=0)
         kqv = kqv[order]
         sfx = f"-{layer}"
         self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, probs, start, True)

@@ -35,7 +35,8 @@ from assay.verify.diagnosis.phases import Phase
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
 from assay.verify.faults.description import COMPOSED, LAYERS
-from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
+from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, other_tokens
+from assay.verify.faults.tensor_grammar import in_layers
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
 

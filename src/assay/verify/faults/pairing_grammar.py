@@ -30,7 +30,7 @@ Order = Callable[[Ids, Array], Ids]
 
 
 def _partial(sign: int, kth: int) -> Order:
-    """The experts as NumPy's partial sort around place k + `kth` of the falling scores, or k of the rising, leaves them."""
+    """The experts as NumPy's partial sort leaves them, around place k + `kth` of falling scores, or k of rising ones."""
 
     def order(ids: Ids, scores: Array) -> Ids:
         k, n = ids.shape[1], scores.shape[-1]
@@ -79,14 +79,14 @@ def pairs(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     if not chosen or not {_CHOICE, _WEIGHTS} & {role(node) for node in nodes}:
         return
     for words, order in orders.items():
-        at = ("topk", "gather"), _CHOICE, _WEIGHTS
-        yield INDEX, placed(f"the experts are {_words(words)}, their weights by score", _listed(order, True), *at)
+        both = ("topk", "gather"), _CHOICE, _WEIGHTS
+        yield INDEX, placed(f"the experts are {_words(words)}, their weights by score", _listed(order, True), *both)
         benign = f"the experts are {_words(words)}, each with its own weight"
-        yield LISTED, placed(benign, _listed(order, False), *at)
+        yield LISTED, placed(benign, _listed(order, False), *both)
 
 
 def _listed(order: Order | None, by_rank: bool) -> Edit:
-    """The choice itself in that order; the weights of its experts by rank, or in its order, which dumped weights tell."""
+    """The choice itself in that order. The weights are by rank or in its order, which dumped weights tell."""
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         best = sibling(c, node, _CHOICE)
