@@ -30,7 +30,7 @@ Order = Callable[[Ids, Array], Ids]
 
 
 def _partial(sign: int, kth: int) -> Order:
-    """The experts as NumPy's partial sort leaves them, around place k + `kth` of falling scores, or k of rising ones."""
+    """The experts as NumPy's partial sort leaves them: the k best of falling or of rising scores."""
 
     def order(ids: Ids, scores: Array) -> Ids:
         k, n = ids.shape[1], scores.shape[-1]
