@@ -77,6 +77,7 @@ MISTAKES: dict[str, Answers] = {
     "ffn_down last 5 rows zero": {"rows-unwritten": "."},
     "every product last rows % 7": {"rows-unwritten": "."},
     "head 3 zero": {"head-one-wrong": "."},
+    "attn_output last 4 rows stale": {"buffer-not-cleared": "last 4 rows|part|rows %"},
     # heads
     "heads 1 and 2 swapped": {"index-off": "heads 1 and 2 of the results"},
     "q heads 3 and 6 swapped": {"index-off": "heads 3 and 6 of the queries"},
@@ -141,8 +142,12 @@ class Strange(Engine):
         words = self.mistake.split()
         if words[1:] and words[1] == "last":
             what, rows = words[0], int(words[2])
-            if f".{what}." in name:
+            if f".{what}." in name and words[4] == "zero":
                 y[:, len(y[0]) - rows :] = 0
+        if words[4:] == ["stale"] and f".{words[0]}." in name:
+            if not name.startswith("blk.0."):
+                y[:, len(y[0]) - int(words[2]) :] = self.left[:, len(y[0]) - int(words[2]) :]
+            self.left = y.copy()
         if self.mistake == "every product last rows % 7":
             y[:, y.shape[1] // 7 * 7 :] = 0
         return y
