@@ -230,6 +230,8 @@ FAMILIES: dict[tuple[str, str], Answers] = {
     ("qwen3", "k normed over all heads"): {"norm-statistic": "Kcur_normed takes the whole", "qknorm-across-heads": "."},
     ("qwen3", "every head by the first head's root"): {"norm-statistic": "by the root of the first head"},
     ("qwen2", "k and v biases exchanged"): {"operand-other": "have each other's vectors"},
+    ("qwen2", "k bias one value too far"): {"index-off": "vector of Kcur_biased is read one value too far on"},
+    ("qwen2", "q bias one head early"): {"index-off": "vector of Qcur_biased is read one head too early"},
     ("gemma2", "logits not multiplied by the cap"): {"head-softcap": "not multiplied"},
     ("glm4moe", "the last values rotated"): {"rope-partial": "the last values"},
     ("glm4moe", "value i paired with the other half"): {"rope-partial": "other half"},
@@ -298,6 +300,13 @@ class Relative(Family):
         if m == "k and v biases exchanged" and name in ("Kcur_biased", "Vcur"):
             own, other = (self.w(f"{pre}attn_{c}.bias") for c in (name[0].lower(), "kv"[name[0] == "K"]))
             x = x - own + other
+        for words, role, step in (
+            ("k bias one value too far", "Kcur_biased", -1),
+            ("q bias one head early", "Qcur_biased", self.width),
+        ):
+            if (m, name) == (words, role):
+                own = self.w(f"{pre}attn_{name[0].lower()}.bias")
+                x = x - own + np.roll(own, step)
         if (m, name) == ("q bias subtracted", "Qcur_biased"):
             x = x - 2 * self.w(pre + "attn_q.bias")
         if m == "bias twice" and name in ("Qcur_biased", "Kcur_biased", "Vcur"):

@@ -1,6 +1,7 @@
 """Generators of the grammar for tensors: a node reads a tensor of another role or another layer.
 
 norms             another norm's weight, bias, or both; each other's
+vectors           read one value or one head too far on or too early
 matrices, rows    of the layer before or after, of one layer in all, of any layer in one, of another role; each other's
 """
 
@@ -10,9 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from assay.graph import Node, Trait
-from assay.verify.faults.description import NORMS, OPERAND, Description, placed
-from assay.verify.faults.fault import Change, Context, Edit, Variant, layer, role
+from assay.verify.faults.description import INDEX, NORMS, OPERAND, Description, placed
+from assay.verify.faults.fault import Change, Context, Edit, Variant, layer, role, standard
 
 MOST_WEIGHTS = 1 << 24  # of a matrix that another layer's may replace: each trial decodes it
 MOST_DECODED = 1 << 28  # weights of other layers that are decoded to try each of them in one layer
@@ -135,6 +138,27 @@ def exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description
             yield OPERAND, placed(both, _each_other(node, other), (node.op,), role(node), role(other))
 
 
+def shifted_vectors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """A norm's weight, or a bias, that is read one value or one head too far on or too early."""
+    for node in nodes:
+        shape = c.model.graph.weights[node.weights[0]] if node.weights else ()
+        if len(shape) != 1 or shape[0] < 2 or not (node.has(Trait.NORM) or node.op in _VECTORS):
+            continue
+        head = int(c.at(node).hp.n_embd_head) if node.op == "bias" else 0
+        for width, words in ((1, "value"), *(((head, "head"),) if 1 < head < shape[0] else ())):
+            for step, which in ((width, "far on"), (-width, "early")):
+                label = f"the vector of {role(node)} is read one {words} too {which}"
+                yield INDEX, placed(label, _rolled(step), (node.op,), role(node))
+
+
+def _rolled(step: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own, n = standard(node), len(node.inputs)
+        return Change(node, lambda *v: own(*v[:n], np.roll(np.asarray(v[n]), -step), *v[n + 1 :]))
+
+    return edit
+
+
 _PLURAL = {"matrix": "matrices", "vector": "vectors"}
 
 
@@ -179,4 +203,4 @@ def _moved(tensor: str, at: int, to: int) -> str:
 
 
 FIRST = (norm_weights, exchanged_norms)
-GENERATORS = (tensors, exchanged_tensors)
+GENERATORS = (tensors, exchanged_tensors, shifted_vectors)
