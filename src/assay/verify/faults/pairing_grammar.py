@@ -21,6 +21,9 @@ from assay.graph import Node
 from assay.verify.faults.description import INDEX, LISTED, Description, placed
 from assay.verify.faults.fault import Array, Change, Context, Edit, role, sibling, standard
 
+_SORTED_AT_TWO = (
+    "as argpartition of the negative scores at k - 1 leaves them"  # place k - 1 is right, so two are sorted
+)
 _WEIGHING = ("expert_scale", "expert_input")
 _CHOICE, _WEIGHTS = "ffn_moe_topk", "ffn_moe_weights"
 _REVERSE, _DUMPED = "in reverse order of their scores", "in the order of the dump"
@@ -59,7 +62,7 @@ _ORDERS: dict[str, Order] = {
     "by index": lambda ids, scores: np.sort(ids, axis=-1),
     _REVERSE: lambda ids, scores: ids[:, ::-1],
     "as argpartition of the negative scores leaves them": _partial(-1, 0),
-    "as argpartition of the negative scores at k - 1 leaves them": _partial(-1, -1),
+    _SORTED_AT_TWO: _partial(-1, -1),
     "as argpartition of the scores leaves them": _partial(1, 0),
     "as a loop that replaces the smallest of k slots leaves them": _smallest_slot,
 }
@@ -69,6 +72,8 @@ def pairs(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """The weights of a token's experts in another order than the experts."""
     chosen = [name for name in c.chosen if name.startswith(_CHOICE)]
     orders: dict[str, Order | None] = {**_ORDERS, **({_DUMPED: None} if chosen else {})}
+    if max((node.attr("k") for node in c.model.graph if role(node) == _CHOICE), default=0) < 3:
+        del orders[_SORTED_AT_TWO]
     for node in (n for n in nodes if n.op in _WEIGHING):
         for words, order in orders.items():
             at = (node.op,), role(node)
