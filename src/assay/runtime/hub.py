@@ -78,7 +78,7 @@ def _file(argument: str) -> Path:
             hint = f"; it holds a Hugging Face model: assay convert {argument} OUT.gguf"
         raise AssayError(f"{argument}: is a directory, not a GGUF file{hint}")
     if not path.exists():
-        is_path = path.suffix or len(path.parts) > 1
+        is_path = re.match(r"\.[A-Za-z]", path.suffix) or len(path.parts) > 1  # the suffix of llama3.2:7b is `.2:7b`
         raise AssayError(f"{argument}: no such {'file' if is_path else 'model'}; {_did_you_mean(path)}{FORMS}")
     return path
 
