@@ -63,6 +63,8 @@ def check(model: str | Path | None) -> None:
 
 
 def _argument(model: str | Path | None) -> str:
+    if model == "":
+        raise AssayError(f"the name of the model is empty; {FORMS}")
     return hf.from_address(str(model)) if model is not None else DEFAULT
 
 
