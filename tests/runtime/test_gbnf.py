@@ -55,7 +55,9 @@ def test_a_grammar_accepts_its_texts_and_no_others(grammar: str, accepted: list[
     ids=lambda grammar: grammar[:20],
 )  # fmt: skip
 def test_what_is_no_grammar_is_refused(grammar: str) -> None:
-    with pytest.raises(Exception, match=r"at line 1|Lark|surrogate|5000 digits \(at most 9\)|nested too deeply") as caught:
+    with pytest.raises(
+        Exception, match=r"at line 1|Lark|surrogate|5000 digits \(at most 9\)|nested too deeply"
+    ) as caught:
         lark = to_lark(grammar)
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
         raise ValueError(f"Lark: {matcher.get_error()}" if matcher.is_error() else "accepted")
