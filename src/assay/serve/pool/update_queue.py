@@ -125,6 +125,6 @@ class Reader:
             self.close()
 
 
-def _put_if_read(put: WeakMethod[Callable[[int, Update], None]], index: int, update: Update) -> None:
+def _put_if_read(put: WeakMethod[Any], index: int, update: Update) -> None:
     if reading := put():
         reading(index, update)
