@@ -122,7 +122,11 @@ to a record name it. Values of one head ("L0 H4 q", `[head][pos][dim]` arrays, a
 their node. Tables may be Markdown, boxes, CSV, or columns whose heads stand above the numbers' right ends. Hexadecimal
 floats (`%a`) and hexdumps of float32 are read. Of a comparison with `-` and `+` lines, the engine's own are read.
 
-Colours, times, log levels and source locations before a line are ignored. A heading ("Layer 3:") applies to the lines
+Columns that measure the engine (times, sizes, rates, addresses), units behind numbers, and columns that count the rows
+are left out. Matrices in parts, `Columns 1 through 9` or `[,1] [,2]`, are joined.
+
+Colours, times, log levels and source locations before a line are ignored, and what all lines begin with. A heading
+("Layer 3:") applies to the lines
 below it. Arrays may run over several lines and omit the middle. Lists and columns are values; `rms`, `mean`, `min`,
 `max`, `sum`, `std`, `norm`, `absmax`, `absmean`, `abssum` are statistics; ids with logits are logits. A printed number
 stands for all numbers that round to it.
