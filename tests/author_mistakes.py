@@ -225,6 +225,8 @@ FAMILIES: dict[tuple[str, str], Answers] = {
     ("phi3", "norm: sum of the first half"): {"sum-short": "part 2 of 2"},
     ("smollm3", "k rotated in every layer"): {"rope-nope-layer": "Kcur_proj is rotated in the layers"},
     ("smollm3", "q rotated in every layer"): {"rope-nope-layer": "Qcur_proj is rotated in the layers"},
+    ("qwen3moe", "nothing is sorted"): {"index-off": "the chosen experts are the first ones by index"},
+    ("gpt-oss", "ranks from one"): {"index-off": "the chosen experts are those after the best"},
     ("qwen3moe", "ids of a partial sort"): {"index-off": "the experts are in reverse order"},
     ("qwen3moe", "ids of a loop over slots"): {"index-off": "replaces the smallest of k slots"},
     ("qwen3", "k normed over all heads"): {"norm-statistic": "Kcur_normed takes the whole", "qknorm-across-heads": "."},
@@ -243,6 +245,7 @@ SLIPS = (  # mistakes inside the mixture of experts
     "down bias by slot", "up bias by slot", "experts by slot", "weights by slot", "experts of the first token",
     "last expert not added", "one expert too few", "gate and up exchanged", "weights transposed",
     "ids of a partial sort", "ids of a loop over slots", "experts by index, weights too",
+    "nothing is sorted", "ranks from one",
 )  # fmt: skip
 
 
@@ -363,6 +366,10 @@ class Relative(Family):
         logits = self.put("ffn_moe_logits", m @ self.w(pre + "ffn_gate_inp.weight").T, i)
         probs = self.put("ffn_moe_probs", logits + self.w(pre + "ffn_gate_inp.bias") if oss else soft(logits), i)
         top = np.argsort(-probs, -1, kind="stable")[:, :used]
+        if slip == "nothing is sorted":
+            top = np.tile(np.arange(used), (t, 1))
+        if slip == "ranks from one":
+            top = np.argsort(-probs, -1, kind="stable")[:, 1 : used + 1]
         listed = top
         if slip == "ids of a partial sort":
             listed = np.argpartition(probs, -used, -1)[:, -used:]

@@ -2,6 +2,7 @@
 
 by rank           the order of the scores, which the definition has
 by another key    the ids, the reverse, the order that a partial sort or a loop over the smallest slot leaves
+another choice    the experts are the first ones, the worst, the next best, another token's
 as it was dumped  the order in which the dump has a token's experts
 
 Experts that are listed in another order with their own weights are no mistake (`moe-choice-order`).
@@ -120,6 +121,35 @@ def _words(words: str) -> str:
     return "sorted by index" if words == "by index" else words
 
 
+# Of the ids in the order of their scores [T, n], and k: the experts that a wrong choice takes.
+_CHOICES: dict[str, Callable[[Ids, int], Ids]] = {
+    "the first ones by index: nothing is sorted": lambda ids, k: np.broadcast_to(np.arange(k), (len(ids), k)),
+    "the last ones by index": lambda ids, k: np.broadcast_to(np.arange(ids.shape[1] - k, ids.shape[1]), (len(ids), k)),
+    "those of the smallest scores": lambda ids, k: ids[:, : -k - 1 : -1],
+    "those after the best: ranks from 1 on": lambda ids, k: ids[:, 1 : k + 1],
+    "the best one for all": lambda ids, k: np.repeat(ids[:, :1], k, axis=1),
+    "those of the token before": lambda ids, k: np.concatenate([ids[:1, :k], ids[:-1, :k]]),
+    "those of the first token": lambda ids, k: np.repeat(ids[:1, :k], len(ids), axis=0),
+    "those of the last token": lambda ids, k: np.repeat(ids[-1:, :k], len(ids), axis=0),
+}
+
+
+def choices(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Other experts are chosen; their weights are those of the chosen ones."""
+    for node in (n for n in nodes if n.op == "topk" and role(n) == _CHOICE):
+        for words, choice in _CHOICES.items():
+            label = f"the chosen experts are {words}"
+            yield INDEX, placed(label, _choosing(choice), (node.op,), role(node))
+
+
+def _choosing(choice: Callable[[Ids, int], Ids]) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        k, n = int(node.attr("k")), int(c.model.graph.shapes[node.inputs[0]][-1])
+        return Change(node, lambda ids: np.ascontiguousarray(choice(ids, k))) if k < n else None
+
+    return edit
+
+
 def _paired(order: Order | None, weights: bool) -> Edit:
     """The experts, or with `weights` their weights, in that order, the others by rank; without an order, the dump's."""
 
@@ -153,4 +183,4 @@ def _as_seen(ids: Ids, seen: Ids | None) -> Ids:
     return np.where(same, seen, ids)
 
 
-GENERATORS = (pairs,)
+GENERATORS = (pairs, choices)
