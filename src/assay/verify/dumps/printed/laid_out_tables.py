@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import column_kind
+from assay.verify.dumps.printed.lexer import barred_signs_as_words
 from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.tables import table_header
 
@@ -105,14 +106,30 @@ def with_tables_laid_out(text: str) -> str:
             continue
         layout, rows = table
         changed = True
+        _uncentre(out, plain[at])
         out += _drawn(plain, at, rows, layout)
         at = rows[-1][0] + 1
     return "\n".join(out) if changed else text
 
 
+def _uncentre(above: list[str], head: str) -> None:
+    """Move a title that is centred above a table to the left: its indentation says nothing about what it heads."""
+    at = len(above) - 1
+    while at >= 0 and _RULE.fullmatch(without_prefix(above[at])):
+        at -= 1
+    if at >= 0 and _indentation(above[at]) > _indentation(head):
+        above[at] = above[at].lstrip()
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def _in_bars(line: str) -> str:
     """The line without its prefix; a bar inside a cell of a drawn box is no border."""
-    return without_prefix(line.replace("|", "/") if line.count("│") > 2 and "|" in line else line)
+    if line.count("│") > 2 and "|" in line:
+        line = barred_signs_as_words(line).replace("|", "/")
+    return without_prefix(line)
 
 
 def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[int, list[str]]]] | None:
@@ -297,7 +314,7 @@ def _holds(kind: str, cells: Sequence[str]) -> bool:
     """Whether nearly all cells are what the column's head says: a number each, or words without a value."""
     if kind in ("name", "layer", "row", "index", "id"):
         return not any(_DECIMAL.search(cell) for cell in cells)
-    if kind in ("first", "last"):
+    if kind in ("first", "last") or kind.startswith("first@"):
         return True
     fit = sum(bool(_VALUE.fullmatch(cell)) or not cell.strip("-–—") for cell in cells)
     return fit >= _FIT * len(cells)
@@ -336,13 +353,13 @@ def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]],
     header = "| " + " | ".join(layout.heads) + " |"
     out: list[str] = []
     fresh = True
-    places = dict(rows)
+    places, head = dict(rows), " ".join(lines[at].split())
     for i in range(at, rows[-1][0] + 1):
         cells = places.get(i)
         if cells is None:
             if i > at and lines[i].strip() and not _RULE.fullmatch(lines[i]):
                 fresh = True
-                out.append(lines[i].strip(" |"))
+                out += [lines[i].strip(" |")] if " ".join(lines[i].split()) != head else []  # a header again
             continue
         if fresh:
             out.append(header)
