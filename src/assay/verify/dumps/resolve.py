@@ -32,6 +32,7 @@ from assay.verify.dumps.matching.reading_notes import (
     says_nothing,
     suggested_pattern,
 )
+from assay.verify.dumps.matching.refuted_arrays import leave_refuted_arrays
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.statement_nodes import as_in_prompt
 from assay.verify.dumps.matching.statistic_lists import read_statistic_lists
@@ -224,6 +225,10 @@ def _head_order(r: Resolution) -> None:
     r.keep(*order_heads(r.named, r.model, r.truth))
 
 
+def _refuted(r: Resolution) -> None:
+    r.keep(*leave_refuted_arrays(r.named, r.model, r.truth, r.n))
+
+
 def _choices(r: Resolution) -> None:
     r.keep(*split_both_ends(r.named, r.model, r.truth, r.n))
     before = len(r.named)
@@ -260,6 +265,7 @@ PASSES = (
     Pass(_unknown, "arrays with unknown names: by value, then by words"),
     Pass(_axes, "the graph's axes, whatever the layout"),
     Pass(_head_order, "queries and keys in GGUF's order of pairs"),
+    Pass(_refuted, "arrays whose name is a guess that later arrays refute"),
     Pass(_choices, "of several prints of a node, those that later values confirm", logs_only=True),
     Pass(_steps, "the rows of all steps become one tensor"),
 )

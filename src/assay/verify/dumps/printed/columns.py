@@ -66,11 +66,6 @@ class ColumnHead:
         return re.split(r"\s+", self.cell.strip(" *`'\"()."))
 
     @cached_property
-    def sign(self) -> str:
-        """The statistic that the whole head writes in signs."""
-        return statistic_sign(self.cell.strip(" *`'\""))
-
-    @cached_property
     def words(self) -> list[str]:
         return split_words(self.parts if "|" in self.cell else [self.cell])
 
@@ -91,8 +86,10 @@ def _is_node(words: list[str]) -> bool:
     return bool(meaning([*words, "layer", "0"], generic=False).nodes)
 
 
-def _length_of_a_vector(head: ColumnHead) -> str | None:
-    return "norm" if BARS.fullmatch(head.word) and head.word.strip("|‖") in _VECTORS else None
+def _statistic_in_signs(head: ColumnHead) -> str | None:
+    """|x|, ‖·‖₂, max|.|, √⟨x²⟩"""
+    sign = statistic_sign(head.cell.strip(" *`'\""))
+    return statistic([sign]) if sign else None
 
 
 def _function_of_a_node(head: ColumnHead) -> str | None:
@@ -123,8 +120,6 @@ def _values_of_a_row(head: ColumnHead) -> str | None:
 
 
 def _statistic(head: ColumnHead) -> str | None:
-    if head.sign and (kind := statistic([head.sign])):
-        return kind
     kind = statistic(head.parts if head.word else [])
     rest = without_statistics(head.words) if kind else []
     return f"={kind}" if kind and rest and len(rest) < 6 and _is_node(rest) else kind
@@ -226,7 +221,13 @@ def _node(head: ColumnHead) -> str | None:
 
 COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
     "column",
-    Rule("length of a vector", 170, "layer,|x|\n0,1.5\n", ("l_out-0 norm 1.5",), _length_of_a_vector),
+    Rule(
+        "statistic in signs",
+        157,
+        "layer,|x|,√⟨x²⟩\n0,2.5,1.5\n",
+        ("l_out-0 norm 2.5", "l_out-0 rms 1.5"),
+        _statistic_in_signs,
+    ),
     Rule(
         "length of a node",
         160,

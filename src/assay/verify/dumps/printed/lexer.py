@@ -119,8 +119,6 @@ def _close(stack: list[tuple[str, list[Lexeme]]]) -> None:
     stack[-1][1].append(Bracket(bracket, tuple(items)))
 
 
-
-
 def _scan(line: str) -> Iterator[Lexeme]:
     for m in _PIECE.finditer(line[:MOST]):
         kind, text = m.lastgroup, m[0]

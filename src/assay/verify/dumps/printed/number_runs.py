@@ -47,9 +47,7 @@ def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> 
     kind = statistic(key)
     beside = kind and line.items and line.items[-1].kind in STATISTICS and i and lexemes[i - 1] is ASSIGN
     led = bool(key) and key[-1].lower() in ("rms", "l2") and lexemes[i - 1] is ASSIGN and _has_place(line.label[:-1])
-    if (kind not in (None, "norm", "rms") or key[-1:] in _ONE_NUMBER or beside or led) and len(
-        _several(key)
-    ) < 2:
+    if (kind not in (None, "norm", "rms") or key[-1:] in _ONE_NUMBER or beside or led) and len(_several(key)) < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Lexeme] = []
     while i < len(lexemes):
