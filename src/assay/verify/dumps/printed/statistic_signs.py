@@ -13,7 +13,10 @@ _ABS = rf"{_BAR}\s?{_X}\s?{_BAR}"
 _OF = r"(?:\s?\w{1,3}(?:_\w)?)"  # x, x_i
 _SQUARE = r"(?:²|\^2|\*\*2|\*\w{1,3}(?!\w))"
 _SUM_OF_SQUARES = rf"(?:[Σ∑]\s?[(\[]?\s?{_OF}{_SQUARE}[)\]]?|(?<![\w.])sum\(\s?{_OF}\s?{_SQUARE}\s?\))"
-_MEAN_OF_SQUARES = rf"(?:[⟨<]\s?{_OF}{_SQUARE}\s?[⟩>]|(?:mean|avg|E)[(\[]\s?{_OF}\s?{_SQUARE}\s?[)\]]|[Σ∑]\s?{_OF}{_SQUARE}\s?/\s?[nNdD]\b)"
+_MEAN_OF_SQUARES = (
+    rf"(?:[⟨<]\s?{_OF}{_SQUARE}\s?[⟩>]|(?:mean|avg|E)[(\[]\s?{_OF}\s?{_SQUARE}\s?[)\]]"
+    rf"|[Σ∑]\s?{_OF}{_SQUARE}\s?/\s?[nNdD]\b)"
+)
 _ROOT = r"(?:√\s?|(?<![\w.])sqrt\s?)"
 _VALUE = r"(?=\s{0,4}[=:])"
 _VALUE_OR_NUMBER = r"(?=\s{0,4}[=:]|\s{1,8}[-+]?\d)"
