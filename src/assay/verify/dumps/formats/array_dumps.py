@@ -6,6 +6,7 @@ stream that an engine returns in two parts (vLLM, sglang: what the layer adds, a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from assay.errors import AssayError
 from assay.verify.dumps.formats.call_steps import join_calls, rows_of_call
 from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS, first_of_tuple, layer_of_half, module_name
-from assay.verify.dumps.formats.named_calls import arrays_of_calls, ids_of_calls
+from assay.verify.dumps.formats.named_calls import arrays_of_calls, ids_in_document, ids_of_calls
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.torch_files import torch_arrays
@@ -28,6 +29,7 @@ from assay.verify.dumps.formats.trace_file import read_trace
 from assay.verify.dumps.observation import Dump, Observation
 
 Array = NDArray[Any]
+_MAX_DOCUMENT = 16 << 20  # bytes
 _LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers: the tokens, and how they were fed
 
 
@@ -41,7 +43,20 @@ def read_npy_folder(path: Path) -> Dump:
     arrays = folder_arrays(path)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
+    if not any(name in arrays for name in TOKENS) and (ids := _ids_beside(path)):
+        arrays["tokens"] = (len(ids),), partial(np.asarray, ids, np.int64)
     return from_arrays(path, arrays)
+
+
+def _ids_beside(folder: Path) -> list[int]:
+    """The ids of a JSON document in the folder, such as a manifest."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            if file.stat().st_size <= _MAX_DOCUMENT and (ids := ids_in_document(json.loads(file.read_bytes()))):
+                return ids if len(ids) <= MAX_TOKENS else []
+        except (OSError, ValueError, RecursionError):
+            continue
+    return []
 
 
 def read_tensors(path: Path) -> Dump:

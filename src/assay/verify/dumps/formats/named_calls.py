@@ -16,14 +16,17 @@ from assay.verify.dumps.formats.field_checks import MAX_TOKENS
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS
 from assay.verify.dumps.formats.numpy_files import Arrays
 
+_BETWEEN = r"(?:[/.:]|__)"
 _NUMBERED = re.compile(
     r"(?:c|call|s|step|pass|fwd|forward|iter|chunk|d|dec|decode|decoding|g|gen|generate|tg|t|n|next|new)"
-    r"[_-]?(\d{1,4})[/.:](.+)",
+    rf"[_-]?(\d{{1,4}}){_BETWEEN}(.+)",
     re.IGNORECASE,
 )
-_PROMPT = re.compile(r"(?:prefill|prompt|pp|ctx|context|encode|initial|first)(?:[_-]?0)?[/.:](.+)", re.IGNORECASE)
-_ONE_STEP = re.compile(r"(?:decode|decoding|dec|gen|generate|step|next|tg)[/.:](?:(\d{1,4})[/.:])?(.+)", re.IGNORECASE)
-_ONLY_BESIDE_A_PROMPT = re.compile(r"(?:t|n|d|g)[_-]?\d", re.IGNORECASE)  # t3.weight may be anything
+_PROMPT = re.compile(rf"(?:prefill|prompt|pp|ctx|context|encode|initial|first)(?:[_-]?0)?{_BETWEEN}(.+)", re.IGNORECASE)
+_ONE_STEP = re.compile(
+    rf"(?:decode|decoding|dec|gen|generate|step|next|tg){_BETWEEN}(?:(\d{{1,4}}){_BETWEEN})?(.+)", re.IGNORECASE
+)
+_ONLY_BESIDE_A_PROMPT = re.compile(rf"(?:t|n|d|g)[_-]?\d", re.IGNORECASE)  # t3.weight may be anything
 _BEFORE = -1
 _OF_TOKENS = re.compile(r"(?:^|[_. /-])(?:ids?|tokens?|tok|toks|prompt|input|fed)(?:$|[_. /-])", re.IGNORECASE)
 
@@ -60,6 +63,23 @@ def _call_of(name: str) -> tuple[int, str] | None:
         return int(m[1]), m[2]
     m = _ONE_STEP.fullmatch(name)
     return (int(m[1] or 0), m[2]) if m else None
+
+
+def ids_in_document(document: object) -> list[int]:
+    """The ids that a JSON document beside the arrays gives: a list, or lists by call in the order of the document."""
+    if not isinstance(document, dict):
+        return []
+    for key, value in document.items():
+        if _OF_TOKENS.search(str(key)) is None:
+            continue
+        lists = list(value.values()) if isinstance(value, dict) else [value]
+        lists = [[one] if type(one) is int else one for one in lists]
+        if lists and all(isinstance(one, list) and all(type(i) is int for i in one) for one in lists):
+            found = [i for one in lists for i in one]
+            beside = [document[k] for k in document if str(k).lower() in GENERATED and k != key]
+            more = beside[0] if beside and isinstance(beside[0], list) else []
+            return [*found, *(i for i in more if type(i) is int)]
+    return []
 
 
 def ids_of_calls(calls: Sequence[Arrays], beside: Arrays, rows: Sequence[int]) -> list[int]:

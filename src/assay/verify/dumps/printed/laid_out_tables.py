@@ -275,24 +275,22 @@ def _laid_out(
     kinds = [column_kind(head) for head in heads]
     kept: list[int] = []
     told: list[str] = []
-    names = 0
+    wordy = [_words_in([row[i] for row in rows]) for i in range(len(heads))]
+    texts = [i for i, words in enumerate(wordy) if 2 * words > len(rows) and kinds[i] != "layer"]
+    named = max(texts, key=lambda i: (kinds[i] == "name", len({row[i] for row in rows})), default=-1)
     for i, head in enumerate(heads):
-        cells = [row[i] for row in rows]
-        words = sum(
-            any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells
-        )
+        cells, words = [row[i] for row in rows], wordy[i]
         low = head.strip().lower()
         if low in _COUNTERS and _counts(cells) and ("layer" in kinds or (words == 0 and _has_names(heads, rows))):
             continue
         if _is_measured(head, cells, kinds[i]):
             continue
         if 2 * words > len(cells):
-            if names and kinds[i] != "layer":
+            if i != named and kinds[i] != "layer":
                 if column_kind(head) == "name":
                     kept.append(i)
                     told.append(head)
                 continue
-            names += 1
             kept.append(i)
             told.append(head if kinds[i] in ("name", "layer") else "name")
             continue
@@ -308,6 +306,11 @@ def _laid_out(
         return None
     told = ["absmax" if _LARGEST.fullmatch(head) else head for head in told]
     return TableLayout(mark, cuts, len(heads), tuple(kept), tuple(told))
+
+
+def _words_in(cells: Sequence[str]) -> int:
+    """The number of cells that are words and no values."""
+    return sum(any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells)
 
 
 def _holds(kind: str, cells: Sequence[str]) -> bool:
