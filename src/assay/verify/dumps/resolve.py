@@ -25,6 +25,7 @@ from assay.verify.dumps.matching.cut_arrays import cut_columns
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
+from assay.verify.dumps.matching.led_lists import split_led_lists
 from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
     nothing_read_error,
@@ -196,6 +197,11 @@ def _statistic_lists(r: Resolution) -> None:
     r.keep(named, notes)
 
 
+def _led_lists(r: Resolution) -> None:
+    named, r.unread, notes = split_led_lists(r.named, r.unread, r.model, r.n, r.truth)
+    r.keep(named, notes)
+
+
 def _values(r: Resolution) -> None:
     named, explained, notes = decide_by_values(r.named, r.unread, r.model, r.n, r.truth)
     r.explained |= explained
@@ -260,6 +266,7 @@ PASSES = (
     Pass(_states, "recurrent states leave the other nodes, in the graph's layout"),
     Pass(_token_lists, "one statistic for each token becomes an observation a token", logs_only=True),
     Pass(_statistic_lists, "one statistic for each layer or token, without a node's name", logs_only=True),
+    Pass(_led_lists, "statistics before the first values of a row, in one list", logs_only=True),
     Pass(_values, "values decide what the words leave open"),
     Pass(_something, "a log of which nothing was read is refused"),
     Pass(_unknown, "arrays with unknown names: by value, then by words"),
