@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import column_kind
 from assay.verify.dumps.printed.log_reader import read_log
 
@@ -46,8 +47,8 @@ def test_a_sign_heads_a_column(sign: str, kind: str) -> None:
     assert column_kind(sign) == kind
 
 
-@pytest.mark.parametrize("line", ["| a | 1.5 | 2.5 |", "|-|-|-|", "a | b | c", "<s> 1.5 2.5", "x <y> 1.5", "[1|2|3]"])
+@pytest.mark.parametrize(
+    "line", ["| a | 1.5 | 2.5 |", "|-|-|-|", "a | b | c", "<s> 1.5 2.5", "x <y> 1.5", "[1|2|3]", "'<|im_end|>' 1.5 2.5"]
+)
 def test_bars_of_tables_are_no_signs(line: str) -> None:
-    assert not any(
-        o.kind in ("norm", "mean") for o in read_log(Path("x.log"), text=f"L0 attn_out: {line}\n").observations
-    )
+    assert not any(o.kind in STATISTICS for o in read_log(Path("x.log"), text=f"L0 attn_out: {line}\n").observations)

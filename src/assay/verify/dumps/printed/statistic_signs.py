@@ -28,7 +28,7 @@ LEXEMES = {
     ),
     "average": (
         rf"\|(?:mean|avg)\||(?:mean|avg)\s?{_BAR}{_X}{_BAR}|(?:mean|avg)\(\s?{_BAR}{_X}{_BAR}\s?\)"
-        rf"|{_BAR}{_X}{_BAR}_?(?:mean|avg)|[⟨<]{_BAR}{_X}{_BAR}[⟩>]"
+        rf"|{_BAR}{_X}{_BAR}_?(?:mean|avg)|⟨{_BAR}{_X}{_BAR}⟩"
     ),
     "root_mean": rf"{_ROOT}\(?\s?{_MEAN_OF_SQUARES}\s?\)?",
     "root_sum": rf"{_ROOT}\(?\s?{_SUM_OF_SQUARES}\s?\)?",
