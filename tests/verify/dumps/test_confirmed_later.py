@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,27 @@ def test_an_array_stays_where_later_ones_follow_it(model: Model, truth: Dump, tm
     names = {"blk0/scores": "kq-0", "l_out-0": "l_out-0"}
     dump = load_dump(arrays_of(truth, tmp_path / "a.npz", names, **{"blk0/scores": 0.25, "l_out-0": 1.25}), model)
     assert {"kq-0", "l_out-0"} <= set(dump.by_name)
+
+
+def test_a_statistic_a_token_beside_as_many_values_of_a_row(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """Both lists of a line have as many numbers as there are tokens."""
+    lines = [json.dumps({"event": "start", "tokens": list(TOKENS)})]
+    for layer, op, node in (
+        (-1, "emb", "embd"),
+        (0, "n1", "attn_norm-0"),
+        (0, "out", "l_out-0"),
+        (1, "out", "l_out-1"),
+    ):
+        rows = np.asarray(truth.values(node), np.float64).reshape(len(TOKENS), -1)
+        rms = [round(float(np.sqrt(np.mean(row**2))), 5) for row in rows]
+        shown = {
+            "rms_by_tok": rms,
+            "first_tok0": rows[0][:4].round(5).tolist(),
+            "last_tok": rows[-1][:6].round(5).tolist(),
+        }
+        lines.append(json.dumps({"event": "act", "layer": layer, "op": op, **shown}))
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+    dump = load_dump(tmp_path / "x.jsonl", model)
+    assert sum(o.kind == "rms" for o in dump.by_name["embd"]) == len(TOKENS)
+    assert {o.rows for o in dump.by_name["embd"] if o.kind == "first"} == {(0, 1), (len(TOKENS) - 1, len(TOKENS))}
+    assert judge(model, dump)
