@@ -137,6 +137,8 @@ def answers(browser: Chromium, url: str, prompts: Sequence[str], tokens: int, pa
         if said.split(",")[-1] != doing.split(",")[-1]:
             print(f"{time.perf_counter() - began:6.1f} s  {said}", flush=True)
         doing = said
+        if browser.evaluate("document.getElementById('form').hidden"):
+            raise RuntimeError(f"the page cannot run: {said}")
         if time.perf_counter() - began > patience:
             raise TimeoutError(f"the page is not ready after {patience:g} s: {said}")
     print(f"{time.perf_counter() - began:6.1f} s  {browser.evaluate(_FACTS)}", flush=True)

@@ -105,9 +105,7 @@ DISHONEST = (
     ServedCase("another model", "another model", served="other"),
     ServedCase("RoPE base 5e4", "base of (about )?(5|49|50)", {"rope_freq_base": 5e4}),
     ServedCase("RoPE scale 0.5", "multiplied by 0.5", {"rope_freq_scale": 0.5}),
-    ServedCase(
-        "YaRN, scale 0.5", "RoPE|positions", {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 128}
-    ),
+    ServedCase("YaRN, scale 0.5", "YaRN", {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 128}),
     ServedCase("prompts cut to 32 tokens", "cut", proxy={"cut": 32}),
     ServedCase("BOS twice", "BOS", proxy={"before": "BOS"}, adds_bos=True),
     ServedCase("BOS missing", "no BOS", served="no BOS", adds_bos=True),

@@ -37,7 +37,9 @@ NUMBERS = """\
 The table is made from `models/catalogue.py` and from `tests/data/models.json`, which
 `python tests/models/measure.py` measures anew. `assay inspect FILE --graph` prints the graph of a file.
 
-The witness is llama.cpp in llama-cpp-python 0.3.36 (CPU, float32 cache, no flash attention) on small random models.
+The witness is llama.cpp in llama-cpp-python 0.3.36 (CPU, float32 cache, no flash attention) on small random models; for
+files with biases or one matrix for q, k and v, or with groups of experts, in `qwen35`, `qwen35moe`, `lfm2moe`,
+`nemotron_h_moe` and `kimi-linear`, that in xllamacpp 2026.10.11549.
 Errors are NMSE, sum (x - y)² / sum y², of the reference engine against it, as the power of ten that is not exceeded.
 
 - *nodes*: the number of nodes whose values in llama.cpp were recorded, in tiny models that use every operation of the

@@ -273,10 +273,32 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
     with_floats(w.type, copy);
 }
 
+// One token, a panel of the file's rows, a vector of rows at a time from their first column to their last one: the hardware
+// prefetcher follows L rows, not the R of a panel, and a line is not evicted between two reads of its halves.
+template <class W>
+void streams_f32(const Matrix& w, int64_t first_row, const float* x, const FloatActs& acts, float* out) {
+    constexpr int line = V::stream_bytes / W::size;
+    const int64_t stride = w.k * W::size;
+    for (int v = 0; v < PV; v++) {
+        const uint8_t* const from = w.data + (first_row + v * L) * stride;
+        for (int64_t c = 0; c < w.k; c += UNIT) {
+            const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
+            const float* const a = x + acts.at(c, 0);
+            typename V::F acc[2] = {V::set(0.0f), V::set(0.0f)}, sum[1];
+            for (int64_t i = 0; i < columns; i += line)
+                V::template add_lines<W>(acc, from + (c + i) * W::size, stride, a + i * acts.width, acts.width);
+            V::row_sums(acc, sum);
+            V::store(out + v * L, c > 0 ? V::add(V::load(out + v * L), sum[0]) : sum[0]);
+        }
+    }
+}
+
 // One token, a panel of the file's rows: squares in place, the rest as floats.
 template <class W>
 void rows_f32(const Matrix& w, int64_t first_row, const float* x, const FloatActs& acts, Scratch& room, float* out) {
     const int64_t stride = w.k * W::size;
+    if constexpr (V::stream_bytes > 0)
+        if (squares(w, first_row) && w.k % (V::stream_bytes / W::size) == 0) return streams_f32<W>(w, first_row, x, acts, out);
     for (int64_t c = 0; c < w.k; c += UNIT) {
         const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
         if (!squares(w, first_row) || columns % 8) {

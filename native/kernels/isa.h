@@ -77,9 +77,10 @@ struct NoBlock {
         return F{};
     }
     // Reads rows of the file in place: `transpose_rows` and `add_rows` take 8 columns of a panel of floats, `row_dots`
-    // a RowTile. `transpose_lines` takes `line_bytes` of each row, if that is not 0: a whole cache line is read once.
+    // a RowTile. `transpose_lines` takes `line_bytes` of each row, `add_lines` `stream_bytes` of L rows, if these are not
+    // 0: a whole cache line is read once.
     static constexpr bool reads_rows = false;
-    static constexpr int line_bytes = 0;
+    static constexpr int line_bytes = 0, stream_bytes = 0;
     template <class W, class... Arguments>
     static void transpose_lines(Arguments&&...) {}
     template <int BEGIN, int END, class... Arguments>
@@ -88,6 +89,8 @@ struct NoBlock {
     static void transpose_rows(Arguments&&...) {}
     template <class W, class... Arguments>
     static void add_rows(Arguments&&...) {}
+    template <class W, class... Arguments>
+    static void add_lines(Arguments&&...) {}
     template <class... Arguments>
     static void row_sums(Arguments&&...) {}
     template <class Q>

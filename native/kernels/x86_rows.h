@@ -58,6 +58,20 @@ struct ReadsRows : NoBlock {
             for (int p = 0; p < 4; p++) acc[n] = V::fma(w[p], V::two_columns(x + 2 * p), acc[n]);
         }
     }
+    // One token: a cache line of each of L rows onto their sums.
+    static constexpr int stream_bytes = 64;
+    template <class W, class F>
+    static INLINE void add_lines(F (&acc)[2], const uint8_t* from, int64_t stride, const float* x, int64_t width) {
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++)
+#pragma GCC unroll 4
+            for (int i = 0; i < stream_bytes / W::size; i += 8) {
+                F w[4];
+                V::template column_pairs<W>(from + i * W::size, stride, h, w);
+#pragma GCC unroll 4
+                for (int p = 0; p < 4; p++) acc[h] = V::fma(w[p], V::two_columns(x + i * width + 2 * p), acc[h]);
+            }
+    }
     template <class F, int N, int M>
     static INLINE void row_sums(const F (&acc)[N], F (&sum)[M]) {
         for (int v = 0; v < M; v++)

@@ -27,6 +27,7 @@ def no_adapter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_the_whole_report_on_this_machine(here: Assay) -> None:
     done = here("doctor")
     assert done.returncode == 0, done.stdout
+    assert "  WebGPU: none: " in done.stdout and ("ASSAY_ADAPTER=" in done.stdout)
     for part in (__version__, "used: ", "reference  runs here", "cpu        runs here", "the same bits on every",
                  "not installed: ", "all bits are as recorded"):  # fmt: skip
         assert part in done.stdout
@@ -54,6 +55,7 @@ def test_the_tier_of_the_adapter(here: Assay) -> None:
     checks = {check["engine"]: check for check in json.loads(here("doctor", "--json").stdout)["checks"]}
     name = gpu().name
     (found,) = (check for engine, check in checks.items() if engine.startswith(f"wgpu, {name}, tier "))
+    assert json.loads(here("doctor", "--no-check", "--json").stdout)["webgpu"]["adapters"][0] == name
     assert found["passed"] and found["cases"] == (1 if gpu().software else len(self_check.RECORDED))
 
 

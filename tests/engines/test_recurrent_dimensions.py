@@ -38,6 +38,8 @@ TABLE: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "delta rule, attention first": (
         "qwen35moe", {"n_layer": 2}, {**_ssm(3, 96, 16, 6, 2), "attention.recurrent_layers": [False, True]},
     ),
+    "delta rule, experts in groups": ("qwen35moe", {"n_layer": 2}, {
+        **_ssm(3, 96, 16, 6, 2), "full_attention_interval": 2, "expert_group_count": 4, "expert_group_used_count": 2}),
     "scan, one group, 2 taps": ("mamba2", {"n_layer": 2}, _ssm(2, 144, 8, 4, 1)),
     "scan, a group each, 6 taps": ("mamba2", {"n_layer": 2}, _ssm(6, 144, 16, 6, 6)),
     "scan, one head": ("mamba2", {"n_layer": 1}, _ssm(4, 144, 64, 1, 1)),
@@ -54,7 +56,7 @@ TABLE: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "wkv7, two heads": ("rwkv7", {"n_layer": 2, "n_embd": 128}, {"wkv.head_size": 64}),
 }  # fmt: skip
 LONG = ("delta rule, 8 heads over 2, 2 taps", "scan, a group each, 6 taps", "wkv6, heads of 12", "convolution, 8 taps")
-ON_CUDA = (*LONG, "scan with norms, 3 taps", "wkv7, two heads")
+ON_CUDA = (*LONG, "delta rule, experts in groups", "scan with norms, 3 taps", "wkv7, two heads")
 IDS = np.random.default_rng(9).integers(0, others.N_VOCAB, 1000).astype(np.int32)
 Get = Callable[[str], Model]
 

@@ -129,8 +129,7 @@ def test_states_of_two_sequences(tmp_path: Path) -> None:
 
 
 @needs_adapter
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", [pytest.param(tier, marks=[pytest.mark.slow] if tier < 2 else []) for tier in TIERS])
 def test_a_forced_tier(tier: int, tmp_path: Path) -> None:
     """A tier promises the cpu's bits if and only if the probe finds no difference."""
     model = make("Q8_0 fast", tmp_path)

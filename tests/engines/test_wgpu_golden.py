@@ -29,7 +29,7 @@ pytestmark = [
 FAMILIES = (
     "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma2-27b", "gemma3", "phi3", "phi3-long", "gpt-oss",
 )  # fmt: skip
-REFUSED = ("kimi-linear", "rwkv6", "rwkv7")  # MLA and RWKV
+REFUSED = ("kimi-linear",)  # MLA
 STATEFUL = tuple(name for name in recurrent.STATEFUL if name not in (*recurrent.DRAFTS, *REFUSED))
 STORIES = ("stories260K-f32", "stories15M-q8_0")
 IDS = np.random.default_rng(11).integers(3, 1 << 20, 64).astype(np.int32)

@@ -364,6 +364,8 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
         assert page.text_content("#wanted") == "mine.gguf (0 MB)"
         if picture := os.environ.get("ASSAY_SCREENSHOT"):
             page.screenshot(path=picture)
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
         page.set_input_files("#file", short)
         says(f"short.gguf has {short.stat().st_size} bytes; this page needs mine.gguf")
         page.set_input_files("#file", other)
@@ -373,5 +375,21 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
         page.fill("#most", "2")
         page.click("#send")
         says("hash of all logits")
+        assert page.text_content("#facts").endswith("; cut at 2 tokens")
+        page.click("#fresh")
+        assert not page.text_content("#turns") and not page.text_content("#answer")
+        page.fill("#prompt", "a " * 15)
+        page.fill("#most", "1000")
+        page.click("#send")
+        says("cut: the context of 64 tokens is full", 120)
+        page.fill("#prompt", "and then?")
+        page.click("#send")
+        says("this page holds 64; shorten it, or start a new one.")
+        assert page.input_value("#prompt") == "and then?"
+        page.click("#fresh")
+        page.click("#send")
+        page.wait_for_function("document.getElementById('answer').textContent", timeout=60_000)
+        page.click("#cancel")
+        says("; stopped")
         browser.close()
     server.shutdown()

@@ -25,6 +25,7 @@ import numpy as np
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
 from assay.models.catalogue import ARCHITECTURES, VARIANTS, Arch, Sizes, example, metadata, tensor_shapes
+from assay.models.example_files import _WORDS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "arch_others.npz"
 N_VOCAB = 96
@@ -246,6 +247,21 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield case("qwen35, still pairs, equal heads", _of("qwen35", {"n_rot": 12}, keys))
     row = _of("qwen35 with a draft head", {}, _ssm(4, 96, 16, 6, 3))
     yield case("qwen35, draft head", row)
+    for name, own in (
+        ("biases", "att:attn_q:gated+b att:attn_k+b att:attn_v+b"), ("fused", "att:attn_qkv:gated+b"),
+        ("fused with biases apart", "att:attn_qkv:gated att:attn_q:gated+only att:attn_k+only att:attn_v+only"),
+    ):  # fmt: skip
+        row = _of("qwen35", *_OWN["qwen35"])
+        blocks = row.blocks.replace("att:GATED", f"{own} att:attn_output att:QKN")
+        yield case(f"qwen35, {name}", replace(row, blocks=blocks))
+    groups = {"expert_group_count": 4, "expert_group_used_count": 2}
+    for name in ("qwen35moe", "lfm2moe", "nemotron_h_moe"):
+        sizes, keys = _OWN[name]
+        yield case(f"{name}, groups", _of(name, sizes, {**keys, **groups}))
+    row = _of("kimi-linear", *_OWN["kimi-linear"])
+    kda = "ssm:attn_qkv:kda " + " ".join(f"ssm:{word}" for word in _WORDS["KDA"].split()[3:])
+    row = replace(row, blocks=row.blocks.replace("ssm:KDA", kda), keys={**row.keys, **groups})
+    yield case("kimi-linear, fused, groups", row)
     row = _of("qwen3next with one matrix for q, k, v, z", {"n_layer": 3}, _ssm(3, 128, 16, 8, 4))
     yield case("qwen3next, one matrix for q, k, v, z", row)
     keys = {**_ssm(4, 144, 16, 6, 2), **dict.fromkeys(_SCALE_KEYS), SCALING + "finetuned": None}

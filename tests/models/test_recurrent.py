@@ -14,6 +14,9 @@ from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine, interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
+from assay.models.arch_keys import ArchKeys
+from assay.models.blocks import Builder
+from assay.models.nemotron import nemotron_h
 from assay.verify.dumps.draft_tracing import trace_draft_head
 from tests.models import golden, recurrent
 from tests.models.test_architectures import has_gelu
@@ -68,6 +71,24 @@ def test_draft_heads(name: str) -> None:
     assert not hidden[0].any() and np.array_equal(hidden[1:], calls.recorded["result_norm"][:-1])
     assert calls.model.draft is not None
     assert not set(calls.model.draft.weights) - set(calls.model.file.tensors)
+
+
+def test_the_draft_layers_own_values_of_an_array() -> None:
+    """Heads and experts of the draft layer are the last of arrays that go on to it (Nemotron 3)."""
+    file = recurrent.calls("nemotron_h_moe-mtp").model.file
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    plain: dict[str, object] = {"expert_used_count": 2, "attention.head_count": 2}
+    for keys, used in ((plain, 2), ({**plain, "expert_used_count": [0, 2, 0, 3]}, 3),
+                       ({**plain, "expert_used_count": [0, 2, 0, 0]}, 2)):  # fmt: skip
+        values = {**file.metadata, **{f"nemotron_h_moe.{key}": value for key, value in keys.items()}}
+        b = Builder(ArchKeys(values, "nemotron_h_moe"), shapes)
+        nemotron_h(b)
+        assert b.draft is not None, b.draft_fault
+        assert [node.attr("k") for node in b.draft if node.op == "topk"] == [used]
+    heads = {"nemotron_h_moe.attention.head_count": [2, 2, 2, 1], "nemotron_h_moe.attention.key_length": 8}
+    b = Builder(ArchKeys({**file.metadata, **heads}, "nemotron_h_moe"), shapes)
+    nemotron_h(b)
+    assert b.draft is None and "expected 8: 1 heads over 1" in b.draft_fault
 
 
 def test_a_state_is_judged_on_given_inputs() -> None:

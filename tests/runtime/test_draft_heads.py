@@ -20,9 +20,11 @@ from assay.engines.cuda import CudaEngine
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.gguf.writer import Tensor, write
 from assay.models import Model, load
 from assay.runtime.draft_model import DraftModel
 from assay.runtime.generate import Generator, Result
+from assay.runtime.head_alone import head_alone
 from assay.runtime.head_draft import HeadDrafter, own_head
 from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import GREEDY, SamplerParams
@@ -277,6 +279,45 @@ def test_a_head_that_cannot_be_run_is_said_so(tmp_path: Path) -> None:
         assert open_model(path).model.draft is None
         with pytest.raises(AssayError, match=rf"b.gguf: its draft head cannot be run .*{why}.*; use a file with"):
             open_model(path, OpenOptions(draft="mtp"))
+
+
+def test_a_head_in_a_file_of_its_own(models: Callable[..., Model], tmp_path: Path) -> None:
+    """llama.cpp's form: the draft block without the model's layers. It guesses what a head in it does."""
+    both, last = models().file, models().hparams.n_layer
+    arch = models().hparams.arch
+
+    def part(name: str, keep: Callable[[str], bool], **keys: Any) -> Path:
+        tensors = [Tensor(t.name, t.shape, t.type, both.raw(t.name)) for t in both.tensors.values() if keep(t.name)]
+        changed = {f"{arch}.{key}": value for key, value in keys.items()}
+        metadata = {key: value for key, value in {**both.metadata, **changed}.items() if value is not None}
+        write(tmp_path / name, metadata, tensors)
+        return tmp_path / name
+
+    own = f"blk.{last}."
+    bare = part("model.gguf", lambda n: not n.startswith(own), nextn_predict_layers=None, block_count=last)
+    head = part("head.gguf", lambda n: n.startswith((own, "token_embd")))
+    model, work = load(open_file(bare)), jobs()
+    assert model.draft is None
+    plain = results(cpu(model), None, work)
+    inside, alone = Eager(HeadDrafter(own_head(models()))), Eager(HeadDrafter(head_alone(open_file(head), model, "h")))
+    assert results(cpu(model), alone, work) == plain == results(cpu(models()), inside, work)
+    assert (alone.drafted, alone.accepted) == (inside.drafted, inside.accepted) and alone.accepted > 20
+    found = assay.load(bare, draft=str(head)).generate("hello world", params=GREEDY, max_tokens=20, ignore_eos=True).ids
+    assert found == assay.load(bare, lookahead=False).generate(
+        "hello world", params=GREEDY, max_tokens=20, ignore_eos=True).ids  # fmt: skip
+    with pytest.raises(
+        AssayError, match=r"head.gguf: is a draft head of qwen35 alone and no model; .*--draft head.gguf"
+    ):
+        load(open_file(head))
+    for name in ("glm4moe", "deepseek2"):
+        with pytest.raises(AssayError, match=f"--draft h: is a draft head of qwen35 .found a model of {name}"):
+            head_alone(open_file(head), models(name), "h")
+    other = part("other.gguf", lambda n: n.startswith((own, "token_embd")), embedding_length=32)
+    with pytest.raises(AssayError, match=r"--draft h: is the head of another model .*embedding_length"):
+        head_alone(open_file(other), model, "h")
+    lacks = part("lacks.gguf", lambda n: n.startswith((own, "token_embd")) and "eh_proj" not in n)
+    with pytest.raises(AssayError, match=r"--draft h: its draft head cannot be run .*eh_proj.*not in the file"):
+        head_alone(open_file(lacks), model, "h")
 
 
 def test_the_command_line(

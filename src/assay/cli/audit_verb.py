@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="address of the server, with or without /v1")
     parser.add_argument(
         "-m", "--model", metavar="MODEL", required=True,
-        help="the claimed model: a path, a name, hf:owner/repo or ollama:name",
+        help="the claimed model: a path, a name, hf:owner/repo, ollama:name or a folder of safetensors",
     )  # fmt: skip
     parser.add_argument(
         "--alpha", type=real(0, 0.5, above=True), default=1e-3, metavar="P",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts-seed", type=whole(0), default=0, metavar="N", help="seed of the texts; default: 0")
     parser.add_argument("--prompts", metavar="FILE", help="texts to ask about instead, separated by empty lines")
     parser.add_argument(
-        "--also", action="append", default=[], metavar="FILE", help="a model that may be served instead; repeatable"
+        "--also", action="append", default=[], metavar="MODEL", help="a model that may be served instead; repeatable"
     )
     parser.add_argument("--api-model", default="", metavar="NAME", help="name of the model at the endpoint")
     parser.add_argument(
@@ -67,17 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.library.auditing import audit
+    from assay.runtime import hub
 
-    others = [Path(name) for name in args.also]
-    for path in others:
-        if not path.is_file():
-            raise AssayError(f"--also {path}: no such file")
+    for name in args.also:
+        if not Path(name).is_dir():
+            hub.check(name)
     if args.html and not Path(args.html).parent.is_dir():
         raise AssayError(f"--html {args.html}: no such folder; make it first")
     found = audit(
-        args.url, opened(args), alpha=args.alpha, tokens=args.max_tokens, seed=args.texts_seed,
-        prompts=_prompts(args.prompts),
-        others=others, api_model=args.api_model, pause=args.pause, timeout=args.timeout,
+        args.url, args.model if Path(args.model).is_dir() else opened(args), alpha=args.alpha,
+        tokens=args.max_tokens, seed=args.texts_seed, prompts=_prompts(args.prompts),
+        others=args.also, api_model=args.api_model, pause=args.pause, timeout=args.timeout,
         resume=args.resume, threads=args.threads, chat=not args.no_chat,
         draws=not args.no_draws, engine_faults=args.faults, engine=args.engine,
     )  # fmt: skip

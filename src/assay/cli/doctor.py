@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         "machine": machine_report.machine_facts(),
         "instruction_sets": machine_report.instruction_sets(),
         "gpu": machine_report.gpus(),
+        "webgpu": machine_report.webgpu(),
         "engines": machine_report.engine_facts(),
         "extras": machine_report.extras(),
         "caches": machine_report.caches(),
@@ -88,7 +89,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     for device in gpu["devices"]:
         yield f"  {device['name']}, {size(device['bytes'])}; driver {gpu['driver'] or 'unknown'}, CUDA {gpu['cuda']}"
     if gpu["why"]:
-        yield f"  none: {gpu['why']}"
+        yield f"  CUDA: none: {gpu['why']}"
+    first, *others = found["webgpu"]["adapters"] or [f"none: {found['webgpu']['why']}"]
+    yield f"  WebGPU: {first}" + (f"; not used: {', '.join(others)}" if others else "")
     yield paint("\nengines", "bold")
     for engine in found["engines"]:
         yield f"  {engine['name']:<10} {'runs here' if engine['runs'] else 'not here':<9}  {engine['promise']}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from assay.errors import AssayError
 from assay.library.language_model import LanguageModel
 from assay.library.notebook import watched
 from assay.library.verdicts import opened
+from assay.runtime import hub
 from assay.runtime.opening import Opened
 from assay.system.files import write
 from assay.system.stages import Report
@@ -78,9 +81,9 @@ def audit(
 
     `alpha` is the error rate of every statement. `tokens` limits the generated tokens, `pause` is the time between two
     requests in seconds, `timeout` the longest time for one answer. `prompts` replaces the drawn texts. `others` are
-    files of models that may be served instead. `resume` is a file that keeps the answers: a stopped audit with the same
-    options continues from it. `engine` computes the claim: cpu or cuda. Without `api_key` it is read from ASSAY_API_KEY
-    or OPENAI_API_KEY.
+    models that may be served instead. A folder of safetensors is converted first. `resume` is a file that keeps the
+    answers: a stopped audit with the same options continues from it. `engine` computes the claim: cpu or cuda. Without
+    `api_key` it is read from ASSAY_API_KEY or OPENAI_API_KEY.
     """
     from assay.verify.endpoint.audit_findings import AuditOptions
     from assay.verify.endpoint.audit_run import audit_endpoint
@@ -91,15 +94,30 @@ def audit(
     if model is None:
         raise AssayError("audit: no model to compare with; name the one that the endpoint claims to serve")
     key = api_key if api_key is not None else next((os.environ[k] for k in KEYS if os.environ.get(k)), "")
-    with watched(progress):
+    with watched(progress), ExitStack() as made:
+        if isinstance(model, str | Path):
+            model = _file(model, made)
         on = opened(model)
         client = Client(
             url, on.tokenizer, key=key, model=api_model, pause_s=pause, reply_s=timeout,
             resume=None if resume is None else Path(resume),
         )  # fmt: skip
         options = AuditOptions(
-            alpha, tokens, seed, tuple(prompts), tuple(Path(o) for o in others), threads, chat, draws, engine,
+            alpha, tokens, seed, tuple(prompts), tuple(_file(o, made) for o in others), threads, chat, draws, engine,
             engine_faults,
         )  # fmt: skip
         result = audit_endpoint(on.model, client, options)
     return Audit(result.verdict, result, client.url, on.file.path.name)
+
+
+def _file(model: str | Path, made: ExitStack) -> Path:
+    """The file of a model. A folder of safetensors is converted to a file that is removed with `made`."""
+    folder = Path(model)
+    if not (folder / "config.json").is_file() or any(folder.glob("*.gguf")):
+        return hub.resolve(model)
+    from assay.convert.conversion import convert
+
+    where = made.enter_context(tempfile.TemporaryDirectory(prefix="assay-audit-", ignore_cleanup_errors=True))
+    out = Path(where) / f"{folder.resolve().name}.gguf"
+    convert(folder, out)
+    return out

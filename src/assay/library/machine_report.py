@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from assay.errors import AssayError
 from assay.runtime import ollama_store
 from assay.system import machine, plugins
 from assay.system.extras import names as extra_names
@@ -30,8 +31,9 @@ PROMISES = {
     "cuda": "fast and exact: the bits of the cpu engine; tensor: bits of its own, the same on every run",
     "wgpu": "the bits of the cpu engine, after a probe of the adapter's arithmetic has passed",
 }
-_VARIABLES = ("ASSAY_HOME", "ASSAY_ISA", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "OLLAMA_MODELS",
-              "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # fmt: skip
+_VARIABLES = ("ASSAY_HOME", "ASSAY_ISA", "ASSAY_ADAPTER", "ASSAY_TIER", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE",
+              "HF_HUB_OFFLINE", "OLLAMA_MODELS", "CUDA_VISIBLE_DEVICES", "VK_ICD_FILENAMES", "VK_DRIVER_FILES",
+              "OMP_NUM_THREADS")  # fmt: skip
 _SECRET_VARIABLES = ("HF_TOKEN", "ASSAY_API_KEY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy")
 _MOST_FILES = 100_000  # files of a cache that are counted
 
@@ -83,6 +85,20 @@ def gpus(library: str = "libcuda.so.1") -> dict[str, Any]:
         devices.append({"name": printable(name.value.decode(errors="replace"), 80), "bytes": size.value})
     cuda_version = f"{version.value // 1000}.{version.value % 1000 // 10}"
     return {"driver": _driver_version(), "cuda": cuda_version, "devices": devices, "why": None}
+
+
+def webgpu() -> dict[str, Any]:
+    """The adapters that the wgpu engine finds, the one that it uses first, or why there is none."""
+    from assay.engines import missing_reasons
+
+    if why := missing_reasons()["wgpu"]:
+        return {"adapters": [], "why": why}
+    from assay.engines.wgpu.adapter import adapters
+
+    try:
+        return {"adapters": [printable(name, 100) for name in adapters()], "why": None}
+    except AssayError as error:
+        return {"adapters": [], "why": printable(str(error), 300)}
 
 
 def engine_facts() -> list[dict[str, Any]]:

@@ -56,6 +56,11 @@ class ArchKeys:
             raise self.error(key, f"{len(value)} values", f"one, or {n}, one a layer")
         return [self._whole(key, v, least) for v in value[:n]]
 
+    def length(self, key: str) -> int:
+        """How many values an array has; 0 for a single value, or none."""
+        value = self.values.get(f"{self.arch}.{key}")
+        return len(value) if isinstance(value, np.ndarray | list) else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number in the range of float32, so that a power of it stays finite in float64."""
         value = self._get(key, default)

@@ -153,12 +153,17 @@ class Builder:
 
     # -- attention -----------------------------------------------------------------------------------------
 
-    def qkv(self, x: str, clamp: float = 0.0) -> tuple[str, str, str]:
-        """Query, key and value before norm and rotation, from three matrices or from one fused `attn_qkv`."""
+    def qkv(self, x: str, clamp: float = 0.0, *, gated: bool = False) -> tuple[str, str, str]:
+        """Query, key and value before norm and rotation, from three matrices or from one fused `attn_qkv`.
+
+        With `gated`, the rows of each query head are the query and a gate: `Qcur_full`.
+        """
         row = self.here
         names = []
         parts = (
-            ("Qcur", "attn_q", row.n_head * row.n_embd_head),
+            ("Qcur_full", "attn_q", 2 * row.n_head * row.n_embd_head)
+            if gated
+            else ("Qcur", "attn_q", row.n_head * row.n_embd_head),
             ("Kcur", "attn_k", row.n_head_kv * row.n_embd_head),
             ("Vcur", "attn_v", row.n_head_kv * row.n_embd_head_v),
         )
@@ -172,8 +177,9 @@ class Builder:
         start = 0
         for role, stem, width in parts:
             biased = self.has(stem, "bias")
-            plain, final = ("Vcur_proj", "Vcur") if role == "Vcur" else (f"{role}_proj", f"{role}_biased")
-            first = final if role == "Vcur" and not biased else plain
+            whole = role in ("Vcur", "Qcur_full")  # nothing but a bias changes it
+            plain, final = f"{role}_proj", role if whole else f"{role}_biased"
+            first = final if whole and not biased else plain
             if fused:
                 y = self.node(first, "slice", x, start=start, stop=start + width)
             else:

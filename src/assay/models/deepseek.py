@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from assay.graph import Graph
 from assay.models.blocks import Builder
@@ -84,16 +83,11 @@ def routing(b: Builder, gate: str, normalise: bool | None = None) -> None:
     kind = b.meta.count("expert_gating_func", 0, least=0)
     if kind not in (0, *GATES):
         raise b.meta.error("expert_gating_func", kind, "1 softmax or 2 sigmoid")
-    groups = b.meta.count("expert_group_count", 0, least=0)
-    choices: dict[str, Any] = {}
-    if groups > 1:
-        choices = {"groups": groups, "groups_used": b.meta.count("expert_group_used_count")}
     b.routing(
         first=b.meta.count("leading_dense_block_count", 0, least=0),
         gate=GATES.get(kind, gate),
         normalise=b.meta.flag("expert_weights_norm", False) if normalise is None else normalise,
         scale=b.meta.number("expert_weights_scale", 0.0),
-        **choices,
     )
 
 

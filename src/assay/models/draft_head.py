@@ -9,16 +9,30 @@ Touch this when another family names these tensors or joins these parts in anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models.blocks import Builder
 from assay.models.hparams import Layer
+from assay.system.terminal import printable
 
 HIDDEN = "mtp_hidden"  # the rows that the caller gives
 # Architectures whose files are a draft head for another file: `models/eagle3.py`, `models/gemma4_assistant.py`.
 HEAD_FILES = {"eagle3": "an EAGLE-3 head", "gemma4-assistant": "an assistant of Gemma 4"}
+
+
+def head_in_file(metadata: Mapping[str, Any], tensors: Collection[str]) -> str | None:
+    """The kind of draft head that a file holds instead of a model; None if it holds none."""
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch in HEAD_FILES:  # a damaged file may have an array there
+        return HEAD_FILES.get(arch) if isinstance(arch, str) else None
+    drafts = metadata.get(f"{arch}.nextn_predict_layers")
+    layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if isinstance(drafts, int) and drafts > 0 and layers and "0" not in layers:
+        return f"a draft head of {printable(arch)} alone"
+    return None
 
 
 def draft_head(

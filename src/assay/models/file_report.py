@@ -10,7 +10,7 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
-from assay.models.draft_head import HEAD_FILES
+from assay.models.draft_head import HEAD_FILES, head_in_file
 from assay.models.eagle3 import ARCH as EAGLE
 from assay.models.model import Model, load
 from assay.models.vision import Tower, is_tower, load_tower
@@ -45,7 +45,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
         "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
         "memory": _memory(model, weights, context) if model else None,
         "draft_head": bool(model and model.draft),
-        "head_file": _head_file(metadata),
+        "head_file": head_in_file(metadata, file.tensors),
         "eagle_head": _eagle(metadata),
         "projector": _projector(tower) if tower else None,
         "notes": [printable(note) for note in notes],
@@ -66,7 +66,7 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
 
 def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     """The model, or a note that says why the tensors do not form one."""
-    if _head_file(file.metadata):
+    if head_in_file(file.metadata, file.tensors):
         return None, []
     if not file.tensors:
         return None, ["tensors: none; this file is a vocabulary, not a model"]
@@ -82,15 +82,9 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
     return model, notes
 
 
-def _head_file(metadata: Mapping[str, Any]) -> str | None:
-    """The kind of draft head that a file holds; None if it holds none."""
-    arch = metadata.get("general.architecture")
-    return HEAD_FILES.get(arch) if isinstance(arch, str) else None  # a damaged file may have an array there
-
-
 def _eagle(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """Which rows of its model an EAGLE-3 head reads; whether they fit shows when it is opened with the model."""
-    if _head_file(metadata) != HEAD_FILES[EAGLE]:
+    if head_in_file(metadata, ()) != HEAD_FILES[EAGLE]:
         return None
     layers = metadata.get(f"{EAGLE}.target_layers")
     return {

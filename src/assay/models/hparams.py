@@ -241,13 +241,15 @@ def read_rope(meta: ArchKeys, n_rot: int, mode: str) -> RopeParams:
 
 
 def _experts(meta: ArchKeys, n_layer: int) -> list[Experts | None]:
-    """The number of experts and of used ones, for each layer. The builder says how experts are chosen."""
+    """The number of experts, of used ones and of groups, for each layer. The builder says how experts are chosen."""
     count = meta.count("expert_count", 0, least=0)
     used = meta.counts("expert_used_count", n_layer, 0, least=0)
     most = max(used)
     if most > count or (count and not most):
         raise meta.error("expert_used_count", most, f"1 to expert_count {count}")
-    return [Experts(count, n) if n else None for n in used]  # a layer that uses none is dense
+    groups = meta.count("expert_group_count", 0, least=0)
+    chosen = meta.count("expert_group_used_count") if groups > 1 else 1
+    return [Experts(count, n, groups=max(groups, 1), groups_used=chosen) if n else None for n in used]  # none: dense
 
 
 def _blocks(meta: ArchKeys, tensors: Collection[str]) -> int:

@@ -35,9 +35,13 @@ def kimi_linear(b: Builder) -> Graph:
 def _delta_attention(b: Builder, x: str) -> str:
     heads, width, taps = b.here.n_head, b.meta.count("kda.head_dim"), b.meta.count("ssm.conv_kernel", least=2)
     inner, eps = heads * width, b.hp.eps
-    raw = {}
-    for role in "qkv":
-        product = b.linear(f"{role}_proj", x, f"attn_{role}")
+    raw, fused = {}, b.has("attn_qkv")
+    both = b.linear("wqkv", x, "attn_qkv") if fused else ""
+    for i, role in enumerate("qkv"):
+        if fused:
+            product = b.node(f"{role}_proj", "slice", both, start=i * inner, stop=(i + 1) * inner)
+        else:
+            product = b.linear(f"{role}_proj", x, f"attn_{role}")
         raw[role] = convolve(b, f"{role}_conv_raw", product, f"ssm_conv1d_{role}", inner, taps)
     show_state(b, "r", (3 * inner, taps - 1), *raw.values())
     q, k, v = (b.node(f"{role}_conv_silu", "act", y, act="silu") for role, y in raw.items())

@@ -12,7 +12,7 @@ from assay.graph import Graph, Trait
 from assay.models.arch_keys import ArchKeys
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
-from assay.models.draft_head import HEAD_FILES
+from assay.models.draft_head import head_in_file
 from assay.models.hparams import HParams
 from assay.system import plugins
 
@@ -39,10 +39,8 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     """
     arch = file.get_str("general.architecture")
     build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else _plugin_builder(arch)
-    if arch in HEAD_FILES:
-        raise AssayError(
-            f"{file.path}: is {HEAD_FILES[arch]} and no model; use it with its model: --draft {file.path.name}"
-        )
+    if kind := head_in_file(file.metadata, file.tensors):
+        raise AssayError(f"{file.path}: is {kind} and no model; use it with its model: --draft {file.path.name}")
     if str(file.metadata.get("general.type", "")) == "adapter":
         raise AssayError(f"{file.path}: is an adapter and no model; use it with its model: --lora {file.path.name}")
     if build is None:

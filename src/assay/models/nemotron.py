@@ -53,10 +53,21 @@ def feed_forward(b: Builder, x: str) -> str:
 
 
 def _draft_row(b: Builder) -> Layer:
-    """The draft layer's row: attention as in the model, and experts."""
+    """The draft layer's row: attention and experts as in the model, unless the file's arrays go on to this layer."""
     row = next((r for r in b.hp.layers if r.n_head_kv and not r.n_ff), b.hp.layers[-1])
     experts = next((r.experts for r in b.hp.layers if r.experts), None)
-    return replace(row, experts=experts, recurrent=False)
+    if experts:
+        experts = replace(experts, used=_own(b, "expert_used_count", experts.used))
+    heads, heads_kv = (
+        _own(b, f"attention.{key}", n) for key, n in (("head_count", row.n_head), ("head_count_kv", row.n_head_kv))
+    )
+    return replace(row, n_head=heads, n_head_kv=heads_kv, experts=experts, recurrent=False)
+
+
+def _own(b: Builder, key: str, default: int) -> int:
+    """The draft layer's value in an array that has one for it; 0 stands for none."""
+    n = b.hp.n_layer
+    return (b.meta.counts(key, n + 1, least=0)[n] if b.meta.length(key) > n else 0) or default
 
 
 def _draft_block(d: Builder, x: str) -> str:

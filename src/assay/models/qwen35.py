@@ -70,11 +70,8 @@ def _experts(b: Builder, x: str) -> str:
 def attention(b: Builder, x: str) -> str:
     """Attention whose result is multiplied by a gate: each head of `attn_q` has its query, then its gate."""
     row, width = b.here, b.here.n_embd_head
-    b.check_rows("attn_q", 2 * row.n_head * width)
-    b.check_rows("attn_k", row.n_head_kv * width)
-    both = b.linear("Qcur_full", x, "attn_q")
+    both, k, v = b.qkv(x, gated=True)
     q = b.node("Qcur_proj", "slice", both, start=0, stop=width, n_head=row.n_head)
-    k, v = b.linear("Kcur_proj", x, "attn_k"), b.linear("Vcur", x, "attn_v")
     q = b.rope("Qcur", b.head_norm("Qcur_normed", q, "attn_q_norm", row.n_head), row.n_head)
     k = b.rope("Kcur", b.head_norm("Kcur_normed", k, "attn_k_norm", row.n_head_kv), row.n_head_kv)
     y = b.node("attn_pregate", "merge_heads", b.attend(q, *b.cached(k, v)))

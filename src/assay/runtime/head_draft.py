@@ -9,7 +9,7 @@ the head, too. Of such a prefix, the row before its end is kept by page; a row t
 costs time and nothing else, so that is always allowed.
 
 `DraftHead` says how a head is fed. `own_head` is the head in the model's own file (`models/draft_head.py`);
-`eagle_draft.py` and `assistant_draft.py` have heads in a file of their own.
+`head_alone.py`, `eagle_draft.py` and `assistant_draft.py` have heads in a file of their own.
 """
 
 from __future__ import annotations

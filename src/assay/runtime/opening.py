@@ -27,6 +27,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.models.adapters import Adapter, open_adapter, with_adapters
+from assay.models.draft_head import head_in_file
 from assay.models.eagle3 import ARCH as EAGLE
 from assay.models.gemma4_assistant import ARCH as ASSISTANT
 from assay.models.pictures import PictureForm
@@ -36,6 +37,7 @@ from assay.runtime.cache_folder import CacheFolder
 from assay.runtime.draft_model import DraftModel, check_vocabularies
 from assay.runtime.eagle_draft import eagle_head
 from assay.runtime.grammar import Grammars
+from assay.runtime.head_alone import head_alone
 from assay.runtime.head_draft import DraftHead, HeadDrafter, own_head
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.registry_models import ReportProgress
@@ -313,9 +315,9 @@ class Opened:
         if name in ("", MTP) or not self.options.lookahead:
             return None
         file = open_file(hub.resolve(name))
-        open_head = _HEAD_FILES.get(file.get_str("general.architecture"))
-        if open_head is None:
+        if head_in_file(file.metadata, file.tensors) is None:
             return None
+        open_head = _HEAD_FILES.get(file.get_str("general.architecture"), head_alone)
         if "tokenizer.ggml.tokens" in file.metadata:
             check_vocabularies(Tokenizer.from_gguf(file), self.tokenizer, name)
         return open_head(file, self.model, name)

@@ -85,6 +85,11 @@ def _opened(data: bytes, read: Callable[[Any], _T]) -> _T:
         raise
     except MemoryError:
         raise AssayError("picture: does not fit into memory; make it smaller") from None
+    except pillow.UnidentifiedImageError:
+        raise AssayError(
+            f"picture: cannot be decoded (found another kind or a damaged header, expected {', '.join(FORMATS)}); save "
+            "it as PNG"
+        ) from None
     except Exception as error:  # Pillow raises errors of many kinds for damaged files
         text = re.sub(r"\s*<_io.*?>", "", str(error))
         raise AssayError(f"picture: cannot be decoded ({printable(text) or type(error).__name__:.120})") from None

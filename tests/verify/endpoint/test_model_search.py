@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from assay.convert.conversion import convert
 from assay.gguf import open_file
+from assay.gguf.importance import Importance, ImportanceEntry
+from assay.gguf.mixes import mix_by_name
+from assay.gguf.requantize import quantize
 from assay.gguf.writer import Tensor, write
+from assay.library.auditing import audit
 from assay.models import Model, load
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.endpoint.alternatives import (
@@ -30,7 +37,9 @@ from assay.verify.endpoint.dialects import CHAT
 from assay.verify.endpoint.fitted_numbers import Numbered, fitted
 from assay.verify.endpoint.served_text import Place, ServedText
 from assay.verify.endpoint.standings import Scoreboard
+from tests.convert.folders import make
 from tests.synthetic import make_kquant
+from tests.verify.endpoint.http_server import http_server, said
 from tests.verify.endpoint.own_server import Habits, OwnServer
 
 TALK = [[{"role": "user", "content": "What is rain?"}]]
@@ -41,13 +50,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(open_file(make_kquant(tmp_path_factory.mktemp("model") / "claim.gguf")))
 
 
+def with_keys(model: Model, path: Path, **changes: Any) -> Model:
+    """The same model with other metadata under `llama.rope`."""
+    file = model.file
+    changed = {f"llama.rope.{key.replace('__', '.')}": value for key, value in changes.items()}
+    kept = {key: file.metadata.typed(key) for key in file.metadata} | changed
+    write(path, kept, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
+    return load(open_file(path))
+
+
 @pytest.fixture(scope="module")
 def odd(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The same model with a base of RoPE that nobody uses."""
-    path, file = tmp_path_factory.mktemp("odd") / "odd.gguf", model.file
-    kept = {key: file.metadata.typed(key) for key in file.metadata} | {"llama.rope.freq_base": 31415.0}
-    write(path, kept, [Tensor(t.name, t.shape, t.type, file.raw(t.name)) for t in file.tensors.values()])
-    return load(open_file(path))
+    return with_keys(model, tmp_path_factory.mktemp("odd") / "odd.gguf", freq_base=31415.0)
+
+
+@pytest.fixture(scope="module")
+def yarned(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The same model with YaRN."""
+    yarn = {"scaling__type": "yarn", "scaling__factor": 4.0, "scaling__original_context_length": 64}
+    return with_keys(model, tmp_path_factory.mktemp("yarn") / "yarn.gguf", **yarn)
 
 
 def numbered(right: float | None) -> Numbered:
@@ -142,6 +164,55 @@ def test_an_odd_base_is_named(model: Model, odd: Model) -> None:
     words = found.findings[0].words
     assert words.startswith("RoPE with a base of about 3"), text(found)
     assert float(words.split("about ")[1].split(" ")[0]) == pytest.approx(31415, rel=0.06)
+
+
+def test_yarn_is_named(model: Model, yarned: Model) -> None:
+    """Where it is served and not claimed, and where it is claimed and not served."""
+    with OwnServer(yarned, Habits()) as server:
+        added = audited(model, server.ask)
+    with OwnServer(model, Habits()) as server:
+        left_out = audited(yarned, server.ask)
+    found = re.fullmatch(r"RoPE with YaRN, a factor of about (\S+) for a context .*", added.findings[0].words)
+    assert found and float(found[1]) == pytest.approx(4, rel=0.1), text(added)
+    assert "RoPE without the YaRN of the file" in left_out.findings[0].words, text(left_out)
+
+
+@pytest.mark.slow
+def test_another_quantisers_file_is_thought_of(model: Model, tmp_path: Path) -> None:
+    """Of the same original, in the same mix: it is detected, no list has it, and the words say so."""
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    entries = {
+        t.name: ImportanceEntry(np.geomspace(0.01, 10, t.shape[-1], dtype=np.float32)[None], np.ones(1, np.float32))
+        for t in model.file.tensors.values() if len(t.shape) > 1
+    }  # fmt: skip
+    quantize(model.file, one, mix_by_name("Q4_K_M"), allow_requantize=True)
+    quantize(model.file, other, mix_by_name("Q4_K_M"), allow_requantize=True, importance=Importance(entries))
+    with OwnServer(load(open_file(other)), Habits()) as server:
+        found = audited(load(open_file(one)), server.ask)
+    assert "rounded in another way" in found.findings[0].words and found.findings[0].confidence < 0.5, text(found)
+
+
+def test_a_folder_of_safetensors_is_the_claim(tmp_path: Path) -> None:
+    """It is converted. Eight bits are noise for a file in floats, which a note says."""
+    folder, file = make(tmp_path / "hf", "llama"), tmp_path / "served.gguf"
+    convert(folder, file)
+    with (
+        OwnServer(load(open_file(file)), Habits()) as server,
+        http_server(lambda path, body, _: said(server.ask(path, body))) as url,
+    ):
+        found = audit(url, folder, others=[folder], chat=False, draws=False, tokens=24, threads=1)
+    assert found.verdict != "differs" and found.model == "hf.gguf" and found.result.distance < 0.1, repr(found)
+    assert any("weights in 8 bits" in note for note in found.result.notes)
+
+
+def test_scores_that_are_larger_are_not_called_yarn_alone(model: Model, tmp_path: Path) -> None:
+    """A wrong scale of attention looks like YaRN in short texts."""
+    longer = with_keys(model, tmp_path / "longer.gguf", scaling__attn_factor=1.15)
+    with OwnServer(longer, Habits()) as server:
+        found = audited(model, server.ask)
+    first = found.findings[0]
+    assert any("scores of attention" in words for words in (first.words, *first.equivalent)), text(found)
+    assert "YaRN" not in first.words or first.confidence < 0.9, text(found)
 
 
 def test_what_differs_in_conversations_is_the_model_or_the_prompt(model: Model, odd: Model) -> None:

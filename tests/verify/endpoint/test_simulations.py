@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from assay.gguf import open_file
+from assay.gguf.codecs import decode, encode
+from assay.gguf.types import by_name
+from assay.graph import Node
 from assay.models import load
 from assay.text import Tokenizer
 from assay.verify.endpoint.alternatives import beginnings
-from assay.verify.endpoint.claimed_model import ClaimedModel, Setting, coarser_mixes
+from assay.verify.endpoint.claimed_model import ClaimedModel, Setting, cached_row, coarser_mixes, hadamard
 from assay.verify.endpoint.float_weights import FORMATS, fp8, mxfp4
 from assay.verify.endpoint.own_draws import judged_repeats
 from assay.verify.endpoint.served_text import Place, ServedText, Spelling, place_losses, spelled
@@ -117,6 +120,20 @@ def test_levels_of_mxfp4_and_fp8() -> None:
     row[0, :4] = [6, 5.1, 0.3, -0.2]
     assert mxfp4(row)[0, :4].tolist() == [6, 6, 0.5, 0]
     assert fp8(np.array([[448.0, 17.0, 1.0625]]))[0].tolist() == [448, 16, 1]
+
+
+@pytest.mark.parametrize(("name", "n_head", "width", "turned"), [
+    ("cache_k-0", 2, 128, 128), ("cache_k-0", 1, 192, 64), ("cache_v-0", 2, 128, 64), ("cache_v-0", 8, 64, 64),
+    ("cache_v-0", 4, 32, 1),
+])  # fmt: skip
+def test_llama_cpp_turns_within_a_head(name: str, n_head: int, width: int, turned: int) -> None:
+    """Keys by the largest power of two in a head, values by 64; narrower heads stay as they are."""
+    node = Node(name, "cache", ("x",), attrs={"n_head": n_head})
+    y = np.random.default_rng(3).normal(size=(5, n_head * width)).astype(np.float32)
+    turn = hadamard(turned)
+    blocks = (y.reshape(-1, turned) @ turn).reshape(-1, 32).astype(np.float32)
+    right = decode(by_name("Q4_0"), encode(by_name("Q4_0"), blocks)).reshape(-1, turned) @ turn.T
+    assert np.allclose(cached_row(node, y, "q4_0", True), right.reshape(y.shape), atol=1e-5)
 
 
 def test_files_in_small_floats_are_computed(path: Path) -> None:

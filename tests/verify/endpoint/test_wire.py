@@ -186,8 +186,20 @@ REFUSALS = {
 }
 
 
+@pytest.mark.parametrize("named", ["chatml", ""])
 @pytest.mark.parametrize("case", REFUSALS)
-def test_an_endpoint_that_cannot_be_read_is_told_why(tokenizer: Tokenizer, case: str) -> None:
+def test_an_endpoint_that_cannot_be_read_is_told_why(tokenizer: Tokenizer, case: str, named: str) -> None:
+    """The same where the claimed file has no chat template."""
     reply, words = REFUSALS[case]
+    template = ChatTemplate.named(named, tokenizer) if named else None
     with http_server(lambda *_: reply) as url, pytest.raises(AssayError, match=re.escape(words)):
-        Interviewer(Client(url, tokenizer), ChatTemplate.named("chatml", tokenizer)).begin("abc", 4)
+        Interviewer(Client(url, tokenizer), template).begin("abc", 4)
+
+
+def test_chat_alone_cannot_be_read_without_a_template(tokenizer: Tokenizer) -> None:
+    chat = "/v1/chat/completions"
+    with (
+        http_server(lambda path, *_: said(ANSWERS[chat]) if path == chat else Reply(404, b"")) as url,
+        pytest.raises(AssayError, match="only chat is served"),
+    ):
+        Interviewer(Client(url, tokenizer), None).begin("abc", 4)

@@ -64,7 +64,7 @@ class Gpu:
             clocks = sorted({_CLOCKS} & set(self._adapter.features))
             self._device: Any = self._adapter.request_device_sync(required_limits=limits, required_features=clocks)
         info = self._adapter.info
-        self.name = f"{info['device']} ({info['backend_type']})"
+        self.name = _name(self._adapter)
         self.identity = " ".join(str(info[key]) for key in ("vendor", "device", "description", "backend_type"))
         self.software = info["adapter_type"] == "CPU"
         self.max_binding = int(limits["max-storage-buffer-binding-size"])
@@ -349,10 +349,27 @@ def _trusted_module(device: Any, code: str) -> Any:
     return api.GPUShaderModule("", create(device._internal, described, 0), device)
 
 
+def adapters() -> list[str]:
+    """The names of all GPU adapters, the one in use first; raises AssayError if there is none to use."""
+    module = _wgpu()
+    with named_errors("no adapter can be listed"):
+        best = _best_adapter(module)
+        others = [a for a in _every_adapter(module) if dict(a.info) != dict(best.info)]
+        return [_name(a) for a in (best, *others)]
+
+
+def _name(adapter: Any) -> str:
+    return f"{adapter.info['device']} ({adapter.info['backend_type']})"
+
+
+def _every_adapter(module: Any) -> list[Any]:
+    return [a for a in module.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
+
+
 def _best_adapter(module: Any) -> Any:
     """The fastest kind of adapter; ASSAY_ADAPTER names another by a part of its name."""
     named = os.environ.get("ASSAY_ADAPTER", "")
-    every = [a for a in module.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
+    every = _every_adapter(module)
     found = [a for a in every if named.lower() in str(dict(a.info)).lower()]
     if not found:
         there = ", ".join(a.info["device"] for a in every) or "none"

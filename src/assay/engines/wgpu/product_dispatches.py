@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from assay.engines.plan.fuse import Gated, Product
 from assay.engines.plan.values import row_width
 from assay.engines.wgpu.dispatches import NOTHING, View
@@ -157,8 +159,17 @@ def _gated_at_once(build: ProgramBuilder, group: Gated, x: View, gate: WeightPar
     return True
 
 
-def expert_linear(build: ProgramBuilder, node: Node) -> None:
-    x, idx, domain = build.input(node), build.input(node, 1), build.domains[node.name]
+def head_linear(build: ProgramBuilder, node: Node) -> None:
+    """Heads lie side by side in a row: matrix h multiplies part h."""
+    heads = int(build.graph.weights[node.weights[0]][0])
+    every = build.weights.constant(np.arange(heads, dtype=np.float32))
+    expert_linear(build, node, View(every, 0, heads))
+
+
+def expert_linear(build: ProgramBuilder, node: Node, idx: View | None = None) -> None:
+    """The chosen matrices, or those of `idx`, times the rows of a token."""
+    idx = idx or build.input(node, 1)
+    x, domain = build.input(node), build.domains[node.name]
     part, experts = build.weights.part(node.weights[0]), idx.width
     out = build.memory(node.name, domain, experts * ROWS * part.tiles)
     row = replace(out, stride=part.rows)  # a row for each expert of a token

@@ -1,4 +1,4 @@
-"""Layers that keep a state of a fixed size: convolutions, Mamba and the delta rule.
+"""Layers that keep a state of a fixed size: convolutions, Mamba, the delta rule and RWKV.
 
 Touch this module when such a layer gets a kernel.
 """
@@ -14,6 +14,13 @@ from assay.errors import AssayError
 from assay.graph import Node
 
 MAX_TAPS = 16  # of a convolution
+# The buffers of each recurrence's operands, and of its weight.
+OPERANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "ssm_scan": (("x", "dt", "B", "C"), "w"),
+    "delta_rule": (("q", "k", "v", "g", "beta"), ""),
+    "wkv6": (("r", "w", "k", "v"), "u"),
+    "wkv7": (("r", "w", "k", "v", "kk", "a"), ""),
+}
 
 
 def _state(build: ProgramBuilder, node: Node) -> dict[str, int]:
@@ -36,23 +43,49 @@ def convolution(build: ProgramBuilder, node: Node) -> None:
     )  # fmt: skip
 
 
+def shift(build: ProgramBuilder, node: Node) -> None:
+    x, out = build.get(node.inputs[0], "tokens"), build.new(node)
+    numbers = {"channels": x.width, **x.numbers("x"), "out_stride": out.stride, **_state(build, node)}
+    groups: tuple[Count, Count, Count] = (-(-x.width // 64), "P", 1)
+    build.emit("shift", groups, numbers, step="step", x=x.buffer, states="states", out=out.buffer)
+
+
+def head_bonus(build: ProgramBuilder, node: Node) -> None:
+    views = {name: build.input(node, i) for i, name in enumerate(("x", "r", "k", "v"))}
+    out, heads = build.new(node), int(node.attr("n_head"))
+    width = out.width // heads
+    numbers = {
+        "heads": heads, "width": width, "chains": chains(width), "out_stride": out.stride,
+        **{key: value for name, view in views.items() for key, value in view.numbers(name).items()},
+    }  # fmt: skip
+    groups: tuple[Count, Count, Count] = (-(-heads // 64), build.rows_of(build.domains[node.name]), 1)
+    buffers = {name: view.buffer for name, view in views.items()}
+    build.emit("head_bonus", groups, numbers, w=build.weights.vector(node.weights[0]), out=out.buffer, **buffers)
+
+
+def chains(channels: int) -> int:
+    """Chains of a sum of so many products: adding those that stay at +0 would change nothing."""
+    return min(64, 1 << (channels - 1).bit_length())
+
+
 def scan(build: ProgramBuilder, node: Node) -> None:
     inputs, out = [build.get(name, "tokens") for name in node.inputs], build.new(node)
-    names = ("x", "dt", "B", "C") if node.op == "ssm_scan" else ("q", "k", "v", "g", "beta")
+    names, weight = OPERANDS[node.op]
     heads, channels = int(node.attr("n_head")), int(node.attr("state")[-1])
     views = dict(zip(names, inputs, strict=True))
     numbers = {
         "heads": heads, "width": out.width // heads, "channels": channels, "out_stride": out.stride,
-        "chains": min(64, 1 << (channels - 1).bit_length()), **_state(build, node),
+        "chains": chains(channels), **_state(build, node),
         **{key: value for name, view in views.items() for key, value in view.numbers(name).items()},
     }  # fmt: skip
     buffers = {name: view.buffer for name, view in views.items()}
     if node.op == "ssm_scan":
         numbers["group_heads"] = heads // int(node.attr("n_group"))
         numbers["a_each"] = int(np.prod(build.graph.weights[node.weights[0]])) // heads
-        buffers["w"] = build.weights.vector(node.weights[0])
-    else:
+    if node.op == "delta_rule":
         numbers |= {"key_heads": int(node.attr("n_head_k")), "g_each": views["g"].width // heads}
         numbers["scale"] = bits(node.attr("scale"))
+    if weight:
+        buffers[weight] = build.weights.vector(node.weights[0])
     groups: tuple[Count, Count, Count] = (-(-out.width // 64), "P", 1)
     build.emit(node.op, groups, numbers, step="step", states="states", out=out.buffer, **buffers)

@@ -44,6 +44,8 @@ EXPRESSIONS = {
     "join": "A",
     "head_gain": "mul(A, B)",
     "add_gain": "fused(C, B, A)",
+    "lerp": "fused(minus(B, A), C, A)",
+    "lerp_row": "fused(minus(B, A), C, A)",
 }
 ACTS = {"silu": "silu", "gelu_tanh": "gelu_tanh", "gelu_erf": "gelu_erf", "relu": "relu", "relu_sqr": "relu_sqr",
          "sigmoid": "sigmoid", "softplus": "softplus", "tanh": "tanh_of"}  # fmt: skip
@@ -114,13 +116,24 @@ def with_vector(build: ProgramBuilder, node: Node) -> None:
     x, width = build.input(node), row_width(build.graph, node.name)
     name = node.weights[0]
     if node.op == "add_row":
-        last = int(build.graph.shapes[node.name][-1])
-        buffer = build.weights.constant(build.weights.array(name).reshape(-1, last)[node.attr("row")])
+        buffer = _row_of_weight(build, node)
     else:
         buffer = build.weights.vector(name)
     n = int(np.prod(build.graph.weights[name])) if node.op != "add_row" else width
     b = View(buffer, 0, n)
     elementwise(build, node, Operand(x, x.width), Operand(b, n, 0, 1 if n > 1 else 0))
+
+
+def _row_of_weight(build: ProgramBuilder, node: Node) -> str:
+    rows = build.weights.array(node.weights[0]).reshape(-1, int(build.graph.shapes[node.name][-1]))
+    return build.weights.constant(rows[node.attr("row")])
+
+
+def lerp(build: ProgramBuilder, node: Node) -> None:
+    """From the first operand to the second, by the third one or by a row of the weight."""
+    a, b = build.input(node), build.input(node, 1)
+    c = View(_row_of_weight(build, node), 0, a.width) if node.weights else build.input(node, 2)
+    elementwise(build, node, Operand(a, a.width), Operand(b, b.width), c=Operand(c, c.width))
 
 
 def glu_split(build: ProgramBuilder, node: Node) -> None:

@@ -2,12 +2,19 @@
 import { askServer, verdict } from "./compare.js";
 
 const find = (id) => document.getElementById(id);
+find("unserved").remove();
 const worker = new Worker("worker.js", { type: "module" });
 let begun = 0;
 let served; // the model's name on the server of this page, if assay serves it
 let comparing = "";  // address of the server that answers the same prompt
 let converses = false;  // whether the model's template has been read well enough for several turns
 let turns = [];  // texts of the user and the model in turn
+const ENDS = {
+  limit: ({ ids }) => `; cut at ${ids.length} tokens`,
+  context: ({ context }) => `; cut: the context of ${context} tokens is full`,
+  stopped: () => "; stopped",
+  text: () => "",
+};
 const SETTINGS = ["temp", "top_k", "top_p", "min_p", "repeat_penalty"];
 
 function busy(on) {
@@ -28,14 +35,18 @@ worker.onmessage = ({ data }) => {
   }
   if (data.missing) {
     find("model").textContent = "Open the model";
+    find("progress").hidden = true;
     find("facts").textContent = `${data.missing}.`;
   }
-  if (data.doing) find("facts").textContent = data.doing;
+  if (data.doing) {
+    find("facts").textContent = data.doing;
+    find("progress").removeAttribute("value");  // how long this takes is unknown
+  }
   if (data.ready) {
     const { model, adapter, tier, bytes, seconds } = data.ready;
     converses = data.ready.turns;
     const spent = Object.entries(seconds).map(([part, s]) => `${part} ${s.toFixed(1)} s`).join(", ");
-    find("model").textContent = model;
+    find("model").textContent = document.title = model;
     find("progress").hidden = true;
     find("source").hidden = true;
     if (data.ready.served) {
@@ -52,18 +63,27 @@ worker.onmessage = ({ data }) => {
     const seconds = (performance.now() - begun) / 1000;
     if (converses) turns.push(find("answer").textContent);
     find("fresh").hidden = !turns.length;
-    find("facts").textContent = `${data.reused ? `${data.reused} of ${data.prompt.length} tokens of the prompt were in the cache; ` : ""}${data.ids.length} tokens in ${seconds.toFixed(1)} s, the first after ${data.first.toFixed(2)} s, then ${data.rate.toFixed(1)} a second; hash of all logits ${data.hash}`;
+    find("facts").textContent = `${data.reused ? `${data.reused} of ${data.prompt.length} tokens of the prompt were in the cache; ` : ""}${data.ids.length} tokens in ${seconds.toFixed(1)} s, the first after ${data.first.toFixed(2)} s, then ${data.rate.toFixed(1)} a second; hash of all logits ${data.hash}${ENDS[data.ended](data)}`;
     if (comparing) compare(data);
     else busy(false);
   }
+  if (data.failed) {
+    find("model").textContent = "It cannot run here";
+    find("progress").hidden = true;
+    find("source").hidden = true;
+    find("facts").textContent = `${data.failed}.`;
+    find("facts").className = "failed";
+    find("form").hidden = true;
+  }
   if (data.error) {
-    if (!find("progress").hidden) find("model").textContent = "It cannot run here";
     if (turns.length % 2) find("prompt").value = turns.pop();  // a question without an answer
     showTurns();
-    find("facts").textContent = data.error;
+    find("facts").textContent = `${data.error}.`;
     busy(false);
   }
 };
+
+worker.onerror = ({ message }) => worker.onmessage({ data: { failed: `worker.js cannot run (${message || "it could not be loaded"})` } });
 
 async function compare({ prompt, tokens, rows }) {
   let found;
@@ -102,6 +122,7 @@ function ask(server) {
     find("prompt").value = "";
   }
   find("answer").textContent = "";
+  find("facts").textContent = "reading the prompt";
   find("verdict").textContent = "";
   comparing = server;
   begun = performance.now();
@@ -112,6 +133,7 @@ function ask(server) {
 
 find("file").onchange = () => {
   find("model").textContent = "Loading…";
+  find("progress").hidden = false;
   worker.postMessage({ files: [...find("file").files] });
 };
 find("origin").textContent = location.origin;

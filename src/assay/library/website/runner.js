@@ -8,23 +8,26 @@ const HEADER = 16;
 const RECORD = 8;
 const KEY_BLOCK = 256;
 
+const mega = (bytes) => `${Math.ceil(bytes / 1e6)} MB`;
+const named = ({ info }) => [info?.vendor, info?.architecture, info?.description].filter(Boolean).join(" ");
+
 export class Runner {
   /** Open the device, load the weights from `sources` and choose a tier. `report(text)` is told what is being done. */
   static async open(plan, sources, report = () => {}) {
     if (!isSecureContext) throw new Error(`browsers offer WebGPU to pages from https:// and from localhost alone; this one is from ${location.origin}`);
     if (!navigator.gpu) throw new Error("this browser has no WebGPU; use a recent Chrome, Edge, Safari or Firefox");
     const adapter = await navigator.gpu.requestAdapter();
-    if (!adapter) throw new Error("WebGPU found no adapter; in headless Chromium add --enable-unsafe-webgpu");
-    const sizes = [...plan.programs.map((program) => program.sizes), plan.buffers].flatMap(Object.values);
+    if (!adapter) throw new Error("WebGPU found no GPU here: chrome://gpu says why. On Linux, start Chrome with --enable-unsafe-webgpu --enable-features=Vulkan; without a GPU, use `assay run`");
+    const sizes = [...plan.programs.map((program) => program.sizes), plan.buffers].flatMap((named) => Object.values(named));
     const largest = Math.max(...sizes, ...plan.weights.map((w) => w.bytes));
     const limits = { maxStorageBufferBindingSize: adapter.limits.maxStorageBufferBindingSize, maxBufferSize: adapter.limits.maxBufferSize };
     if (largest > limits.maxStorageBufferBindingSize) {
-      throw new Error(`a buffer of ${largest} bytes is too large for this adapter, which binds ${limits.maxStorageBufferBindingSize}; export with a smaller --ctx-size`);
+      throw new Error(`a buffer of ${mega(largest)} is too large for this GPU (${named(adapter) || "it has no name"}), which binds at most ${mega(limits.maxStorageBufferBindingSize)}; export with a smaller --ctx-size`);
     }
     const device = await adapter.requestDevice({ requiredLimits: limits });
     const runner = new Runner(plan, device);
     runner.software = adapter.info?.architecture === "swiftshader" || adapter.info?.isFallbackAdapter === true;
-    runner.adapter = [adapter.info?.vendor, adapter.info?.architecture, adapter.info?.description].filter(Boolean).join(" ");
+    runner.adapter = named(adapter);
     try {
       await runner.timed("weights", () => runner.load(sources, report));
       await runner.chooseTier(report);
@@ -39,11 +42,13 @@ export class Runner {
     this.plan = plan;
     this.device = device;
     this.lost = null;
-    device.lost.then((info) => (this.lost = info.message || "the device was lost"));
-    device.onuncapturederror = ({ error }) => (this.lost ??= error.message);
+    const gone = (why) => (this.lost ??= `the GPU gave up (${why || "no reason given"}); reload the page, and close others that use the GPU`);
+    device.lost.then((info) => gone(info.message));
+    device.onuncapturederror = ({ error }) => gone(error.message);
     this.buffers = new Map();
     for (const [name, bytes] of Object.entries(plan.buffers)) this.buffers.set(name, this.buffer(bytes));
     this.programs = [];
+    this.part = Math.max(...plan.programs.map((p) => p.rows)); // most tokens of a step
     this.landings = [];
     this.seconds = { weights: 0, kernels: 0, check: 0 };
   }
@@ -212,18 +217,14 @@ export class Runner {
   }
 
   /**
-   * Submit tokens that follow `start` cached ones; null is the token that the step before chose, which is still on the
+   * Submit tokens that follow `start` cached ones, at most `part`; null is the token that the step before chose, which is still on the
    * device. Resolves to the logits of the last token, and the id of the largest.
    */
   async step(tokens, start) {
     const follows = tokens === null;
     const given = tokens ?? [0];
     if (start + given.length > this.plan.context) throw new Error(`the context of ${this.plan.context} tokens is full`);
-    const most = Math.max(...this.plan.programs.map((p) => p.rows));
-    let first = 0;
-    for (; given.length - first > most; first += most) this.part(given.slice(first, first + most), start + first, 0);
-    const some = given.slice(first);
-    const index = this.programFor(some.length);
+    const index = this.programFor(given.length);
     const { buffer, at, width } = this.plan.programs[index].logits;
     const landing = this.landings.pop() ?? this.device.createBuffer({
       size: 16 + 4 * width,
@@ -232,7 +233,7 @@ export class Runner {
     const chosen = this.buffers.get("chosen");
     const before = follows ? [[chosen, 0, this.buffers.get("step"), 4 * HEADER, 4]] : [];
     const logits = this.program(index).own.get(buffer);
-    this.part(some, start + first, 1, before, [[chosen, 0, landing, 0, 16], [logits, 4 * at, landing, 16, 4 * width]]);
+    this.submitTokens(given, start, 1, before, [[chosen, 0, landing, 0, 16], [logits, 4 * at, landing, 16, 4 * width]]);
     await landing.mapAsync(GPUMapMode.READ);
     const found = landing.getMappedRange().slice(0);
     landing.unmap();
@@ -245,8 +246,18 @@ export class Runner {
     return this.plan.programs.findIndex((p) => p.rows >= rows);
   }
 
+  /** Submit tokens that follow `start` cached ones, at most `part`, and compute no logits. */
+  fill(tokens, start) {
+    this.submitTokens(tokens, start, 0);
+  }
+
+  /** Resolves when everything submitted has been computed. */
+  finished() {
+    return this.device.queue.onSubmittedWorkDone();
+  }
+
   /** Submit the tokens of one program. Without outputs it fills the cache alone. */
-  part(tokens, start, outputs, before, after) {
+  submitTokens(tokens, start, outputs, before, after) {
     const program = this.program(this.programFor(tokens.length));
     this.device.queue.writeBuffer(this.buffers.get("step"), 0, this.stepWords(tokens, start, outputs));
     const blocks = Math.ceil((start + tokens.length) / KEY_BLOCK);

@@ -1,7 +1,7 @@
 // The worker of an exported site: loads plan and weights, then answers prompts one at a time.
 // In:  {files} · {messages, raw, maxTokens, params, rows} · {cancel: true}
-// Out: {plan} · {loaded, total} · {doing} · {missing} · {ready} · {text} · {error}
-//      {done, prompt, reused, ids, hash, tokens, rows, rate, first}
+// Out: {plan} · {loaded, total} · {doing} · {missing} · {failed} · {ready}
+//      {doing} · {text} · {error} · {done, ended, context, prompt, reused, ids, hash, tokens, rows, rate, first}
 import { rowHashes } from "./compare.js";
 import { Runner, sha256 } from "./runner.js";
 import { penalises, sample } from "./sampler.js";
@@ -64,6 +64,25 @@ function shared(cached, ids) {
   return n;
 }
 
+/** Submit the first parts of a prompt, from id `start` on, and leave the last one. Returns the place where that begins. */
+async function readPrompt(model, prompt, start) {
+  const { runner } = model;
+  const submitted = [];
+  let at = start;
+  while (prompt.length - at > runner.part) {
+    runner.fill(prompt.slice(at, at + runner.part), at);
+    at += runner.part;
+    submitted.push(runner.finished());
+    if (submitted.length > AHEAD) await submitted.shift();
+    say({ doing: `reading the prompt: ${at} of ${prompt.length} tokens` });
+    if (!cancelled) continue;
+    await Promise.all(submitted);
+    model.cached = prompt.slice(0, at);
+    throw new Error("stopped before the answer began");
+  }
+  return at;
+}
+
 /**
  * The answer to `messages`. `params` has the sampler's settings; without a temperature the most probable token is chosen.
  * `hash` is over the hashes of the logits of every step; with `rows`, `tokens` and `rows` have the choice of every step
@@ -73,7 +92,7 @@ async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows:
   const { plan, runner, tokenizer, cached } = model;
   const detokenizer = new Detokenizer(tokenizer);
   const prompt = encode(model, messages, raw);
-  if (prompt.length > plan.context) throw new Error(`the prompt has ${prompt.length} tokens; this page holds ${plan.context}; shorten it`);
+  if (prompt.length > plan.context) throw new Error(`the conversation has ${prompt.length} tokens; this page holds ${plan.context}; shorten it${messages.length > 1 ? ", or start a new one" : ""}`);
   const most = Math.min(maxTokens, plan.context - prompt.length + 1);
   const greedy = !(params.temp > 0) && !penalises(params);  // then the device chooses, and steps are submitted ahead
   const ahead = greedy && !runner.software ? AHEAD : 0;
@@ -87,11 +106,13 @@ async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows:
   const reused = shared(cached, prompt);
   model.cached = [];  // what the cache holds is known again when all steps have ended
   let submitted = 0;
+  let ended = most < maxTokens ? "context" : "limit";
   cancelled = false;
+  const read = await readPrompt(model, prompt, reused);
   for (;;) {
     while (submitted < most && steps.length <= ahead) {
       const at = prompt.length + submitted - 1;
-      const step = submitted ? runner.step(greedy ? null : [ids[at]], at) : runner.step(prompt.slice(reused), reused);
+      const step = submitted ? runner.step(greedy ? null : [ids[at]], at) : runner.step(prompt.slice(read), read);
       step.catch(() => {});  // awaited below, unless an earlier one fails
       steps.push(step);
       submitted++;
@@ -103,7 +124,10 @@ async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows:
     if (wanted) rows.push(await rowHashes(logits));
     tokens.push(id);
     times.push(performance.now());
-    if (cancelled || plan.tokenizer.eog.includes(id)) break;
+    if (cancelled || plan.tokenizer.eog.includes(id)) {
+      ended = cancelled ? "stopped" : "text";
+      break;
+    }
     answered.push(id);
     ids.push(id);
     say({ text: detokenizer.push(id) });
@@ -115,7 +139,7 @@ async function answer(model, { messages, raw, maxTokens = 64, params = {}, rows:
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", all));
   const hash = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
   const rate = times.length > 2 ? ((times.length - 2) * 1000) / (times.at(-1) - times[1]) : 0;
-  say({ done: true, prompt, reused, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
+  say({ done: true, ended, context: plan.context, prompt, reused, ids: answered, hash, tokens, rows, rate, first: (times[1] - times[0]) / 1000 });
 }
 
 const planned = fetchPlan();
@@ -127,7 +151,7 @@ function start(files) {
   opening = new AbortController();
   const { signal } = opening;
   opened = open(files, signal);
-  opened.catch((error) => signal.aborted || say(error instanceof WrongFile ? { missing: error.message } : { error: error.message }));
+  opened.catch((error) => signal.aborted || say({ [error instanceof WrongFile ? "missing" : "failed"]: error.message }));
 }
 
 start(null);

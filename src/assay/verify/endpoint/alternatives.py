@@ -27,7 +27,7 @@ from assay.models import Model
 from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.builtin import TEMPLATES
 from assay.verify.diagnosis.by_feeds import FEEDS, Feed
-from assay.verify.endpoint.claimed_model import CLAIM, ClaimedModel, Setting, coarser_mixes, rewritten
+from assay.verify.endpoint.claimed_model import CLAIM, ClaimedModel, Setting, coarser_mixes, rewritten, turns
 from assay.verify.endpoint.draw_settings import FEW_PENALTIES, penalty, seen_counts
 from assay.verify.endpoint.prompt_ids import other_tokenizations
 from assay.verify.endpoint.served_text import ServedText
@@ -151,7 +151,7 @@ def more_alternatives(
     mixes = coarser_mixes(model.file, MIXES)
     for mix in reversed(mixes) if coarse_first else mixes:
         yield _weights(mix)
-    for turned in (True, False):
+    for turned in (True, False) if turns(model) else (False,):
         words = "keys and values in q4_0" + ", rotated first" * turned
         yield Alternative(words, words, "cache", Setting(cache="q4_0", rotated=turned))
     yield Alternative("keys and values in fp8", "keys and values in FP8 (E4M3)", "cache", Setting(cache="fp8"))

@@ -87,7 +87,7 @@ class Interviewer:
                     reasons.append(str(error))
                     if _no_connection(error):
                         raise
-                    if _no_route(error):
+                    if _no_route(error) or (self.template is None and not self.reading.completions):
                         break
                     continue
                 self.reading.dialect, self.reading.chat = dialect.name, not self.reading.completions
@@ -182,6 +182,7 @@ class Interviewer:
 
     def _ask_chat(self, messages: Sequence[Message], n: int, top: int) -> tuple[ServerReply, list[int]]:
         if self.template is None:
+            self.client.chat(messages, n=1, top=0)  # the error of a missing route, where there is no chat either
             raise AssayError(f"{self.client.url}: only chat is served, and the claimed file has no chat template")
         reply = self._reply_to(partial(self.client.chat, messages, n=n, top=top))
         ids = list(encode_chat(self.tokenizer, self.template, messages))

@@ -80,6 +80,7 @@ SAME_REQUESTS = 3  # that are all answered otherwise where tokens are drawn
 SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers are too short to differ
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
+EIGHT_BITS = "the file is in floats: weights in 8 bits are within the noise that is allowed, and not told from it"
 LEAST_NAME = 0.05  # confidence below which a name that does not fit is none
 
 
@@ -425,9 +426,11 @@ class _Audit:
         if len(more) > 1:
             return "not the claimed model; the server counts the tokens of texts otherwise, so another model is likely"
         if usual < 1.0:
+            whole = all(t.type.block_size == 1 for t in self.model.file.tensors.values())
+            rounded = "" if whole else "weights of the same original rounded in another way or to more bits, "
             return (
-                "not the claimed model; its answers are fluent, so another model, a fine-tune of it or coarser "
-                "arithmetic is likely, such as keys and values in four bits"
+                f"not the claimed model; its answers are fluent, so another model, a fine-tune of it, {rounded}or "
+                "coarser arithmetic is likely, such as keys and values in four bits"
             )
         return "not the claimed model; its answers are not fluent, so a mistake of the engine is likely"
 
@@ -645,7 +648,7 @@ class _Audit:
             generated=self.client.generated,
             seconds=time.monotonic() - self.started,
             more_tokens=board.more_tokens() if verdict == "inconclusive" and board.texts else None,
-            notes=(*reading.notes, *self.notes, *self._kept()),
+            notes=(*reading.notes, *self.notes, *self._kept(), *([EIGHT_BITS] if board.coarse is not None else [])),
             unanswered=self.client.unanswered,
             area=self.findings[0].area if self.findings else "",
         )

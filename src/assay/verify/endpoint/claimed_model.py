@@ -44,6 +44,7 @@ Array = NDArray[Any]
 Function = Callable[..., Array]
 ALL_OF_IT = 0.7  # share of the weights: a file with as many in a type is in that type
 ABOUT_AS_MANY = 0.6  # bits a weight
+LEAST_TURNED = 64  # llama.cpp turns keys and values of heads whose width is a multiple of this
 LONGEST = 4096  # positions of an engine's cache: a text of an audit is shorter
 
 
@@ -162,7 +163,7 @@ class ClaimedModel:
         if setting.precision == "fast":
             hooks = rounding_hooks(next(r for r in roundings(ARITHMETICS[-1]) if r.q8), model.file)
         if setting.cache:
-            kept = partial(_kept, kind=setting.cache, rotated=setting.rotated)
+            kept = partial(cached_row, kind=setting.cache, rotated=setting.rotated)
             hooks = Hooks(hooks.operand if hooks else None, kept)
         graph = setting.graph or model.graph
         given = inputs_of(ids, range(len(ids)))
@@ -191,7 +192,7 @@ class ClaimedModel:
         return path
 
 
-def _kept(node: Node, y: Array, kind: str, rotated: bool) -> Array:
+def cached_row(node: Node, y: Array, kind: str, rotated: bool) -> Array:
     """A cached row in E4M3 without a scale, or in blocks of a ggml type; narrower heads than a block stay as they are.
 
     Servers with an FP8 cache use a scale of 1 unless the checkpoint has one.
@@ -200,17 +201,29 @@ def _kept(node: Node, y: Array, kind: str, rotated: bool) -> Array:
         return y
     if kind == "fp8":
         return np.asarray(e4m3(y), y.dtype)
-    found, width = by_name(kind.upper()), y.shape[-1]
+    found, width = by_name(kind.upper()), y.shape[-1] if y.ndim > 2 else y.shape[-1] // int(node.attr("n_head"))
     if width % found.block_size:
         return y
-    turn = _hadamard(width & -width) if rotated else np.eye(1)
-    flat = np.ascontiguousarray(y, np.float64).reshape(-1, width // len(turn), len(turn)) @ turn
+    turn = hadamard(_turned_width(node, width) if rotated else 1)
+    flat = y.reshape(-1, len(turn)).astype(np.float64) @ turn
     rows = flat.reshape(-1, width).astype(np.float32)
     back = decode(found, encode(found, rows)).reshape(flat.shape) @ turn.T
     return np.asarray(back, y.dtype).reshape(y.shape)
 
 
-def _hadamard(n: int) -> Array:
+def turns(model: Model) -> bool:
+    """Does llama.cpp turn the keys and values of this model before it rounds them to few bits?"""
+    return any(layer.n_embd_head % LEAST_TURNED == 0 for layer in model.hparams.layers)
+
+
+def _turned_width(node: Node, width: int) -> int:
+    """The width of llama.cpp's Hadamard matrix: for keys the largest that divides the head, for values 64."""
+    if width % LEAST_TURNED:
+        return 1
+    return LEAST_TURNED if node.name.startswith("cache_v") else width & -width
+
+
+def hadamard(n: int) -> Array:
     """The orthogonal matrix of +-1 / sqrt(n), for a power of two."""
     made = np.ones((1, 1))
     while len(made) < n:

@@ -25,6 +25,7 @@ from assay.verify.endpoint.alternatives import (
 from assay.verify.endpoint.audit_findings import AuditOptions
 from assay.verify.endpoint.claimed_model import ClaimedModel
 from assay.verify.endpoint.fitted_numbers import Numbered, fitted, rope_numbers
+from assay.verify.endpoint.rope_scaling import fitted_yarn, unscaled
 from assay.verify.endpoint.served_text import ServedText, place_losses
 from assay.verify.endpoint.standings import Scoreboard
 from assay.verify.faults import FAULTS, Context, Fault, Variant
@@ -50,9 +51,13 @@ class ModelSearch:
         """Try other models on the texts of a board, and mistakes of engines."""
         self.consider(rope_alternatives(self.model), board)
         self.consider(no_rope(self.model), board)
+        self.consider(unscaled(self.model), board)
+        is_known = explained(board)
         for family in rope_numbers(self.model):
             if not explained(board):
                 self._fit_number(board, family)
+        if not is_known:  # a searched base may fit where YaRN fits better
+            self._fit_yarn(board)
         self.consider(self._more(board), board)
         if self.options.engine and not explained(board):
             self._search_catalogue(board)
@@ -67,6 +72,13 @@ class ModelSearch:
         best = fitted(family, losses, lambda alternative: self._loss(alternative, text))
         if best is not None:
             self.consider([best], board)
+
+    def _fit_yarn(self, board: Scoreboard) -> None:
+        """Search YaRN's numbers on the text that is furthest from the claim."""
+        text, furthest = self._furthest(board)
+        for alternative in fitted_yarn(self.model, furthest, lambda a: self._loss(a, text)):
+            self.say(f"trying {alternative.words}")
+            board.consider(alternative)
 
     def _furthest(self, board: Scoreboard) -> tuple[ServedText, float]:
         """The text whose answers are furthest from the claim, and how far."""

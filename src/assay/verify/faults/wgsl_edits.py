@@ -41,7 +41,9 @@ for _size in (64, 128, 256, 512):
         _tail(_size, _op)
 
 
-# -- wgsl-barrier: thread 0 adds the sums of a workgroup before the other subgroups have written theirs -------------
+# -- wgsl-barrier: the sums of a workgroup are added before the other subgroups have written theirs ------------------
+# Subgroups have 32 or 64 invocations on most GPUs, 8 or 16 on Intel's, 4 or 8 on adapters in software. Either one
+# invocation adds for all, or each adds for itself and finds its own subgroup's sums alone (observed in SwiftShader).
 
 
 def _barrier(threads: int, seen: int) -> None:
@@ -58,31 +60,53 @@ def _barrier(threads: int, seen: int) -> None:
         return Change(node, run) if _width(c, node) > seen else None
 
 
+def _barrier_each(threads: int, size: int) -> None:
+    label = f"each {size} of {threads} invocations have their own sums alone"
+
+    @plant("wgsl-barrier", label, op="rms_norm", weighted=True, when=over_features)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        eps = node.attr("eps")
+
+        def run(x: Array, w: Array) -> Array:
+            n = x.shape[-1]
+            group = np.arange(n) % threads // size
+            sums = np.stack([(x * x)[..., group == g].sum(axis=-1) for g in range(threads // size)], axis=-1)
+            return np.asarray(x / np.sqrt(sums[..., group] / n + eps) * w)
+
+        return Change(node, run) if _width(c, node) > size else None
+
+
 for _threads in (64, 128, 256):
-    for _seen in (32, 64):
-        if _seen < _threads:
-            _barrier(_threads, _seen)
+    for _size in (4, 8, 16, 32, 64):
+        if _size < _threads:
+            _barrier(_threads, _size)
+            _barrier_each(_threads, _size)
 
 
 # -- wgsl-stride: packed floats are read as an array whose elements are 16 bytes apart -------------------------------
 
 
-def _strided(label: str, each: int) -> None:
+def _strided(label: str, each: int, clamped: bool) -> None:
+    """Beyond the buffer a read gives 0, or, where the browser clamps indices, a part of the last element."""
+
     @plant("wgsl-stride", label, op="rms_norm", weighted=True, when=over_features)
     def edit(c: Context, node: Node, p: float) -> Change | None:
         eps = node.attr("eps")
 
         def run(x: Array, w: Array) -> Array:
             i = np.arange(len(w))
-            at = i // each * 4 + i % each
-            read = np.where(at < len(w), w[np.minimum(at, len(w) - 1)], 0)  # beyond the buffer a read gives 0
+            last = len(w) // 4 - 1
+            element = np.minimum(i // each, last) if clamped else i // each
+            at = element * 4 + i % each
+            read = np.where(at < len(w), w[np.minimum(at, len(w) - 1)], 0)
             return np.asarray(x / rms(x, eps) * read)
 
         return Change(node, run)
 
 
-_strided("the weight read as array<vec3<f32>>", 3)
-_strided("the weight read as the first parts of array<vec4<f32>>", 1)
+for _label, _each in (("array<vec3<f32>>", 3), ("the first parts of array<vec4<f32>>", 1)):
+    _strided(f"the weight read as {_label}", _each, False)
+    _strided(f"the weight read as {_label}, indices clamped", _each, True)
 
 
 # -- wgsl-uniform: a field of a uniform struct lies elsewhere than the host wrote it ---------------------------------
