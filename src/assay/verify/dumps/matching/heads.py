@@ -65,7 +65,7 @@ def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Obs
         if layer is None or obs.kind != "first" or len(obs.data) != width or merged not in graph:
             unnamed = split(obs.name)[0] == "l_out" and obs.kind == "first" and len(obs.data) != obs.head
             # `L0 h2 s: …` names a head of the layer, and not what is shown of it; `ffn_out head 5: …` no attention head
-            return None if unnamed and _names_only_a_head(obs.template) else replace(obs, head=None)
+            return replace(obs, head=None, vague=obs.vague or (unnamed and names_only_a_head(obs.template)))
         obs = replace(obs, name=merged, others=(), vague=False)
     shape = graph.shapes[obs.name]
     head = obs.head or 0
@@ -94,7 +94,7 @@ def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Obs
     return replace(obs, kind="at", data=data, head=None)
 
 
-def _names_only_a_head(template: str) -> bool:
+def names_only_a_head(template: str) -> bool:
     """Whether the words are a layer, a head, a row, and single letters: no word for the layer's output."""
     words = [w for w in template.split() if not w.isdecimal() and len(w) > 1 and w != "layer"]
     return bool(template) and not words
