@@ -14,7 +14,7 @@ PACKAGES = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproje
 # `make run` needs the kernels of this machine's fastest instruction set alone; tests try all that it has, and compile the
 # others.
 ISAS := $(if $(filter-out run docs cases %/.installed,$(MAKECMDGOALS)),all,fastest)
-EDITABLE := -q --no-build-isolation -C cmake.define.ASSAY_ISAS=all -e
+EDITABLE := -q --no-build-isolation --config-settings cmake.define.ASSAY_ISAS=all -e
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
 .PHONY: run test test-again test-fast lint docs sanitize arm x86 fuzz axe soak witness score engines cases clean test-gpu site cluster-demo
@@ -135,7 +135,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	$(BIN)/pip install -q --no-compile $(BUILD_TOOLS)
 	$(PACKAGES) > $(VENV)/needed.txt
 	$(BIN)/pip install -q --no-compile -r $(VENV)/needed.txt "setuptools>=70.1" & \
-	$(BIN)/pip install -q --no-build-isolation --no-deps -C cmake.define.ASSAY_ISAS=$(ISAS) -e .; built=$$?; wait $$! && exit $$built
+	$(BIN)/pip install -q --no-build-isolation --no-deps --config-settings cmake.define.ASSAY_ISAS=$(ISAS) -e .; built=$$?; wait $$! && exit $$built
 	touch $@
 
 # Nothing is built a second time, unless `make run` compiled one instruction set before.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from assay.cli import main
-from tests import tiny
+from tests import forked, tiny
 
 SRC = Path(__file__).parents[2] / "src"
 Assay = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,7 +27,7 @@ def assay() -> Assay:
     """Run `assay` with these arguments; stdin is empty unless given, as text or bytes."""
 
     def run(*args: str | bytes | Path, stdin: str | bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "assay", *args],
             input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,

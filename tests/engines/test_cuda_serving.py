@@ -30,7 +30,7 @@ from assay.runtime.sequence import Job
 from assay.runtime.sequence_errors import EngineFailed
 from assay.runtime.worker import Worker
 from assay.text import Tokenizer
-from tests import tiny
+from tests import forked, tiny
 from tests.engines.on_cuda import ON_GPU, device, pages
 from tests.runtime.test_scheduler import Collector
 
@@ -349,7 +349,7 @@ def ask(url: str, prompts: Sequence[str]) -> list[str]:
 def test_the_server_gives_the_same_text_on_either_engine(path: Path) -> None:
     found = []
     for engine in ("cpu", "cuda"):
-        process = subprocess.Popen([sys.executable, "-c", SERVE, str(path), engine], stdout=subprocess.PIPE, text=True)
+        process = forked.Popen([sys.executable, "-c", SERVE, str(path), engine], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout
             url = process.stdout.readline().strip()

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
+from tests import forked, tiny
 from tests.cli.conftest import here  # noqa: F401  the command without a process
 
 SRC = Path(__file__).parents[2] / "src"
 Bounded = Callable[..., subprocess.CompletedProcess[str]]
+_STARTING = 3 << 29  # bytes of address space
 ESCAPES = "\x1b\x07\x9b"
 
 
 def bounded_memory(memory: int = 1 << 30) -> None:
     """Limit this process to so much memory beyond what starting takes."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory + (3 << 29), memory + (3 << 29)))
+    resource.setrlimit(resource.RLIMIT_AS, (memory + _STARTING, memory + _STARTING))
 
 
 def bounded_environment() -> dict[str, str]:
@@ -36,13 +37,13 @@ def bounded(
 ) -> subprocess.CompletedProcess[str]:
     """`python *args` in so much memory beyond what starting takes, and so much time; 124 is too late."""
     try:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, *["-S"] * sys.flags.no_site, *map(str, args)],
             input=stdin,
             capture_output=True,
             env={**bounded_environment(), **env},
             timeout=seconds,
-            preexec_fn=partial(bounded_memory, memory),
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (memory + _STARTING,) * 2),
         )
     except subprocess.TimeoutExpired as late:
         return subprocess.CompletedProcess(late.cmd, 124, "", "took too long")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.tiny import make
 
 for module in ("starlette", "uvicorn", "pydantic", "prometheus_client", "httpx"):
@@ -100,7 +101,7 @@ def start_server(
         "host": host,
         "config": config or {},
     }
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(given)], stdout=subprocess.PIPE, text=True, env=os.environ
     )
     assert process.stdout

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import forked
 from tests.serve.conftest import Server, start_server
 from tests.tiny import make
 
@@ -366,7 +367,7 @@ def test_only_the_named_origins_may_read(tiny: Path) -> None:
 
     script = SCRIPT.replace("port=0", "port=0, cors=('https://app.example',)").replace('key=given["key"]', 'key="k"')
     given = {"models": [("tiny", str(tiny))], "key": None, "memory": None, "options": {}, "limits": {}, "config": {}}
-    process = subprocess.Popen([sys.executable, "-c", script, json.dumps(given)], stdout=subprocess.PIPE, text=True)
+    process = forked.Popen([sys.executable, "-c", script, json.dumps(given)], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     url = process.stdout.readline().strip()
     try:
@@ -395,7 +396,7 @@ def test_without_cors_there_are_no_such_headers(server: Server) -> None:
 
 
 def test_assay_ps(server: Server) -> None:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "assay", "ps", "--url", server.url], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr

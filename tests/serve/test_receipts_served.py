@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from assay.cli import main
+from tests import forked
 from tests.tiny import make
 
 pytest.importorskip("cryptography")
@@ -22,7 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("receipts")
     path = make(folder / "tiny.gguf")
     words = ["serve", str(path), "--port", "0", "--receipts", str(folder / "key"), "-t", "1", "--json"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-m", "assay.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from assay.serve.api.routes import ROUTES
-from assay.serve.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from assay.serve.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, Schema, TokenizeRequest
 from assay.serve.api_errors import ApiError
 from assay.serve.http.body import _PATIENT, _QUICK, Body, Intake, invalid, parse, parsed, read, validated
 from assay.serve.http.json_counts import JsonCounts
@@ -138,6 +139,16 @@ def test_the_largest_honest_bodies_are_accepted() -> None:
     assert isinstance(found, DetokenizeRequest) and found.tokens == ids
     turns = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 5}] * 1024
     assert parse(json.dumps({"messages": turns}).encode(), ChatRequest, LIMITS)
+
+
+def test_a_validator_is_built_with_its_first_requests() -> None:
+    class Numbered(Schema):
+        n: int
+
+    assert not Numbered.__pydantic_complete__
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda n: parse(b'{"n": %d}' % n, Numbered, ServerLimits()), range(8)))
+    assert [model.n for model in found] == list(range(8)) and Numbered.__pydantic_complete__
 
 
 def test_other_encodings_are_refused() -> None:

@@ -20,6 +20,7 @@ import pytest
 from assay.errors import AssayError
 from assay.serve.api_errors import KINDS
 from assay.serve.http.connection import is_loopback, listen
+from tests import forked
 from tests.serve.conftest import Server, Start
 from tests.tiny import make
 from tests.waiting import wait_until
@@ -108,7 +109,7 @@ def test_a_port_that_is_no_port(port: int) -> None:
 def test_a_server_for_everyone_without_a_key_warns(tiny: Path) -> None:
     for extra, warned in ((["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--api-key", "k"], False)):
         command = [sys.executable, "-m", "assay", "serve", str(tiny), "--port", "0", "--json", *extra]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        process = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         assert process.stdout and process.stderr
         process.stdout.readline()
         process.terminate()
@@ -398,7 +399,7 @@ def _nonsense(rng: random.Random, depth: int) -> Any:
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "assay", "serve", *arguments],
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ from assay.serve.api_errors import ApiError
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import ModelPool, Offer, ServedModel
+from tests import forked
 from tests.tiny import make
 
 PRESETS = """
@@ -58,7 +59,7 @@ def url(home: Path) -> Iterator[str]:
     file.write_text(PRESETS.format(model="ollama:one"))
     environment = os.environ | {"ASSAY_HOME": str(home / "assay"), "OLLAMA_MODELS": str(home), "HF_HOME": str(home)}
     command = [sys.executable, "-m", "assay", "serve", "--port", "0", "--json", "--models-max", "2", "--allow-manage"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [*command, "--presets", str(file), "--threads", "1", "--engine", "cpu"],
         stdout=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from assay.cli import main
+from tests import forked
 
 GOLDEN = Path(__file__).parents[2] / "data" / "arch" / "qwen35.gguf"
 PROMPT = [(7 * i * i + 3) % 96 for i in range(70)]
@@ -38,7 +39,7 @@ class Served:
             "--threads",
             "1",
         ]
-        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        self.process = forked.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.line = self.process.stderr.readline()
         self.url = self.line.split(" at ")[1].split(" ")[0]

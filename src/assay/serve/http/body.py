@@ -12,6 +12,7 @@ import json
 import json.decoder
 import json.scanner
 import math
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ QUICK = 4 << 10  # nodes and items that are parsed and validated in about a mill
 COUNTED = 32 << 10  # bytes counted at a time
 DIGITS = 100  # of a whole number
 JSON = "application/json"
+_BUILDING = threading.Lock()
 
 
 @dataclass
@@ -177,6 +179,9 @@ def parse(content: bytes, model: type[BaseModel], limits: ServerLimits) -> BaseM
 def validated(body: Body, model: type[BaseModel]) -> tuple[BaseModel, tuple[str, ...]]:
     """The request of a body whose counts are within the limits, and its unknown fields. An error names the field."""
     value = parsed(body)
+    if not model.__pydantic_complete__:
+        with _BUILDING:  # two threads may have its first requests, and old releases of pydantic build without a lock
+            model.model_rebuild()
     try:
         return model.model_validate(value), unknown_fields(value, model)
     except ValidationError as error:

@@ -192,7 +192,7 @@ def candidates_at(
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
-    screen, budget = Screen(trials, unit), trials.budget
+    screen, budget, most = Screen(trials, unit), trials.budget, max(GAIN, COARSE) * before.residual
     listed = hypotheses(trials, unit, phase(trials, unit))
     for i, h in budget.counting(enumerate(listed), _VARIANTS, f"{unit.target}: trying known mistakes", "mistakes"):
         if h.fault == PATH_SPLIT and (found or screen.long):
@@ -205,7 +205,7 @@ def candidates_at(
         if screen.right_at_first and FAULTS[h.fault].stage in _OF_THE_FILE:
             continue  # misread weights would show in every row
         if h.variant.search is None:
-            fit = elsewhere[i] if i in elsewhere else screen.fit(h)
+            fit = elsewhere[i] if i in elsewhere else screen.fit(h, most)
         else:
             h, fit = screen.search(h, deep=False)
             scans.append(replace(h, p=0.0))
@@ -271,7 +271,7 @@ def composed_at(
         for h in trials.budget.each(listed, f"{unit.target}: trying the grammar of edits", "edits"):
             if trials.touches(h.variant, unit):
                 tried += 1
-                if better(fit := _composed_fit(screen, h), before):
+                if better(fit := _composed_fit(screen, h, GAIN * before.residual), before):
                     found.append(Candidate(h, fit))
     return Found(found, tried, trials, composed=True)
 
@@ -295,10 +295,10 @@ _SCOPES: dict[Phase, tuple[Scope, ...]] = {
 }
 
 
-def _composed_fit(screen: Screen, h: Hypothesis) -> ObservationFit:
+def _composed_fit(screen: Screen, h: Hypothesis, most: float) -> ObservationFit:
     """The fit of a composed edit. One that an operation refuses, although its shapes agree, explains nothing."""
     try:
-        return screen.fit(h)
+        return screen.fit(h, most)
     except (ValueError, IndexError, TypeError, KeyError):
         return NEVER
 

@@ -424,16 +424,13 @@ class FaultTrials:
         value: Array,
         own: Array | None = None,
         only: Callable[[Observation], bool] = lambda obs: True,
+        most: float = np.inf,
     ) -> ObservationFit:
         """The observations of a node, or `only` some, against a value. `own` is the definition's value there: noise
-        grows with size."""
+        grows with size. A residual of `most` or more is not compared with noise, which takes most of the time."""
         axis, evidence, terms = token_axis(self.graph, name), self.evidence[name], self.terms
-        kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
-        level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
-        if own is not None and own.shape == value.shape:
-            level = grown_noise(value, own, axis, level, _UNITS[list(kinds)])
         hide = self.hidden_at(name)
-        every, residual, count = np.zeros(len(kinds)), 0.0, 0
+        measured, residual, count = [], 0.0, 0
         for obs in filter(only, self.dump.by_name[name]):
             if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
                 return NEVER
@@ -441,14 +438,23 @@ class FaultTrials:
                 error, expected = deviation(obs, value, axis, self.model.hparams.n_embd_head, hide)
                 if not np.isfinite(error).all():
                     return ObservationFit(np.inf, np.inf, error.size)
+                size = float(np.sum((error + expected) ** 2)) + _TINY
+                residual += float(np.sum(error**2)) / size
+            count += error.size
+            measured.append((obs, error, expected))
+        if residual >= most:
+            return ObservationFit(np.inf, residual, count)
+        kinds = range(len(ARITHMETICS)) if terms.open else sorted({0, terms.arithmetic})
+        level = (evidence.noise_carried if terms.carried else evidence.noise_local).of(kinds)
+        if own is not None and own.shape == value.shape:
+            level = grown_noise(value, own, axis, level, _UNITS[list(kinds)])
+        every, factor = np.zeros(len(kinds)), RUN if terms.carried else STEP
+        for obs, error, expected in measured:
+            with np.errstate(all="ignore"):
                 if value.dtype.kind != "f":
                     every = np.maximum(every, np.inf if error.any() else 0.0)
                 else:
-                    factor = RUN if terms.carried else STEP
                     every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor, kinds))
-            size = float(np.sum((error + expected) ** 2)) + _TINY
-            residual += float(np.sum(error**2)) / size
-            count += error.size
         ratio = float(every[kinds.index(terms.arithmetic)])
         return ObservationFit(ratio, residual, count, float(every[0]), tuple(every.tolist()) if terms.open else ())
 
@@ -459,13 +465,14 @@ class FaultTrials:
             self._before[key] = self.compare(key[1], self.base(unit)[key[1]])
         return self._before[key]
 
-    def after(self, unit: EvidenceUnit, name: str, value: Array) -> ObservationFit:
-        """The observations against a hypothesis.
+    def after(self, unit: EvidenceUnit, name: str, value: Array, most: float = np.inf) -> ObservationFit:
+        """The observations against a hypothesis. One that leaves `most` or more explains nothing, however noisy.
 
         Inside a segment a fault may amplify noise beyond the simulation. So a value that accounts for all but a
         10,000th of a large deviation is explained as well.
         """
-        fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
+        fit = self.compare(name, value, own=self.base(unit).get(name), most=most)
+        before = self.before(unit, name)
         if fit.residual > AMPLIFIED * before.residual:
             return fit
         n = len(self.dump.by_name[name])
@@ -473,10 +480,10 @@ class FaultTrials:
         strict = min(fit.strict, ACCEPT) if fit.residual <= (NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
         return replace(fit, ratio=ratio, strict=strict)
 
-    def fit(self, h: Hypothesis, unit: EvidenceUnit) -> ObservationFit:
-        """The observations of the unit's target against the hypothesis."""
+    def fit(self, h: Hypothesis, unit: EvidenceUnit, most: float = np.inf) -> ObservationFit:
+        """The observations of the unit's target against the hypothesis; `most` as for `after`."""
         values = None if self._hopeless(h, unit) else self.predict(h, unit)
-        return NEVER if values is None else self.after(unit, unit.target, values[unit.target])
+        return NEVER if values is None else self.after(unit, unit.target, values[unit.target], most)
 
     def _hopeless(self, h: Hypothesis, unit: EvidenceUnit) -> bool:
         """Do the first features of a large product rule the hypothesis out? Decoding the whole matrix is costly."""

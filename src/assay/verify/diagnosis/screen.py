@@ -34,11 +34,12 @@ class Screen:
     def __init__(self, trials: FaultTrials, unit: EvidenceUnit) -> None:
         self.trials, self.unit = trials, unit
 
-    def fit(self, h: Hypothesis) -> ObservationFit:
+    def fit(self, h: Hypothesis, most: float = np.inf) -> ObservationFit:
+        """The observations against a hypothesis; its noise does not matter where it leaves `most` or more."""
         if self._shown_earlier(h) or self._fails_at_once(h):
             return NEVER
         rough = self.narrow.fit(h, self.unit) if self.narrow is not None else None
-        return rough if rough is not None and not self._possible(rough) else self.trials.fit(h, self.unit)
+        return rough if rough is not None and not self._possible(rough) else self.trials.fit(h, self.unit, most)
 
     def search(self, h: Hypothesis, *, deep: bool) -> tuple[Hypothesis, ObservationFit]:
         """The best member of a family. A scan is done on the first rows where they are wrong, then refined on all."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from assay.system.text_files import decode_text
 from assay.verify.dumps.naming.layer_and_row import row_of
-from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.naming.phrases import NOT_VALUES, TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
@@ -335,7 +335,7 @@ class _LogReader:
 
     def _statements(self, line: str, block: Block | None) -> list[Statement]:
         """The statements of a line. A caption above values without words becomes their heading."""
-        timed = self.caption is not None and bool(set(split_words(self.caption[1].label)) & TIMES)
+        timed = self.caption is not None and _says_no_values(self.caption[1].label)
         if block is not None:
             title = self.caption[0] if self.caption else self.titles[-1] if self.titles else ""
             self._take_caption()
@@ -411,6 +411,12 @@ def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
     if not leads or own.layer is not None:
         return context
     return context.with_subject(replace(context.subject, row=own.row))
+
+
+def _says_no_values(label: Sequence[str]) -> bool:
+    """Whether the numbers below are times, or of weights or gradients: no values of the node of an earlier heading."""
+    words = set(split_words(label))
+    return bool(words & TIMES) or bool(words & NOT_VALUES and not meaning([*label, "layer", "0"], generic=False).role)
 
 
 def _without_words(statement: Statement) -> bool:
