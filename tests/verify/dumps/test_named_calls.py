@@ -16,12 +16,14 @@ CALLS = {
     "prompt. decode_0. decode_1.": ("prompt.", "decode_0.", "decode_1."),
     "prompt__ dec0__ dec1__": ("prompt__", "dec0__", "dec1__"),
     "pp: tg/0: tg/1:": ("pp:", "tg/0/", "tg/1/"),
-    "prefill/ t8/ t9/": ("prefill/", "t0/", "t1/"),
+    "prefill/ t0/ t1/": ("prefill/", "t0/", "t1/"),
+    "prefill__ tok1__ tok2__": ("prefill__", "tok1__", "tok2__"),
 }
 IDS = {
     "tokens": {"tokens": [5, 7, 9, 11, 13]},
     "prompt and steps": {"ids_prompt": [5, 7, 9], "ids_steps": [11, 13]},
     "prompt and generated, one more than fed": {"prompt_ids": [5, 7, 9], "generated": [11, 13, 15]},
+    "ids and fed": {"ids": [5, 7, 9], "fed": [11, 13]},
     "given by the caller": {},
 }
 

@@ -18,7 +18,7 @@ from assay.verify.dumps.formats.numpy_files import Arrays
 
 _BETWEEN = r"(?:[/.:]|__)"
 _NUMBERED = re.compile(
-    r"(?:c|call|s|step|pass|fwd|forward|iter|chunk|d|dec|decode|decoding|g|gen|generate|tg|t|n|next|new)"
+    r"(?:c|call|s|step|pass|fwd|forward|iter|chunk|d|dec|decode|decoding|g|gen|generate|tg|t|tok|token|pos|n|next|new)"
     rf"[_-]?(\d{{1,4}}){_BETWEEN}(.+)",
     re.IGNORECASE,
 )
@@ -26,7 +26,7 @@ _PROMPT = re.compile(rf"(?:prefill|prompt|pp|ctx|context|encode|initial|first)(?
 _ONE_STEP = re.compile(
     rf"(?:decode|decoding|dec|gen|generate|step|next|tg){_BETWEEN}(?:(\d{{1,4}}){_BETWEEN})?(.+)", re.IGNORECASE
 )
-_ONLY_BESIDE_A_PROMPT = re.compile(r"(?:t|n|d|g)[_-]?\d", re.IGNORECASE)  # t3.weight may be anything
+_ONLY_BESIDE_A_PROMPT = re.compile(r"(?:t|tok|token|pos|n|d|g)[_-]?\d", re.IGNORECASE)  # t3.weight may be anything
 _BEFORE = -1
 _OF_TOKENS = re.compile(r"(?:^|[_. /-])(?:ids?|tokens?|tok|toks|prompt|input|fed)(?:$|[_. /-])", re.IGNORECASE)
 
