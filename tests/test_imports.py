@@ -81,7 +81,7 @@ DUMPS: dict[str, set[str]] = {
     "reader_table": {"observation"},
     "formats": {"observation", "print_rounding"},
     "printed": {"observation", "print_rounding", "naming"},
-    "matching": {"finite", "observation", "other_evidence", "naming", "tracing"},
+    "matching": {"observation", "other_evidence", "naming", "tracing"},
     "draft_tracing": {"observation"},
     "tracing": {"observation", "formats"},
     "state_rows": {"observation"},
