@@ -52,6 +52,11 @@ _PAIR = re.compile(r"([A-Za-z_]{1,20})\s{0,3}[=:]\s{0,3}(\[[\d, x×]{0,80}\]|\([
 _IDS = re.compile(
     r"^\W{0,4}(?:prompt[ _]?|input[ _]?)?(?:tokens|token[ _]ids|ids|prompt)\W{1,4}([\d, \]]{1,100000})$", re.IGNORECASE
 )
+# run lfm2 prompt=[12, 140] then [29, 110]: the prompt, and the ids of the decode steps
+_IDS_IN_REMARK = re.compile(
+    r"[#;/].{0,80}?\b(?:prompt|tokens|ids)\W{0,3}\[([\d, ]{1,100000})\]"
+    r"(?:\W{0,3}\w{0,12}\W{0,3}\[([\d, ]{1,100000})\])?"
+)
 _LISTED = re.compile(r"[\[(]?\s*\d{1,9}(?:\s*[,x×*]\s*\d{1,9})+\s*[\])]?|[\[(]\s*\d{1,9}\s*,?\s*[\])]")
 _WORDS = re.compile(r"\[[^\]]{0,80}\]|\([^)]{0,80}\)|\"[^\"]{0,200}\"|[^\s,;|]+")
 _REMARK = re.compile(r"\s{1,8}\([^()]{0,200}\)\s{0,8}$")  # behind the head of a table: (float32, little endian)
@@ -63,6 +68,7 @@ _FED = re.compile(
     re.IGNORECASE,
 )
 _SEPARATED = re.compile(r"[\t,;|]")
+_OF_A_HEAD = {"offset", "shape", "count", "bytes", "dtype", "file", "cols"}  # two of these beside a name
 _DEEP = 6
 
 
@@ -167,6 +173,10 @@ class _Found:
             plain = line.strip()
             if m := _IDS.match(line):
                 self.ids.setdefault("tokens", [int(n) for n in re.findall(r"\d{1,9}", m[1])])
+            elif m := _IDS_IN_REMARK.match(plain):
+                for name, listed in zip(("tokens", "decoded"), m.groups(), strict=True):
+                    if listed:
+                        self.ids.setdefault(name, whole_numbers(listed))
             elif plain[:1] in "#;/-" and (m := _FED.match(plain)):
                 self.fed.setdefault(int(m[1]), int(m[2]))
             elif not plain or plain.startswith(("//", "---")):
@@ -206,7 +216,7 @@ class _Found:
         """A line for one array, or the head of a table; the head for the next lines. A remark is about all arrays."""
         keys = [_field(cell) for cell in _cells_of(_REMARK.sub("", line))]
         cells = _cells_of(line)
-        if len({k for k in keys if k} & {"offset", "shape", "count", "bytes", "dtype", "file"}) > 1 and "name" in keys:
+        if len(_OF_A_HEAD.intersection(keys)) > 1 and "name" in keys:
             return keys
         words = [w.strip(" \"'") for w in _WORDS.findall(line)]
         if head and len(cells := cells if len(cells) == len(head) else words) == len(head):

@@ -334,7 +334,7 @@ def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) ->
     if len(parts) > 1 and sum(rows) == len(tokens) + len(made):
         tokens = [*tokens, *made]
     notes: tuple[str, ...] = ()
-    if len(parts) > 1 and sum(rows) != len(tokens):
+    if len(parts) > 1 and tokens and sum(rows) != len(tokens):
         notes = (f"{len(parts)} steps of {rows} rows for {len(tokens)} token ids; only the first step was read",)
         parts, rows = parts[:1], rows[:1]
     if len(parts) == 1:

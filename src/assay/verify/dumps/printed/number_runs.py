@@ -49,7 +49,10 @@ def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> 
     assigned = bool(key) and lexemes[i - 1] is ASSIGN
     led = assigned and key[-1].lower() in ("rms", "l2") and _has_place(line.label[:-1])
     led = led or (assigned and key[-1].lower() == "norm" and _is_behind_a_number(line.label[:-1]))
-    if (kind not in (None, "norm", "rms") or key[-1:] in _ONE_NUMBER or beside or led) and len(_several(key)) < 2:
+    several = len(_several(key))
+    if several == 2 and key[-1:] in _ONE_NUMBER and len(lexemes) > i + 2 and isinstance(lexemes[i + 2], Number):
+        several = 1  # final norm |.| 3.5 0.5 0.25 …: the first word is the node's
+    if (kind not in (None, "norm", "rms") or key[-1:] in _ONE_NUMBER or beside or led) and several < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Lexeme] = []
     while i < len(lexemes):
