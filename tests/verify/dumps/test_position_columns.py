@@ -7,8 +7,10 @@ import pytest
 from assay.verify.dumps.printed.position_columns import with_position_columns_as_lists
 
 NAMED = "what,layer,t0,t1,t2\nnorm(emb),,1.5,2.5,3.5\nnorm(attn),0,0.5,0.25,0.125"
+TITLED = (
     "L2 of the residual stream, per token\n\n| layer | tok 0 | tok 1 | tok 2 |\n"
     "|--:|--:|--:|--:|\n| 1 | 0.5 | 1.5 | 2.5 |"
+)
 
 
 def test_the_statistic_of_a_row_names_the_list() -> None:
