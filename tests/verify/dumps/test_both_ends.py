@@ -30,6 +30,6 @@ def test_a_list_is_split_at_the_place_where_the_end_begins(
 ) -> None:
     model = load(open_file(tiny.make(tmp_path / "tiny.gguf")))
     seen = Observation("l_out-0", "first", data, rows=(0, 1), template="layer # out")
-    out, notes = split_both_ends([seen], model, lambda names: {name: ROW[None] for name in names}, 1)
+    out, notes = split_both_ends([seen], model, lambda names: dict.fromkeys(names, ROW[None]), 1)
     assert [len(o.data) for o in out] == [n for n in (first, last) if n]
     assert bool(notes) == bool(last)
