@@ -245,8 +245,11 @@ class Results:
 
 
 def _given(batch: Sequence[Chunk], name: str) -> NDArray[np.float32]:
-    """The rows of all chunks; those of a single one are not copied."""
-    found = [np.ascontiguousarray(c.rows[name], np.float32).ravel() for c in batch]
+    """The rows of all chunks; those of a single one are not copied, unless kernels cannot take them.
+
+    Rows from another process are read-only and begin anywhere in a frame.
+    """
+    found = [np.require(c.rows[name], np.float32, "CAW").ravel() for c in batch]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
