@@ -223,6 +223,20 @@ FAMILIES: dict[tuple[str, str], Answers] = {
     ("deepseek2", "routed scale twice"): {"step-count": "twice"},
     ("glm4", "heads not transposed"): {"axes-untransposed": "heads' results"},
     ("phi3", "norm: sum of the first half"): {"sum-short": "part 2 of 2"},
+    ("smollm3", "k rotated in every layer"): {"rope-nope-layer": "Kcur_proj is rotated in the layers"},
+    ("smollm3", "q rotated in every layer"): {"rope-nope-layer": "Qcur_proj is rotated in the layers"},
+    ("qwen3moe", "nothing is sorted"): {"index-off": "the chosen experts are the first ones by index"},
+    ("gpt-oss", "ranks from one"): {"index-off": "the chosen experts are those after the best"},
+    ("qwen3moe", "ids of a partial sort"): {"index-off": "the experts are in reverse order"},
+    ("qwen3moe", "ids of a loop over slots"): {"index-off": "replaces the smallest of k slots"},
+    ("qwen3", "k normed over all heads"): {"norm-statistic": "Kcur_normed takes the whole", "qknorm-across-heads": "."},
+    ("qwen3", "every head by the first head's root"): {"norm-statistic": "by the root of the first head"},
+    ("qwen2", "k and v biases exchanged"): {"operand-other": "have each other's vectors"},
+    ("qwen2", "k bias one value too far"): {"index-off": "vector of Kcur_biased is read one value too far on"},
+    ("qwen2", "q bias one head early"): {"index-off": "vector of Qcur_biased is read one head too early"},
+    ("gemma2", "logits not multiplied by the cap"): {"head-softcap": "not multiplied"},
+    ("glm4moe", "the last values rotated"): {"rope-partial": "the last values"},
+    ("glm4moe", "value i paired with the other half"): {"rope-partial": "other half"},
     ("smollm3", "mask hides the first key"): {"keys-hidden": "position 0|first"},
 }  # fmt: skip
 
@@ -230,6 +244,8 @@ FAMILIES: dict[tuple[str, str], Answers] = {
 SLIPS = (  # mistakes inside the mixture of experts
     "down bias by slot", "up bias by slot", "experts by slot", "weights by slot", "experts of the first token",
     "last expert not added", "one expert too few", "gate and up exchanged", "weights transposed",
+    "ids of a partial sort", "ids of a loop over slots", "experts by index, weights too",
+    "nothing is sorted", "ranks from one",
 )  # fmt: skip
 
 
@@ -246,16 +262,54 @@ class Relative(Family):
             return (x / np.sqrt(total / x.shape[-1] + f32(eps or self.eps)) * self.w(name)).astype(f32)
         return super().norm(x, name, eps)
 
+    def turns(self, i):
+        return super().turns(i) or self.mistake in ("k rotated in every layer", "q rotated in every layer")
+
     def by_head(self, x, name):
+        if self.mistake == "k normed over all heads" and "_k_norm" in name:
+            return (x / np.sqrt((x * x).mean((1, 2), keepdims=True) + f32(self.eps)) * self.w(name)).astype(f32)
+        if self.mistake == "every head by the first head's root":
+            root = np.sqrt((x * x).mean(-1, keepdims=True) + f32(self.eps))
+            return (x / root[:, :1] * self.w(name)).astype(f32)
         return x if self.mistake == "k not normed" and "_k_norm" in name else super().by_head(x, name)
 
+    def angles(self, positions, layer):
+        self.at = layer
+        return super().angles(positions, layer)
+
     def rotate(self, x, angles, first=0):
-        return x if self.mistake == "k_pe not rotated" and x.shape[1] == 1 else super().rotate(x, angles, first)
+        m, n = self.mistake, self.turned
+        if m == "k_pe not rotated" and x.shape[1] == 1:
+            return x
+        if m.endswith(" rotated in every layer") and not super().turns(self.at):
+            return super().rotate(x, angles, first) if (x.shape[1] == self.heads) == m.startswith("q") else x
+        if m == "the last values rotated":
+            return super().rotate(x, angles, x.shape[-1] - n)
+        if m == "value i paired with the other half":
+            cos, sin, _ = angles
+            out, half, far = x.copy(), n // 2, x.shape[-1] // 2
+            a, b = x[..., :half], x[..., far : far + half]
+            out[..., :half] = a * cos[:, None] - b * sin[:, None]
+            out[..., far : far + half] = a * sin[:, None] + b * cos[:, None]
+            return out.astype(f32)
+        return super().rotate(x, angles, first)
 
     def put(self, name, x, layer=None):
         m, pre = self.mistake, f"blk.{layer}."
         if (m, name) == ("embedding scaled twice", "inp_scaled"):
             x = x * f32(np.sqrt(self.e))
+        if (m, name) == ("logits not multiplied by the cap", "result_output"):
+            x = x / f32(self.get("final_logit_softcapping", 30.0))
+        if m == "k and v biases exchanged" and name in ("Kcur_biased", "Vcur"):
+            own, other = (self.w(f"{pre}attn_{c}.bias") for c in (name[0].lower(), "kv"[name[0] == "K"]))
+            x = x - own + other
+        for words, role, step in (
+            ("k bias one value too far", "Kcur_biased", -1),
+            ("q bias one head early", "Qcur_biased", self.width),
+        ):
+            if (m, name) == (words, role):
+                own = self.w(f"{pre}attn_{name[0].lower()}.bias")
+                x = x - own + np.roll(own, step)
         if (m, name) == ("q bias subtracted", "Qcur_biased"):
             x = x - 2 * self.w(pre + "attn_q.bias")
         if m == "bias twice" and name in ("Qcur_biased", "Kcur_biased", "Vcur"):
@@ -312,7 +366,23 @@ class Relative(Family):
         logits = self.put("ffn_moe_logits", m @ self.w(pre + "ffn_gate_inp.weight").T, i)
         probs = self.put("ffn_moe_probs", logits + self.w(pre + "ffn_gate_inp.bias") if oss else soft(logits), i)
         top = np.argsort(-probs, -1, kind="stable")[:, :used]
-        self.trace[f"ffn_moe_topk-{i}"] = top
+        if slip == "nothing is sorted":
+            top = np.tile(np.arange(used), (t, 1))
+        if slip == "ranks from one":
+            top = np.argsort(-probs, -1, kind="stable")[:, 1 : used + 1]
+        listed = top
+        if slip == "ids of a partial sort":
+            listed = np.argpartition(probs, -used, -1)[:, -used:]
+        if slip == "ids of a loop over slots":
+            listed = np.tile(np.arange(used), (t, 1))
+            for token, row in enumerate(probs):
+                for e in range(used, len(row)):
+                    least = np.argmin(row[listed[token]])
+                    if row[e] > row[listed[token, least]]:
+                        listed[token, least] = e
+        if slip == "experts by index, weights too":
+            listed = top = np.sort(top, -1)
+        self.trace[f"ffn_moe_topk-{i}"] = listed
         slots = np.broadcast_to(np.arange(used), top.shape)
         weights = np.take_along_axis(probs, slots if slip == "weights by slot" else top, -1)
         if slip == "one expert too few":
@@ -324,7 +394,7 @@ class Relative(Family):
             total = self.put("ffn_moe_weights_sum", weights.sum(-1, keepdims=True), i)
             weights = self.put("ffn_moe_weights_norm", weights / total, i)
         read = {"experts by slot": slots, "experts of the first token": np.broadcast_to(top[:1], top.shape)}.get(
-            slip, top
+            slip, listed
         )
         by = weights.reshape(used, t).T if slip == "weights transposed" else weights
         names = ("gate", "up") if slip == "gate and up exchanged" else ("up", "gate")

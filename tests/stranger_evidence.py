@@ -94,6 +94,26 @@ def npz(case: planting.Case, path: Path, tokens: Sequence[int], steps: Sequence[
     return path / "dump.npz"
 
 
+def log(case: planting.Case, path: Path, tokens: Sequence[int], steps: Sequence[int]) -> Path:
+    """What most people print: the norm and the first five values of the last token, ten best logits, of each call."""
+    out: list[str] = []
+    last = -1
+    for i, start, name, t, row in _rows(case, steps):
+        if i != last:
+            ids = ", ".join(str(int(x)) for x in tokens[start : start + steps[i]])
+            out.append(f"decode step {i}, token {ids}" if i else f"prompt tokens: [{ids}]")
+            last = i
+        if t < steps[i] - 1:
+            continue
+        if name == "result_output":
+            best = np.argsort(-row)[:10]
+            out.append("top 10 logits: " + ", ".join(f"{int(k)}:{row[k]:.4f}" for k in best))
+        else:
+            out.append(f"{name}: norm={np.linalg.norm(row):.5f} [{', '.join(f'{x:.5f}' for x in row[:5])}]")
+    (path / "run.log").write_text("\n".join(out) + "\n")
+    return path / "run.log"
+
+
 Writer = Callable[[planting.Case, Path, Sequence[int], Sequence[int]], Path]
 STYLES: dict[str, Writer] = {
     "rms": lambda *run: _lines(*run, show=_statistics),
@@ -101,6 +121,7 @@ STYLES: dict[str, Writer] = {
     "ten": lambda *run: _lines(*run, show=_ten),
     "csv": csv,
     "npz": npz,
+    "log": log,
 }
 
 

@@ -124,6 +124,7 @@ def test_the_table_is_the_design() -> None:
         (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
         (["tokenize", "-m", "smollm2"], "no text after the model"),
         (["run", "smolm2", "x"], "smolm2: no such model; did you mean smollm2, smollm3 or"),
+        (["run", "llama3.2:7b", "x"], "llama3.2:7b: no such model; did you mean llama3.2"),
         (["run", "owner/repo:Q4_0", "x"], "did you mean hf:owner/repo:Q4_0?"),
         (["run", "https://example.org/m.gguf", "x"], "only addresses of the hub are downloaded"),
         (["run", "Qwen/Qwen3-8B", "x"], "did you mean hf:Qwen/Qwen3-8B or qwen3?"),

@@ -111,3 +111,53 @@ def test_a_log_and_its_model_in_either_order(here: Assay, model: Path, tmp_path:
     swapped, typed = here("diagnose", log, model), here("diagnose", model, log)
     assert swapped.returncode == typed.returncode == 2
     assert swapped.stderr == typed.stderr and "engine.log" in swapped.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("quantize {model} - Q8_0", "-: this is not written to standard output; name a file"),
+        ("quantize {model} no/o.gguf Q8_0", "no/o.gguf: cannot be written (no such file or directory)"),
+        ("quantize {model} file/o.gguf Q8_0", "file/o.gguf: cannot be written (not a directory)"),
+        ("imatrix {model} -f file -o no/i.gguf", "no/i.gguf: cannot be written"),
+        ("trace {model} -p hello -o no/t.npz", "no/t.npz: cannot be written"),
+        ("kit {model} -o file", "file: is not a folder; name a new one"),
+        ("export-web {model} -o file", "file: is not a folder; name a new one"),
+        ("diagnose {model} log -p hello --html no/r.html", "no/r.html: cannot be written"),
+        ("diff {model} log -p hello --html folder", "folder: is a directory; name a file"),
+        ("convert folder no/o.gguf", "no/o.gguf: cannot be written"),
+        ("convert owner/name o.gguf", "owner/name: no such folder; download a repository first"),
+        ("diagnose {model} log --map no.json", "no.json: cannot be read (no such file or directory)"),
+        ("serve {model} --port 0 --cache-dir file", "file: is not a folder; name a new one"),
+        ("serve {model} --port 0 --receipts folder", "folder: cannot be read (is a directory)"),
+        ("serve {model} {model} --port 0", "give each its own --alias"),
+        ("serve {model} --host no.such.host.invalid", "no.such.host.invalid:8080: cannot listen there"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_named_before_the_work(
+    here: Assay, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("hello the world " * 50)
+    (tmp_path / "log").write_text("ffn_out-0: rms=nan\n")
+    given = [word.replace("{model}", str(model)) for word in words.split()]
+    assert said in fault(here(*given))
+
+
+@pytest.mark.parametrize("words", [("pull", ""), ("run", "", "hello"), ("inspect", "")])
+def test_an_empty_name_is_not_the_default_model(here: Assay, words: tuple[str, ...]) -> None:
+    """As of a variable of the shell that is not set."""
+    assert "the name of the model is empty" in fault(here(*words))
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "diff"])
+def test_a_dump_on_standard_input(here: Assay, model: Path, verb: str) -> None:
+    found = here(verb, model, "-", "-p", "hello", stdin="ffn_out-0: rms=nan\n")
+    assert found.returncode == 1 and found.stdout.startswith("wrong: ffn_out-0 holds NaN"), found.stderr
+    assert "standard input: is empty" in fault(here(verb, model, "-", "-p", "hello", stdin=""))
+
+
+def test_watching_nothing_ends(here: Assay, model: Path) -> None:
+    done = here("watch", model, "-p", "hello", "--", "no-such-engine")
+    assert done.returncode == 2 and "no-such-engine: no such program" in done.stderr

@@ -298,3 +298,54 @@ def test_a_killed_helper_is_replaced(server: Server) -> None:
         assert children
         for pid in children:
             subprocess.run(["kill", "-9", pid])
+
+
+class _Health:
+    """The longest time between two answers of /health while the block runs."""
+
+    def __init__(self, server: Server) -> None:
+        self._url, self.longest, self._over = f"{server.url}/health", 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not self._over.is_set():
+                begun = time.monotonic()
+                assert client.get(self._url).status_code == 200
+                self.longest = max(self.longest, time.monotonic() - begun)
+                time.sleep(0.005)
+
+    def __enter__(self) -> _Health:
+        self._thread.start()
+        time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_traces_stall_nobody_and_few_are_in_memory(start: Start, tmp_path: Path) -> None:  # noqa: F811
+    """Patterns are matched beside the event loop. Of six traces of 100 MB two are in memory at once, and then none."""
+    path = tiny.make(tmp_path / "wide.gguf", n_layer=40, n_ff=1024)
+    server = start([("wide", path)])
+    body: dict[str, Any] = {"tokens": [300] * 128, "nodes": ["*"], "first": 0}
+    assert httpx.post(f"{server.url}/v1/trace", json=body, timeout=60).status_code == 200
+    many = [f"*[!{i}]*[!{i % 7}]*[!x]*put" for i in range(100, 356)]  # the last of 803 nodes
+    with _Health(server) as health:
+        found = httpx.post(f"{server.url}/v1/trace", json=body | {"tokens": [300], "nodes": many}, timeout=60)
+    assert found.status_code == 200, found.text
+    assert health.longest < 0.5
+    before, most = server.memory(), 0
+    threads = [
+        threading.Thread(target=httpx.post, args=(f"{server.url}/v1/trace",), kwargs={"json": body, "timeout": 120})
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, server.memory() - before)
+        time.sleep(0.02)
+    assert most < 400 << 20
+    time.sleep(1.5)  # the engine returns memory when it is idle
+    assert server.memory() - before < 80 << 20

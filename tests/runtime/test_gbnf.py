@@ -49,10 +49,15 @@ def test_a_grammar_accepts_its_texts_and_no_others(grammar: str, accepted: list[
 
 
 @pytest.mark.parametrize(
-    "grammar", ['root ::= "a', "root ::= [a", "root ::= [", r'root ::= "\ud800"', r"root ::= [\q]"]
-)
+    "grammar",
+    ['root ::= "a', "root ::= [a", "root ::= [", r'root ::= "\ud800"', r"root ::= [\q]",
+     'root ::= "a"{' + "9" * 5000 + "}", "root ::= " + "(" * 20000 + '"a"' + ")" * 20000],
+    ids=lambda grammar: grammar[:20],
+)  # fmt: skip
 def test_what_is_no_grammar_is_refused(grammar: str) -> None:
-    with pytest.raises(Exception, match=r"at line 1|Lark|surrogate") as caught:
+    with pytest.raises(
+        Exception, match=r"at line 1|Lark|surrogate|5000 digits \(at most 9\)|nested too deeply"
+    ) as caught:
         lark = to_lark(grammar)
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
         raise ValueError(f"Lark: {matcher.get_error()}" if matcher.is_error() else "accepted")

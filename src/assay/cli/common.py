@@ -9,9 +9,11 @@ import argparse
 import json
 import math
 import os
+import shutil
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.cli.number_types import LARGEST, MOST_LAYERS, MOST_SEED, MOST_THREADS, MOST_TOKENS, real, whole
 from assay.cli.number_types import number as number  # verbs import it from here
+from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, LIMITS, Breakers, SamplerParams
 from assay.system.plain import plain as plain  # verbs import it from here
 from assay.system.stages import unseen
@@ -286,6 +289,26 @@ def read_text(path: str, expected: str = PLAIN) -> str:
     """The text of a file, or of stdin for `-`. Line ends are not translated. `expected`: see system/text_files.py."""
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     return decode_text(data, "standard input" if path == "-" else path, expected)
+
+
+@contextmanager
+def dump_of(args: argparse.Namespace, given: str | None) -> Iterator[Any]:
+    """The file of a DUMP argument; for `-`, the dump on standard input, which can be read in the block."""
+    if given != "-":
+        yield given
+        return
+    for option in ("image", "cluster"):
+        if getattr(args, option, None) is not None:
+            raise AssayError(f"--{option}: reads the dump more than once; give a file instead of -")
+    from assay.library.command import as_dump
+
+    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+        path = Path(folder) / "standard input"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            if not file.tell():
+                raise AssayError("standard input: is empty; pipe what the engine printed")
+        yield as_dump(path, path.name, args.pattern, lenient=True)
 
 
 def is_piped() -> bool:

@@ -27,8 +27,10 @@ def run(args: argparse.Namespace) -> int:
     from assay.convert.conversion import convert
     from assay.convert.peft_adapter import convert_adapter, is_adapter
     from assay.errors import AssayError
+    from assay.system.files import check_target
 
     out, folder = Path(args.output), Path(args.folder)
+    check_target(out)
     if is_adapter(folder) != (args.base is not None):
         if args.base is None:
             raise AssayError(f"{folder}: is a PEFT adapter; name the folder of its model with --base")

@@ -12,6 +12,7 @@ from assay.cli.common import (
     add_lora_argument,
     add_model_argument,
     add_reading_arguments,
+    dump_of,
     emit,
     opened,
     text_argument,
@@ -21,6 +22,7 @@ from assay.cli.number_types import real
 from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.errors import AssayError
 from assay.system.file_kinds import GGUF, first_bytes
+from assay.system.files import check_target
 
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
@@ -39,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dump",
         nargs="?",
         metavar="DUMP",
-        help="file that the engine printed or saved, or a folder of such files; see docs/reference/dump-format.md",
+        help="file that the engine printed or saved, - for standard input, or a folder of such files; see "
+        "docs/reference/dump-format.md",
     )
     parser.add_argument("--endpoint", metavar="URL", help="test an OpenAI-compatible server instead of a dump")
     add_picture_arguments(parser)
@@ -78,6 +81,11 @@ def run(args: argparse.Namespace) -> int:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
     elif args.model is not None and Path(args.model).is_file() and _is_model(args.dump) and not _is_model(args.model):
         args.model, args.dump = args.dump, args.model  # typed the other way round
+    with dump_of(args, args.dump) as args.dump:
+        return _diagnose_dump(args)
+
+
+def _diagnose_dump(args: argparse.Namespace) -> int:
     if args.image is not None:
         return judge_picture(args, args.model, args.dump, diagnosing=True)
     from assay.verify.dumps.load import read_map
@@ -98,6 +106,8 @@ def _diagnose(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.library.verdicts import diagnose
     from assay.verify.thresholds import SECONDS, THOROUGH_SECONDS
 
+    if args.html:
+        check_target(args.html)
     on = opened(args)
     if args.lora:
         if args.cluster is not None:
@@ -117,8 +127,6 @@ def _share_on_cluster(args: argparse.Namespace, on: Opened, evidence: dict[str, 
     from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
 
-    if args.dump == "-":
-        raise AssayError("--cluster: workers read the dump themselves; give a file instead of -")
     asked = {key: evidence[key] for key in ("tokens", "names", "patterns", "side")}
     place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
     return tasks.shared_trials(on, Path(args.dump), asked, *place)

@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, add_reading_arguments, emit, say
+from assay.cli.common import add_json_argument, add_reading_arguments, dump_of, emit, say
 from assay.cli.number_types import MOST_TOKENS, whole
 from assay.cli.picture_verdict import add_picture_arguments, judge_picture
 from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
+from assay.system.files import check_target
 from assay.system.text_files import read_text
 
 HELP = "compare a trace, a dump or an engine with the definition, or runs with each other"
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a", metavar="A", nargs="?", help="the right side: MODEL (its definition), MODEL@engine, a trace or a dump"
     )
     parser.add_argument("b", metavar="B", nargs="?", help="what to judge: a dump (.jsonl, .npz, .safetensors, .pt, a "
-                        "folder, llama-eval-callback's text, a log), MODEL@engine, or a second MODEL")  # fmt: skip
+                        "folder, llama-eval-callback's text, a log, - for standard input), MODEL@engine, or a second "
+                        "MODEL")  # fmt: skip
     parser.add_argument("--runs", nargs="+", default=[], metavar="RUN",
                         help="compare runs of one engine with each other: dumps, or quoted commands that make one, in "
                         "the order in which they ran")  # fmt: skip
@@ -55,13 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.library.verdicts import Side, diff
-    from assay.verify.dumps.load import read_map
-
+    if args.html:
+        check_target(args.html)
     if args.runs:
         return _runs(args)
     if args.a is None or args.b is None:
         raise AssayError("diff: needs two sides, A and B, or --runs RUN RUN …; see `assay diff --help`")
+    with dump_of(args, args.b) as args.b:
+        return _two_sides(args)
+
+
+def _two_sides(args: argparse.Namespace) -> int:
+    from assay.library.verdicts import Side, diff
+    from assay.verify.dumps.load import read_map
+
     if args.image is not None:
         return judge_picture(args, args.a, args.b, diagnosing=False)
     a, b = Side.of(args.a, truth=True), Side.of(args.b)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened
 from assay.cli.number_types import MOST_TOKENS, whole
+from assay.system.files import check_target_folder
 
 HELP = "write a web page that runs a model in the browser"
 EXAMPLE = """\
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from assay.library.web_export import export_web
 
+    check_target_folder(Path(args.output))
     found = opened(args)
     site = export_web(found, Path(args.output), args.raw, not args.without_model)
     where = "left out" if args.without_model else "linked or copied"

@@ -33,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from assay.evaluate.importance_sums import collect
     from assay.evaluate.pieces import WINDOW, cut
     from assay.gguf.importance import write
+    from assay.system.files import check_target
 
+    check_target(args.output)
     found = opened(args)
     tokenizer = found.tokenizer
     ids = tokenizer.encode(read_text(args.file), parse_special=False)

@@ -43,12 +43,14 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
     from assay.errors import AssayError
+    from assay.system.files import check_target_folder
 
     if not args.output:
         raise AssayError("kit: no folder given; give one with -o DIR")
     if args.prompt is not None and not args.image:
         raise AssayError("-p: is a prompt for pictures; name them with --image FILE")
     out = Path(args.output)
+    check_target_folder(out)
     manifest = _made(args, out)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     text = manifest.get("text", {})

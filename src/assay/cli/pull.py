@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         from assay.cli.search import show_names
 
         return show_names(args, [])
-    name = args.model or hub.DEFAULT
+    name = hub.DEFAULT if args.model is None else args.model
     if name in CATALOGUE:  # a catalogue name: verify the checksum of the local file
         with reports() as tell:
             path = pull(CATALOGUE[name], progress=tell, verify=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.common import Once, add_json_argument, emit, model_path, read_text, say
 from assay.cli.number_types import MOST_THREADS, real, whole
 from assay.errors import AssayError
+from assay.system.files import check_target
 from assay.system.stages import BYTES, stage
 from assay.system.terminal import printable
 
@@ -91,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
     mix = mix_by_name(args.type) if args.type else None
     if args.output is None and not args.dry_run and not alone:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
+    for target in (args.output, args.html):
+        if target is not None and not args.dry_run:
+            check_target(target)
     importance = read(args.imatrix) if args.imatrix else None
     path = model_path(args)
     if alone and not args.dry_run:

@@ -184,11 +184,11 @@ def run(args: argparse.Namespace) -> int:
     if key is not None and not key.strip():
         raise AssayError("--api-key: is empty; give a key, or leave the option out")
     config = _config(args, key)
-    if key is None and not is_loopback(args.host):
-        print(f"assay: warning: --host {harmless(args.host)}: every machine that reaches this port may use the server; "
-              "give --api-key-file", file=sys.stderr)  # fmt: skip
 
     def ready(url: str) -> None:
+        if key is None and not is_loopback(args.host):
+            print(f"assay: warning: --host {harmless(args.host)}: every machine that reaches this port may use the "
+                  "server; give --api-key-file", file=sys.stderr)  # fmt: skip
         names = [name for name, _ in config.models] + [offer.name for offer in config.offers]
         common.emit(args, {"url": url, "models": names}, "")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

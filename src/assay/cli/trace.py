@@ -12,7 +12,7 @@ from assay.cli.common import add_json_argument, add_model_argument, add_tier_arg
 from assay.cli.number_types import MOST_THREADS, MOST_TOKENS, whole
 from assay.errors import AssayError
 from assay.system.counting import counted
-from assay.system.files import write
+from assay.system.files import check_target, write
 from assay.verify.conformance.sample import PROMPT
 from assay.verify.witness import WITNESSES
 
@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
         return trace_picture_file(args)
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
+    if args.output is not None:
+        check_target(args.output)
     found = opened(args)
     model, tokens = found.model, chosen_tokens(args, found)
     steps = steps_of(len(tokens), args.decode)

@@ -37,6 +37,10 @@ class Folder:
         if not (path / "config.json").is_file():
             is_model = path.is_file() and first_bytes(path)[:4] == GGUF
             found = "is a GGUF model already" if is_model else "has no config.json"
+            if not path.exists():
+                raise AssayError(
+                    f"{path}: no such folder; download a repository first: hf download OWNER/REPO --local-dir F"
+                )
             raise AssayError(f"{path}: {found} (expected a Hugging Face model folder); name the folder of the original")
 
     @cached_property

@@ -70,10 +70,12 @@ def whole_lines(log: Path, copy: Path) -> int:
     return len(text)
 
 
-def as_dump(path: Path, source: str, patterns: Sequence[str] = ()) -> Dump:
+def as_dump(path: Path, source: str, patterns: Sequence[str] = (), *, lenient: bool = False) -> Dump:
     """Read the file as a dump whose source is the command."""
+    if path.is_file() and not path.stat().st_size:
+        raise AssayError(f"{source}: {'the file is empty' if str(path) == source else 'printed nothing'}")
     try:
-        return replace(read_dump(path, patterns), source=source)
+        return replace(read_dump(path, patterns, lenient=lenient), source=source)
     except AssayError as error:
         raise AssayError(str(error).replace(str(path), source)) from None
 

@@ -191,7 +191,7 @@ def _constraint(opened: Opened, given: Mapping[str, Any]) -> Callable[[], Constr
         wanted = {"type": "object"} if schema is True else schema
         if not isinstance(wanted, Mapping):
             raise AssayError(f"json_schema: must be an object, or true for any (found {schema!r:.60})")
-        return opened.grammars.schema(wanted)
+        return opened.grammars.schema(wanted, "json_schema")
     if grammar is not None and not isinstance(grammar, str):
         raise AssayError(f"grammar: must be a text (found {grammar!r:.60})")
     return opened.grammars.gbnf(grammar) if grammar is not None else None

@@ -263,7 +263,7 @@ def _diff(
         prompt = prompt if prompt is not None else next((dump.prompt for dump in raw.values() if dump.prompt), None)
         if raw and prompt is None:
             where = next(iter(raw)).shown
-            raise AssayError(f"{where}: has no token ids; give them with --tokens")
+            raise AssayError(f"{where}: has no token ids; give them with --tokens, or their text with -p")
         ids = tuple(on.tokenizer.encode(PROMPT if prompt is None else prompt))
     steps = next((dump.steps for dump in raw.values() if dump.steps), ())
     cut = decode or max(0, len(steps) - 1)

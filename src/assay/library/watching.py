@@ -69,13 +69,15 @@ def watch(
                     found = diagnose(model, seen.finding.dump)
                     yield WatchEvent("cause", found.verdict, found)
         except AssayError as error:
-            if once:
+            if once or not (paths or port):
                 raise
             yield WatchEvent("fault", str(error))
         if once:
             return
         if port:
             continue
+        if not paths:
+            raise AssayError(f"{name}: there is no file to watch; name one with --on, or run it --once")
         yield WatchEvent("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
         _wait(paths, before, interval)
 

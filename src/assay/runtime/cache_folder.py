@@ -56,6 +56,7 @@ class CacheFolder:
     def __init__(self, path: str | os.PathLike[str], limit: int = DEFAULT_BYTES) -> None:
         self.path, self.limit = Path(path), limit
         with files.errors_about(self.path):
+            files.check_target_folder(self.path)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.path.stat()
         if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):

@@ -25,6 +25,7 @@ _TOKEN = re.compile(
 _ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)"
 _CHARACTER = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
 _RANGE = re.compile(rf"({_ESCAPE}|.)(?:-({_ESCAPE}|[^\]]))?", re.DOTALL)
+_DIGITS = 9  # of a repetition
 _NAMED = {"t": "\t", "r": "\r", "n": "\n"}
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -37,7 +38,7 @@ def to_lark(text: str) -> str:
     try:
         return str(gbnf_to_lark("".join(_rewritten(text, names))))
     except Exception as error:  # the converter knows the rules by their names in Lark
-        said = str(error)
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         for name, in_lark in names.items():
             said = re.sub(rf"\b{in_lark}\b", name, said)
         raise ValueError(said) from None
@@ -60,6 +61,8 @@ def _rewritten(text: str, names: dict[str, str]) -> Iterator[str]:
         elif kind == "name":
             token = names.setdefault(token, f"{re.sub(r'[^a-zA-Z]+', '_', f'r{token}').lower()}_{len(names)}")
         elif kind == "times":
+            if longest := re.search(rf"\d{{{_DIGITS + 1},}}", token):
+                raise ValueError(f"a repetition has {len(longest[0])} digits (at most {_DIGITS})")
             token = re.sub(r"\{\s*,", "{0,", token)
         elif kind == "close" and before in ("times", "close"):
             token = ' "")'

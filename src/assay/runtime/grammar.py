@@ -55,9 +55,9 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._refused: OrderedDict[tuple[str, str], str] = OrderedDict()  # the errors of wrong ones
 
-    def schema(self, schema: Mapping[str, Any]) -> Callable[[], Constraint]:
-        """Constrain to JSON that matches a JSON schema."""
-        return self.lark(f"start: {json_rule(schema)}", "response_format")
+    def schema(self, schema: Mapping[str, Any], param: str = "response_format") -> Callable[[], Constraint]:
+        """Constrain to JSON that matches a JSON schema. `param` is what the caller calls it."""
+        return self.lark(f"start: {json_rule(schema, param)}", param)
 
     def gbnf(self, text: str) -> Callable[[], Constraint]:
         """Constrain to a grammar in llama.cpp's notation or in Lark; `::=` tells them apart."""
@@ -142,12 +142,12 @@ def _short(text: str) -> str:
     return printable(" ".join(text.split()), 300)
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: Mapping[str, Any], param: str) -> str:
     """A JSON schema as part of a Lark rule. Objects have no other keys than their schema names, unless it says so."""
     try:
         return "%json " + json.dumps({**closed(schema), "x-guidance": _SPACING})
     except RecursionError:
-        raise GrammarError("response_format: the schema is nested too deeply", "response_format") from None
+        raise GrammarError(f"{param}: the schema is nested too deeply", param) from None
 
 
 @dataclass(frozen=True)

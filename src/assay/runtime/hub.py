@@ -63,6 +63,8 @@ def check(model: str | Path | None) -> None:
 
 
 def _argument(model: str | Path | None) -> str:
+    if model == "":
+        raise AssayError(f"the name of the model is empty; {FORMS}")
     return hf.from_address(str(model)) if model is not None else DEFAULT
 
 
@@ -78,7 +80,7 @@ def _file(argument: str) -> Path:
             hint = f"; it holds a Hugging Face model: assay convert {argument} OUT.gguf"
         raise AssayError(f"{argument}: is a directory, not a GGUF file{hint}")
     if not path.exists():
-        is_path = path.suffix or len(path.parts) > 1
+        is_path = re.match(r"\.[A-Za-z]", path.suffix) or len(path.parts) > 1  # the suffix of llama3.2:7b is `.2:7b`
         raise AssayError(f"{argument}: no such {'file' if is_path else 'model'}; {_did_you_mean(path)}{FORMS}")
     return path
 

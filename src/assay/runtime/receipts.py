@@ -181,7 +181,9 @@ class Signer:
                 file.write(secrets.token_bytes(32).hex() + "\n")
         try:
             secret = bytes.fromhex(path.read_text("ascii").strip())
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise AssayError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
+        except ValueError as error:
             raise AssayError(f"{path}: cannot read a key ({error}); expected 64 hexadecimal digits") from None
         if len(secret) != 32:
             raise AssayError(f"{path}: not a key (found {len(secret)} bytes, expected 32)")

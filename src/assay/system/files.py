@@ -140,6 +140,28 @@ class NewFile(io.FileIO):
                 raise value
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise what `NewFile` would raise, before the work whose result it is to hold."""
+    with errors_about(path):
+        if _target(Path(path))[0] == stat.S_IFREG:
+            _check_folder(Path(path).parent)
+
+
+def check_target_folder(path: Path) -> None:
+    """The same for a folder to write to, which need not exist."""
+    with errors_about(path):
+        if path.exists() and not path.is_dir():
+            raise AssayError(f"{path}: is not a folder; name a new one")
+        _check_folder(next(p for p in (path, *path.absolute().parents) if p.exists()))
+
+
+def _check_folder(folder: Path) -> None:
+    if not stat.S_ISDIR(os.stat(folder).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a complete file."""
     data = content.encode() if isinstance(content, str) else content
@@ -209,6 +231,8 @@ def errors_about(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _target(path: Path) -> tuple[int, int | None]:
     """The kind and the permissions of the existing file at a path. Symbolic links are followed."""
+    if path == Path("-"):
+        raise AssayError("-: this is not written to standard output; name a file")
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,19 @@ def test_coheres_route_and_the_best_ones(server: Server) -> None:
 )
 def test_what_cannot_be_is_said(server: Server, body: dict[str, Any], code: str) -> None:
     assert post(server, **body).json()["error"]["code"] == code
+
+
+def test_a_long_query_is_tokenized_once(server: Server) -> None:
+    """Sixteen documents share it: they cost about as much as one. The prompt is refused when it is whole."""
+
+    def seconds(n: int) -> float:
+        began = time.monotonic()
+        found = post(server, model="judge", query="w" * 8000, documents=["a"] * n).json()
+        assert found["error"]["code"] == "context_length_exceeded"
+        return time.monotonic() - began
+
+    seconds(1)
+    assert min(seconds(16) for _ in range(3)) < 6 * min(seconds(1) for _ in range(3)) + 0.05
 
 
 def test_the_form_of_text_embeddings_inference(server: Server) -> None:

@@ -141,6 +141,17 @@ def test_every_response_carries_the_security_headers(server: Server) -> None:
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": ASK * 1025}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages.0.content.0.text",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": ASK, "response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
+            "response_format.json_schema.schema",
+        ),
+        ("/v1/chat/completions", {"messages": ASK, "response_format": {"type": "zork"}}, "response_format.type"),
         ("/v1/chat/completions", {"messages": ASK, "n": 0}, "n"),
         ("/v1/chat/completions", {"messages": ASK, "n": 17}, "n"),
         ("/v1/chat/completions", {"messages": ASK, "max_tokens": 0}, "max_tokens"),

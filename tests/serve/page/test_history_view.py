@@ -85,6 +85,36 @@ def test_on_a_phone_a_message_is_edited_within_the_screen_and_escape_gives_it_ba
     page.close()
 
 
+def test_an_answer_stays_in_its_conversation_when_another_is_opened(tab: Tab) -> None:
+    """It is stopped and kept there; of a conversation that is deleted nothing comes back."""
+    expect, page = playwright.expect, tab.page
+
+    def without_end(route: Any) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True}))
+
+    page.route("**/v1/chat/completions", without_end)
+    tab.ask("hello the world", 4000)
+    expect(page.locator(".message.assistant .body")).not_to_be_empty()
+    page.locator(".talk.current .open").click()  # the open one: goes on
+    expect(page.locator("#send")).to_have_attribute("aria-label", "Stop")
+    page.click("#clear")
+    tab.wait()
+    expect(page.locator(".message")).to_have_count(0)
+    page.locator(".talk .open").click()
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator(".message.assistant .tools")).to_contain_text("stopped")
+    page.click("#clear")
+    tab.ask("a second one", 4000)
+    expect(page.locator(".message.assistant .body")).not_to_be_empty()
+    page.locator(".talk.current").hover()
+    page.locator(".talk.current .delete").click()
+    tab.wait()
+    expect(page.locator(".message.user .body")).to_have_text("hello the world")
+    expect(page.locator(".message")).to_have_count(2)
+    page.reload()
+    expect(page.locator(".talk")).to_have_count(1)
+
+
 def test_search_and_rename(tab: Tab) -> None:
     expect, page = playwright.expect, tab.page
     tab.ask("hello the world", 4)

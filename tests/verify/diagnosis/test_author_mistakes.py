@@ -70,3 +70,13 @@ def test_a_mistake_of_another_family_is_described(case: tuple[str, str], style: 
     known = {node: value for node, value in trace.items() if node in model.graph}
     found = diagnose(model, seen(model, known, FAMILY_TOKENS, range(len(FAMILY_TOKENS)), style))
     assert describes(found, FAMILIES[case]), found
+
+
+@pytest.mark.parametrize("style", ["full", "last"])
+def test_experts_listed_by_index_with_their_own_weights_are_no_fault(style: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    others.make("qwen3moe", path)
+    model = load(open_file(path))
+    trace = Relative(path, "experts by index, weights too").run(list(FAMILY_TOKENS))
+    known = {node: value for node, value in trace.items() if node in model.graph}
+    assert diagnose(model, seen(model, known, FAMILY_TOKENS, range(len(FAMILY_TOKENS)), style))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from assay.models import load
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.dumps.load import load_dump
 from tests import recurrent_planting as planting
+from tests.recurrent_mistakes import MIXERS, Mixer
 from tests.second_recurrent import Recurrent
 
 FOLDER = planting.folder()
@@ -86,6 +88,22 @@ def diagnosed(tmp_path, style, *bugs, seconds=math.inf, **options):
     case = planting.planted(path, *bugs, **options)
     make = getattr(planting, style)
     return diagnose(model, load_dump(make(case, tmp_path, ids, planting.STEPS), model), seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("case", "style"),
+    [
+        *((case, "full") for case in MIXERS),
+        *(pytest.param(case, style, marks=pytest.mark.slow) for case in MIXERS for style in ("last", "layers")),
+    ],
+)
+def test_a_mistake_of_a_mixer_is_described(tmp_path, case, style):
+    name, mistake = case
+    path = FOLDER / f"{name}.gguf"
+    model, ids = load(open_file(path)), planting.tokens_of(path)
+    run = planting.Case(mistake, (), tuple(Mixer(path, mistake).run(ids, planting.STEPS)))
+    found = diagnose(model, load_dump(getattr(planting, style)(run, tmp_path, ids, planting.STEPS), model))
+    assert any(re.search(MIXERS[case].get(c.fault, "$^"), c.how) for c in found.causes), found
 
 
 def test_matrices_in_bfloat16_are_healthy(tmp_path):

@@ -15,7 +15,8 @@ from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump, Observation, inputs_of
 from assay.verify.dumps.resolve import resolve
-from tests import planting
+from tests import planting, tiny
+from tests.second_engine import Engine
 from tests.stranger_evidence import evidence
 from tests.stranger_mistakes import FINE_TUNED, MISTAKES, Strange
 
@@ -72,6 +73,30 @@ def test_a_mistake_is_described_from_statistics_of_rows(model: Model, tmp_path: 
 def test_a_mistake_is_described_from_other_evidence(model: Model, tmp_path: Path, mistake: str, style: str) -> None:
     found = found_in(model, mistake, style, tmp_path)
     assert described(found, mistake), found
+
+
+LOGGED = (
+    "prompt's keys stored unrotated", "values not cleared between heads", "v at one slot in decode",
+    "v strided by the prompt, transposed", "decode fed the token before", "v reads the norm of the layer before",
+    "attn_output last 4 rows stale", "rope with two plus signs", "ffn_norm of layer 0 in every layer",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", [LOGGED[0], *(pytest.param(m, marks=pytest.mark.slow) for m in LOGGED[1:])])
+def test_a_mistake_is_described_from_a_log_of_the_last_token(model: Model, tmp_path: Path, mistake: str) -> None:
+    """Norms and five values of some nodes, ten best logits."""
+    found = found_in(model, mistake, "log", tmp_path)
+    assert described(found, mistake), found
+
+
+@pytest.mark.parametrize("style", ["full", "rms", pytest.param("log", marks=pytest.mark.slow)])
+def test_a_type_decoded_wrongly_in_one_matrix_is_described(tmp_path: Path, style: str) -> None:
+    """The other matrices of the type, which another kernel reads, are right."""
+    model = load(open_file(tiny.make(tmp_path / "model.gguf", type="Q4_0")))
+    engine = Engine(model.file.path, ("q4_0-interleave",), only=["blk.1.ffn_up.weight"])
+    engine.run(list(TOKENS), STEPS)
+    found = diagnose(model, evidence(planting.Case("", (), tuple(engine.parts)), style, model, tmp_path, TOKENS, STEPS))
+    assert [c.fault for c in found.causes] == ["q4_0-interleave"] and "in ffn_up alone" in found.causes[0].how, found
 
 
 @pytest.mark.parametrize(

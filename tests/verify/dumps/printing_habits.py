@@ -640,13 +640,41 @@ def arrays(page: Page, kind: str) -> str:
 
 # -- forms -----------------------------------------------------------------------------------------------------------
 
-FAMILIES = ("table", "line", *ARRAYS)
+# -- statistics in signs before the first values -----------------------------------------------------------------------
+
+SIGNS: tuple[tuple[str, str], ...] = (
+    ("|.|", "norm"), ("||.||", "norm"), ("‖·‖", "norm"), ("∥x∥", "norm"), ("|·|₂", "norm"), ("‖x‖_2", "norm"),
+    ("ℓ2", "norm"), ("√Σx²", "norm"), ("max|.|", "absmax"), ("|x|max", "absmax"), ("‖x‖∞", "absmax"),
+    ("√⟨x²⟩", "rms"), ("Σ", "sum"), ("σ", "std"), ("µ", "mean"), ("@@", "norm"), ("¤", "rms"), ("", "norm"),
+)  # fmt: skip
+
+
+def signed(page: Page) -> str:
+    """A line for each node and token: a statistic under a sign, or under none, then the first values and the last."""
+    rng = page.rng
+    sign, kind = rng.choice(SIGNS)
+    equals = rng.choice(("=", "= ", ": ", " ")) if sign.isascii() is False or "|" in sign else "= "
+    dots = rng.choice((" ..", " ...", " …"))
+    count = rng.choice(("n={}  ", "[{}]  ", ""))
+    out = [f"prompt ({len(page.tokens)}): {' '.join(map(str, page.tokens))}"]
+    for t in range(len(page.tokens)):
+        out += ["", f"== pos {t} =="]
+        for n, role, x in page.nodes():
+            row = x[t].ravel()
+            label = f"L{n} {page.word(role)}" if n is not None else page.word(role)
+            shown = " ".join(f"{v:9.5f}" for v in row[:4])
+            said = f"{sign}{equals if sign else ''}{STATS[kind][1](row):.5f}"
+            out.append(f"{label:<26} {count.format(row.size)}{said}  {shown}{dots} {row[-1]:9.5f}")
+    return "\n".join(out) + "\n"
+
+
+FAMILIES = ("table", "line", "signs", *ARRAYS)
 
 
 def form(family: str, seed: int) -> tuple[str, Callable[[Values, Sequence[int]], str]]:
     """What was drawn, in words, and the function that prints."""
     rng = Random(f"{family} {seed}")
-    language = rng.choice(sorted(WORDS))
+    language = rng.choice(sorted(WORDS)) if family != "signs" else rng.choice(("english", "ggml"))
     statistics = family in ("table", "line")
     notation = rng.choice(sorted(NOTATIONS)) if statistics else rng.choice(PLAIN)
     if language in ("german", "french") and statistics and rng.random() < 0.7:
@@ -667,7 +695,8 @@ def form(family: str, seed: int) -> tuple[str, Callable[[Values, Sequence[int]],
             notation in COMMAS,
             Random(f"{family} {seed} x"),
         )
-        made: Any = table(page) if family == "table" else lines(page) if family == "line" else arrays(page, family)
+        whole = {"table": table, "line": lines, "signs": signed}
+        made: Any = whole[family](page) if family in whole else arrays(page, family)
         return prefixed(made, prefix, Random(seed))
 
     return f"{language}, {notation}, {prefix}, {'+'.join(roles)}", write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -76,4 +77,52 @@ def test_one_statistic_a_token(model: Model, truth: Dump, tmp_path: Path, kind: 
     assert {(o.name, o.kind, o.row) for o in dump.observations} == {
         (name, kind, t) for name in ("embd", "attn_out-0", "l_out-0") for t in range(len(TOKENS))
     }
+    assert judge(model, dump)
+
+
+def arrays_of(truth: Dump, path: Path, names: dict[str, str], **changes: float) -> Path:
+    """An .npz with the nodes under these names; some multiplied."""
+    found = {name: np.array(truth.values(node)) * changes.get(name, 1.0) for name, node in names.items()}
+    np.savez(path, tokens=np.array(TOKENS), **found)
+    return path
+
+
+@pytest.mark.parametrize(("name", "kept"), [("blk0/scores", False), ("kq-0", True)])
+def test_an_array_that_later_arrays_refute(model: Model, truth: Dump, tmp_path: Path, name: str, kept: bool) -> None:
+    """Scores behind the scale, under a name of the engine's own. Under llama.cpp's name the dump is wrong."""
+    names = {name: "kq-0", "kq_soft_max-0": "kq_soft_max-0", "l_out-0": "l_out-0"}
+    dump = load_dump(arrays_of(truth, tmp_path / "a.npz", names, **{name: 0.25}), model)
+    assert ("kq-0" in dump.by_name) == kept
+    found = judge(model, dump).first_wrong
+    assert (found.name if found is not None else None) == ("kq-0" if kept else None)
+    assert any("0.25 times kq-0, while kq_soft_max-0" in note for note in dump.notes) != kept
+
+
+def test_an_array_stays_where_later_ones_follow_it(model: Model, truth: Dump, tmp_path: Path) -> None:
+    names = {"blk0/scores": "kq-0", "l_out-0": "l_out-0"}
+    dump = load_dump(arrays_of(truth, tmp_path / "a.npz", names, **{"blk0/scores": 0.25, "l_out-0": 1.25}), model)
+    assert {"kq-0", "l_out-0"} <= set(dump.by_name)
+
+
+def test_a_statistic_a_token_beside_as_many_values_of_a_row(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """Both lists of a line have as many numbers as there are tokens."""
+    lines = [json.dumps({"event": "start", "tokens": list(TOKENS)})]
+    for layer, op, node in (
+        (-1, "emb", "embd"),
+        (0, "n1", "attn_norm-0"),
+        (0, "out", "l_out-0"),
+        (1, "out", "l_out-1"),
+    ):
+        rows = np.asarray(truth.values(node), np.float64).reshape(len(TOKENS), -1)
+        rms = [round(float(np.sqrt(np.mean(row**2))), 5) for row in rows]
+        shown = {
+            "rms_by_tok": rms,
+            "first_tok0": rows[0][:4].round(5).tolist(),
+            "last_tok": rows[-1][:6].round(5).tolist(),
+        }
+        lines.append(json.dumps({"event": "act", "layer": layer, "op": op, **shown}))
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+    dump = load_dump(tmp_path / "x.jsonl", model)
+    assert sum(o.kind == "rms" for o in dump.by_name["embd"]) == len(TOKENS)
+    assert {o.rows for o in dump.by_name["embd"] if o.kind == "first"} == {(0, 1), (len(TOKENS) - 1, len(TOKENS))}
     assert judge(model, dump)

@@ -26,6 +26,8 @@ from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
         ("layers:  50%|#  | 1/2 [00:00<00:00, attn=0.5]", "layer 1: attn=0.5"),
         ("in 1.5 -> attn 2.5", "in 1.5 | attn 2.5"),
         ("top 403 (17.5), 261 (12.25)", "top 403:17.5, 261:12.25"),
+        ('=> 298("▁g")=16.95  268("▁b")=16.11  400("do")=13.56', "top logits: 298:16.95, 268:16.11, 400:13.56"),
+        ('=> 1("a")=1.5  2("b")=2.5  3("c")=0.5', '=> 1("a")=1.5 2("b")=2.5 3("c")=0.5'),  # no falling numbers
         ("cand   270   2.5", "top logits: 270:2.5"),
         ("q 6865aa1a rms=1.5", "q rms=1.5"),
         ("q 1234567e5 rms=1.5", "q 1234567e5 rms=1.5"),  # a number

@@ -23,7 +23,8 @@ from tests.verify.dumps import printing_habits
 TOKENS = (1, 70, 87, 17, 100, 81)
 PLANTED = "blk.1.ffn_down.weight"
 FAST = [*(("table", seed) for seed in (0, 1, 3, 4, 7, 9, 11, 20, 22)), ("matlab", 1), ("octave", 1), ("R matrix", 1),
-        ("julia matrix", 1), ("libtorch", 1), ("tensorflow", 1), ("transposed", 0)]  # fmt: skip
+        ("julia matrix", 1), ("libtorch", 1), ("tensorflow", 1), ("transposed", 0),
+        *(("signs", seed) for seed in range(4))]  # fmt: skip
 SLOW = [(family, seed) for family in printing_habits.FAMILIES for seed in range(2) if (family, seed) not in FAST]
 
 
@@ -78,6 +79,32 @@ def test_units_in_cells_are_no_values() -> None:
     assert with_tables_laid_out(text).split("\n")[0] == "| op | mean | norm |"
 
 
+BOX = """\
+                 layer 0
+┌──────────┬─────────┬────────┬──────────────────┐
+│ tensor   │ mean    │ max|.| │ last token [0:2] │
+├──────────┼─────────┼────────┼──────────────────┤
+│ attn_out │ 0.12500 │ 1.2500 │  0.7500  -0.5000 │
+│ ffn_out  │ 0.25000 │ 1.7500 │  0.6250   0.8750 │
+└──────────┴─────────┴────────┴──────────────────┘
+"""
+
+
+def test_a_bar_inside_a_cell_of_a_box_is_no_border_and_a_centred_title_heads_it() -> None:
+    """Both tables: the title's indentation and the repeated header say nothing about what is below them."""
+    made = with_tables_laid_out(BOX + "\n" + BOX.replace("layer 0", "layer 1"))
+    kept = [line for line in made.split("\n") if line.strip() and line.lstrip()[0] not in "┌├└"]
+    header = "| tensor | mean | absmax | last token [0:2] |"
+    rows = ["| attn_out | 0.12500 | 1.2500 | 0.7500  -0.5000 |", "| ffn_out | 0.25000 | 1.7500 | 0.6250   0.8750 |"]
+    assert kept == ["layer 0", header, *rows, "layer 1", header, *rows]
+
+
+def test_of_two_columns_of_words_the_one_with_more_of_them_names_the_node() -> None:
+    rows = "".join(f"prefill,{i // 2},{('attn_out', 'ffn_out')[i % 2]},0.{i}25,1.{i}5\n" for i in range(6))
+    made = with_tables_laid_out("phase,layer,buf,mean,norm\n" + rows)
+    assert made.split("\n")[:2] == ["| layer | name | mean | norm |", "| 0 | attn_out | 0.025 | 1.05 |"]
+
+
 def test_a_table_that_is_known_stays_as_it_is() -> None:
     text = "| layer | rms | mean |\n|---|---|---|\n| 0 | 0.125 | 0.250 |\n| 1 | 0.375 | 0.500 |\n"
     assert with_tables_laid_out(text) == text
@@ -107,6 +134,14 @@ def test_parts_that_do_not_fit_stay_as_they_are() -> None:
 def test_a_prefix_of_all_lines_is_removed(prefix: str) -> None:
     lines = [f"layer {i} out: 0.5 1.5" for i in range(8)]
     assert without_common_prefix("\n".join(prefix.format(i) + x for i, x in enumerate(lines))) == "\n".join(lines)
+
+
+def test_a_logger_before_headings_alone_is_removed() -> None:
+    """Rows of arrays have no prefix, and the logger's name is no node."""
+    begin = "2026-11-19 20:19:0{}.735 DEBUG moe-run: "
+    lines = [(begin.format(i) + f"layer={i} out\n", "[[0.5 1.5]\n [2.5 3.5]]\n") for i in range(8)]
+    text = "".join(head + rows for head, rows in lines)
+    assert without_common_prefix(text) == "".join(f"layer={i} out\n{rows}" for i, (_, rows) in enumerate(lines))
 
 
 @pytest.mark.parametrize("begin", ["layer {} out: ", "[{}] out: ", "{}: out ", "blk.{}.o "])

@@ -54,6 +54,10 @@ MANIFESTS = {
     "a.idx": "# tokens 5 7\nq.0 offset=0 shape=2x4 float32\nq.1 offset=32 shape=2x3 float32\n",
     "a.meta": "tokens: 5 7\nlayers.0.q rows=2 cols=4 offset=0\nlayers.1.q rows=2 cols=3 offset=32\n",
     "a.index": "# tokens 5 7\n# name layer count byte_offset   (float32, row by row)\nq 0 8 0\nq 1 6 32\n",
+    "a.lst": "# little-endian float32, a.bin\n# prompt: 5 7\n# what\tlayer\tpos\toffset(floats)\tcount\n"
+    "# --- pos 0: token 5\nq\t0\t0\t0\t4\nq\t1\t0\t8\t3\n# --- pos 1: token 7\nq\t0\t1\t4\t4\nq\t1\t1\t11\t3\n",
+    "a.info": "# tokens 5 7\n# float32, off in bytes\n# off cnt shape tag\n0 8 2x4 layers.0.q\n32 6 2x3 layers.1.q\n",
+    "a.list": "# tokens 5 7\ntag;layer;first byte [bytes];dims\nq;0;0;[2, 4]\nq;1;32;[2, 3]\n",
     "a.toc": "tokens: 5 7\nname: layers.0.q\nbytes: 32\nname: layers.1.q\nbytes: 24\n",
 }
 
@@ -108,6 +112,30 @@ def test_files_named_after_their_tensor(tmp_path: Path) -> None:
     assert dump.tokens == (5, 7) and set(found) == {"blk0_q", "blk1_q", "logits"}
     assert np.array_equal(found["blk0_q"], A) and np.array_equal(found["blk1_q"], B)
     assert np.array_equal(found["logits"], A)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_rows_of_tokens_and_heads(tmp_path: Path, half: bool) -> None:
+    """Weights of attention have an entry for each head and row; those of decode steps are longer."""
+    rows, index, at, numbers = [(5, 0), (7, 1), (9, 2)], ["# prompt: 5 7", "what layer pos head offset count"], 0, []
+    for token, pos in rows:
+        index.append(f"# --- pos {pos}: token {token}")
+        for head in range(2):
+            index.append(f"prob 0 {pos} {head} {at} {pos + 1}")
+            numbers += [head + pos + key / 8 for key in range(pos + 1)]
+            at += pos + 1
+        if pos:
+            index.append(f"logits -1 {pos} -1 {at} 4")
+            numbers += [pos, 0.5, 0.25, 0.125]
+            at += 4
+    (tmp_path / "a.idx").write_text("\n".join(index))
+    np.array(numbers, np.float16 if half else np.float32).tofile(tmp_path / "a.bin")
+    found = read_dump(tmp_path / "a.bin")
+    assert found.tokens == (5, 7, 9) and found.steps == (2, 1)
+    probs, logits = found.observations
+    assert probs.array().shape == (2, 3, 3) and probs.rows is None
+    assert [list(row) for row in probs.array()[1]] == [[1, 0, 0], [2, 2.125, 0], [3, 3.125, 3.25]]
+    assert logits.rows == (1, 3) and logits.array().tolist() == [[1, 0.5, 0.25, 0.125], [2, 0.5, 0.25, 0.125]]
 
 
 def test_a_file_for_each_step(tmp_path: Path) -> None:

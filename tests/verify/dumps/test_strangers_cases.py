@@ -33,7 +33,10 @@ FIRST = {  # None: the engine is right
     "S-02": "ffn_out-0", "S-03": None, "S-04": None, "S-05": "attn_out-0", "S-06": None, "S-07": "ffn_out-0",
     "S-08": None, "S-09": "l_out-0", "S-10": None, "S-11": "result_output", "S-12": None, "S-13": None,
     "S-14": "ffn_out-0", "S-15": None, "S-16": None, "S-17": "attn_out-0", "S-18": None, "S-19": "result_output",
-    "S-20": None, "S-21": None, "S-22": None, "S-23": None, "S-24": "attn_out-0", "S-25": None,
+    "S-20": None, "S-21": None, "S-22": None, "S-23": None, "S-24": "attn_out-0", "S-25": None, "V-03": "attn_out-0",
+    "J-02": "conv_output_silu-0", "V-04": None, "V-08": "Qcur-5", "V-10": "ffn_inp-0", "Y-01": None, "Y-04": None,
+    "Y-06": "ffn_moe_out-0", "Y-08": "final_output-0", "Y-09": "kqv_out-0", "Z-02": None, "Z-04": None, "Z-07": None,
+    "Z-10": None,
 }  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from assay.models import Model, load
 from assay.verify.faults import FAULTS, Context
 from assay.verify.faults.block_grammar import mixed_blocks
 from assay.verify.faults.edit_grammar import descriptions
+from assay.verify.faults.rotation_grammar import pairs
 from assay.verify.faults.statistic_grammar import statistics
+from assay.verify.faults.tensor_grammar import norm_weights
 from assay.verify.faults.visible_grammar import hidden_scores, seen_keys
 from assay.verify.faults.window_grammar import windows
 from tests.models import others
@@ -92,6 +94,53 @@ def test_a_statistic_over_n_less_one(tmp_path: Path, name: str) -> None:
     found = edit(statistics(c, [node]), f"{node.name.split('-')[0]} is divided by n - 1").at(c, node)
     root = np.sqrt((x * x).sum(-1, keepdims=True) / (n - 1) + node.attr("eps"))
     assert np.allclose(found.function(x, w), x / root)
+
+
+def test_the_weight_and_bias_of_another_norm(shared_dir: Path) -> None:
+    model = model_of(shared_dir, "arch/starcoder2")
+    c, node = Context(model, (3,)), model.graph["attn_norm-0"]
+    other = model.graph["ffn_norm-0"]
+    found = {v.label: v.at(c, node).node.weights for _, v in norm_weights(c, [node]) if v.at(c, node) is not None}
+    assert found["attn_norm takes the weight and bias of ffn_norm"] == other.weights
+    assert found["attn_norm takes the bias of ffn_norm"] == (node.weights[0], other.weights[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "formula"),
+    [
+        ("(a cos + b sin, a sin + b cos)", lambda a, b, c, s: (a * c + b * s, a * s + b * c)),
+        ("(a cos - b sin, b cos - a sin)", lambda a, b, c, s: (a * c - b * s, b * c - a * s)),
+        ("(a sin - b cos, a cos + b sin)", lambda a, b, c, s: (a * s - b * c, a * c + b * s)),
+        ("(a cos - b sin, b)", lambda a, b, c, s: (a * c - b * s, b)),
+    ],
+)
+@pytest.mark.parametrize("name", ["arch/glm4", "arch/stablelm"])
+def test_another_formula_of_a_rotation(shared_dir: Path, name: str, words: str, formula: object) -> None:
+    """Neighbours in glm4, halves in stablelm; both rotate a part of each head."""
+    model = model_of(shared_dir, name)
+    c, node = Context(model, (5,)), model.graph["Kcur-0"]
+    n, heads, at = node.attr("n_rot"), node.attr("n_head"), np.arange(5)
+    x = np.random.default_rng(4).standard_normal((5, heads, int(model.graph.shapes[node.name][-1])))
+    angle = at[:, None] * float(node.attr("base")) ** (-2.0 * np.arange(n // 2) / n)
+    right = x.copy()
+    for i in range(n // 2):
+        a, b = (2 * i, 2 * i + 1) if node.attr("mode") == "norm" else (i, i + n // 2)
+        turned = formula(x[..., a], x[..., b], np.cos(angle[:, [i]]), np.sin(angle[:, [i]]))
+        right[..., a], right[..., b] = turned
+    variants = [v for _, v in pairs(c, [node]) if v.label.startswith(f"Kcur turns (a, b) to {words}")]
+    assert len(variants) == 1
+    assert np.allclose(variants[0].at(c, node).function(x.reshape(5, -1), at), right)
+
+
+def test_signed_bytes_read_as_unsigned(shared_dir: Path) -> None:
+    model = model_of(shared_dir, "models/stories15M-q8_0")
+    c, node = Context(model, (2,)), model.graph["ffn_up-0"]
+    info = model.file.tensors[node.weights[0]]
+    raw = np.frombuffer(bytes(np.ascontiguousarray(model.file.raw(info.name))), np.uint8).reshape(-1, 34)
+    w = (raw[:, 2:].astype(np.float32) * raw[:, :2].copy().view("<f2").astype(np.float32)).reshape(info.shape)
+    variant = next(v for v in FAULTS["q8_0-sign"].variants if v.label.startswith("signed bytes read as unsigned"))
+    x = np.random.default_rng(5).standard_normal((2, info.shape[1]))
+    assert np.allclose(variant.at(c, node).function(x), x @ w.T)
 
 
 def test_rows_of_a_table_are_misread_as_the_whole_table_is(shared_dir: Path) -> None:

@@ -144,7 +144,7 @@ async def continue_text(
     schema, grammar = request.json_schema, request.grammar
     if schema is not None:
         constraint = await common.compile_grammar(
-            lambda: entry.grammars.schema(schema or {"type": "object"}), state.threads
+            lambda: entry.grammars.schema(schema or {"type": "object"}, "json_schema"), state.threads
         )
     elif grammar:
         constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(grammar), state.threads)

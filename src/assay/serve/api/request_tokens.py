@@ -49,13 +49,14 @@ def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str =
         raise ApiError("invalid_value", f"{param}: token {wrong} is not in the vocabulary of {n_vocab}", param)
 
 
-def _check_length(n_chars: int, entry: ServedModel) -> None:
+def check_length(n_chars: int, entry: ServedModel, param: str = "messages") -> None:
+    """Refuse a text that is certainly too long, before it is tokenized."""
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
             f"the prompt is too long: {n_chars} characters; this model's maximum context length is {entry.n_ctx} "
             f"tokens, about {4 * entry.n_ctx} characters; shorten the prompt",
-            "messages",
+            param,
         )
 
 
@@ -66,7 +67,7 @@ async def off_loop(state: State, n_chars: int, work: Callable[[], Any]) -> Any:
 
 async def text_ids(state: State, entry: ServedModel, text: str, **options: bool) -> list[int]:
     """The ids of one text, checked against the context."""
-    _check_length(len(text), entry)
+    check_length(len(text), entry)
     found: list[int] = await off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
     return found
 
@@ -81,7 +82,7 @@ async def prompt_ids(state: State, entry: ServedModel, prompt: Any) -> list[list
     if not texts:
         return list(prompt)
     for text in texts:
-        _check_length(len(text), entry)
+        check_length(len(text), entry)
     found: list[list[int]] = await off_loop(
         state, sum(map(len, texts)), lambda: [entry.tokenizer.encode(text) for text in texts]
     )
@@ -104,7 +105,7 @@ def cut_ids(ids: list[int], entry: ServedModel) -> list[int]:
 async def mixed_ids(state: State, entry: ServedModel, parts: Sequence[str | int]) -> list[int]:
     """The ids of a mixture of texts and ids. Only a text at the start gets BOS."""
     n_chars = sum(len(part) for part in parts if isinstance(part, str))
-    _check_length(n_chars + sum(isinstance(part, int) for part in parts), entry)
+    check_length(n_chars + sum(isinstance(part, int) for part in parts), entry)
 
     def work() -> list[int]:
         ids: list[int] = []
@@ -141,13 +142,13 @@ async def chat_prompt(
     if not urls:
         return await chat_ids(state, entry, chat), ()
     text = await chat_text(state, entry, chat)
-    _check_length(len(text), entry)
+    check_length(len(text), entry)
     return await with_pictures(state, entry, text, urls, counted=counted)
 
 
 async def rendered_ids(state: State, entry: ServedModel, text: str) -> list[int]:
     """The ids of a rendered conversation."""
-    _check_length(len(text), entry)
+    check_length(len(text), entry)
     found: list[int] = await off_loop(state, len(text), lambda: encode_rendered(entry.tokenizer, text))
     return found
 
@@ -160,7 +161,7 @@ async def chat_text(state: State, entry: ServedModel, chat: RenderInput) -> str:
     if entry.system and (not chat.messages or chat.messages[0].role not in ("system", "developer")):
         said = ChatMessage.model_construct(role="system", content=entry.system)
         chat = replace(chat, messages=[said, *chat.messages])
-    _check_length(sum(map(_length, chat.messages)), entry)
+    check_length(sum(map(_length, chat.messages)), entry)
 
     begun = _begun(chat)
 

@@ -97,6 +97,7 @@ async def rerank(call: HttpCall, request: RerankRequest) -> HttpReply:
             "invalid_value", f"documents: give documents, or texts as TEI has it (found {found})", "documents"
         )
     texts = [text if isinstance(text, str) else text.text for text in request.documents or request.texts or ()]
+    request_tokens.check_length(len(request.query) + max(map(len, texts)), entry, "documents")
     jobs_of = _jobs_of(entry, request.query, request.instruction or INSTRUCTION, common.deadline(state.limits))
     worker = await call.stack.enter_async_context(state.models.use(entry))
     scores: list[float] = []
@@ -175,8 +176,10 @@ def _by_head(entry: ServedModel, query: str, instruction: str, until: float) -> 
     labels = entry.file.metadata.get(f"{entry.model.hparams.arch}.classifier.output_labels") or ()
     yes = next((i for i, label in enumerate(labels) if str(label).lower() == "yes"), None)
 
+    known = _Known(entry)
+
     def make(text: str) -> list[Job]:
-        ids, second = (_asked(entry, query, text, instruction), 0) if graph.generates else pair_ids(entry, query, text)
+        ids, second = (_asked(known, query, text, instruction), 0) if graph.generates else pair_ids(known, query, text)
         typed = second if has_second_type(graph) else 0
         return [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until, second=typed)]
 
@@ -200,10 +203,11 @@ def _by_question(entry: ServedModel, query: str, instruction: str, until: float)
             "model",
         )
     # A sequence draws one token and reports its log-probability before any bias. The two share a prefix.
+    known = _Known(entry)
     settings = [SamplerParams(temp=0.0, logit_bias=((ids[0], 1e4),)) for ids in words]
 
     def make(text: str) -> list[Job]:
-        ids = tuple(_asked(entry, query, text, instruction))
+        ids = tuple(_asked(known, query, text, instruction))
         return [Job(ids=ids, params=params, max_tokens=1, logprobs=0, deadline=until) for params in settings]
 
     def score(rows: list[tuple[Progress, float]]) -> float:
@@ -213,26 +217,44 @@ def _by_question(entry: ServedModel, query: str, instruction: str, until: float)
     return _Scoring(make, score, probes=False)
 
 
-def _asked(entry: ServedModel, query: str, text: str, instruction: str) -> list[int]:
+class _Known:
+    """The texts that all documents of a request share, each tokenized once: a query may be long."""
+
+    def __init__(self, entry: ServedModel) -> None:
+        self.entry = entry
+        self._ids: dict[tuple[str, bool, bool], list[int]] = {}
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        key = text, add_special, parse_special
+        if key not in self._ids:
+            self._ids[key] = self.entry.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return self._ids[key]
+
+
+def _asked(known: _Known, query: str, text: str, instruction: str) -> list[int]:
     """The ids of the question whether a document answers a query."""
+    entry = known.entry
     prompt = entry.file.get_str(TEMPLATE, None) or QWEN
-    parts = {"{instruction}": instruction, "{query}": query, "{document}": text}
+    parts = {"{instruction}": instruction, "{query}": query}
     ids: list[int] = []
     for piece in filter(
         None, re.split(r"(\{instruction\}|\{query\}|\{document\})", prompt)
     ):  # the texts of a client contain no control tokens
-        ids += entry.tokenizer.encode(
+        if piece == "{document}":
+            ids += entry.tokenizer.encode(text, add_special=False, parse_special=False)
+            continue
+        ids += known.encode(
             parts.get(piece, piece), add_special=not ids and piece not in parts, parse_special=piece not in parts
         )
     return ids
 
 
-def pair_ids(entry: ServedModel, query: str, text: str) -> tuple[list[int], int]:
+def pair_ids(known: _Known, query: str, text: str) -> tuple[list[int], int]:
     """Query and document as an encoder reads them, and where the document begins.
 
     [CLS] query [SEP] document [SEP]; RoBERTa has two [SEP] in between."""
-    tokenizer = entry.tokenizer
-    first = tokenizer.encode(query, parse_special=False)
+    tokenizer = known.entry.tokenizer
+    first = known.encode(query, add_special=True, parse_special=False)
     second = tokenizer.encode(text, add_special=False, parse_special=False)
     end = first[-1:] if first and tokenizer.is_special(first[-1]) else []
     between = [] if tokenizer.is_word_piece else end

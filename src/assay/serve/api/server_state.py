@@ -43,6 +43,7 @@ class State:
     plans: BrowserPlans | None = None  # of the pages that run the models in a browser, if the server has them
     downloads: Gate = field(default_factory=lambda: Gate("download", 16, 64))  # files of such pages
     signer: Signer | None = None  # signs a receipt for every answer
+    tracing: Gate = field(default_factory=lambda: Gate("trace", 2, 64))  # traces whose values are in memory
     examining: Gate = field(default_factory=lambda: Gate("diagnosis", 1, 4))  # one dump is diagnosed at a time
 
     def hashes_rows(self, asked: bool | None) -> bool:

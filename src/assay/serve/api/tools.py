@@ -54,7 +54,7 @@ def required_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenize
     rules = []
     for i, tool in enumerate(tools):
         opening = _literals(closing + before.replace("NAME", tool.name), tokenizer)
-        arguments = json_rule(tool.parameters or {"type": "object"})
+        arguments = json_rule(tool.parameters or {"type": "object"}, "tools")
         rules.append(f"call{i}: {opening} arguments{i} {_literals(after, tokenizer)}\narguments{i}: {arguments}")
     one = " | ".join(f"call{i}" for i in range(len(tools)))
     return "\n".join([f"start: {one}", *rules])

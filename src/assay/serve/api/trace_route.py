@@ -48,22 +48,15 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     entry = state.models.find(request.model, exact=True)
     ids, images = await _prompt(call, request, entry)
     graph = entry.model.graph
-    names = _choose(graph, request.nodes if request.nodes is not None else () if request.lens else DEFAULT)
+    patterns = request.nodes if request.nodes is not None else () if request.lens else DEFAULT
+    names: list[str] = await state.threads.run("text", lambda: _choose(graph, patterns))
     layers = [node.name for node in graph if split(node.name)[0] == "l_out"] if request.lens else []
     keep = tuple(dict.fromkeys((*names, *layers)))
     _check_size(graph, keep, len(ids))
-    nodes: dict[str, Array] = {}
-    if keep:
-        worker = await call.stack.enter_async_context(state.models.use(entry))
-        job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits), images=images)
-        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner, call.pause))
-        async for _ in reader:
-            pass
-        nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}
     shown = 10 if request.first is None else request.first
     positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
 
-    def reply() -> HttpReply:
+    def reply(nodes: dict[str, Array]) -> HttpReply:
         return large_reply(
             {
                 "model": entry.id,
@@ -74,8 +67,23 @@ async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
             }
         )
 
-    # One at a time, because the lens holds the output head in float32.
-    return await state.threads.run("lens", reply)
+    async with state.tracing:  # each holds up to MEMORY
+        nodes = await _values(call, entry, keep, ids, images) if keep else {}
+        # One at a time, because the lens holds the output head in float32.
+        return await state.threads.run("lens", lambda: reply(nodes))
+
+
+async def _values(
+    call: HttpCall, entry: ServedModel, keep: tuple[str, ...], ids: Sequence[int], images: Images
+) -> dict[str, Array]:
+    """The values of nodes. Nothing else holds them: a client that reads slowly must not."""
+    state = call.state
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits), images=images)
+    with Reader(worker, [job], state.limits.buffer, call.owner, call.pause) as reader:
+        async for _ in reader:
+            pass
+        return {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}
 
 
 async def _prompt(call: HttpCall, request: TraceRequest, entry: ServedModel) -> tuple[Sequence[int], Images]:
@@ -98,13 +106,16 @@ async def _prompt(call: HttpCall, request: TraceRequest, entry: ServedModel) -> 
     return ids, images
 
 
-def _choose(graph: Graph, patterns: Any) -> list[str]:
-    """The nodes that match a pattern, in graph order."""
-    wanted = [regex(translate(pattern)) for pattern in patterns]
-    for pattern, expression in zip(patterns, wanted, strict=True):
-        if not any(expression.match(node.name) for node in graph):
+def _choose(graph: Graph, patterns: Sequence[str]) -> list[str]:
+    """The nodes that match a pattern, in graph order. Slow with many patterns: do not call it on the event loop."""
+    wanted: set[str] = set()
+    for pattern in dict.fromkeys(patterns):
+        expression = regex(translate(pattern))
+        found = [node.name for node in graph if expression.match(node.name)]
+        if not found:
             raise ApiError("invalid_value", f"nodes: {pattern!r} matches none of the {len(graph)} nodes", "nodes")
-    return [node.name for node in graph if any(expression.match(node.name) for expression in wanted)]
+        wanted.update(found)
+    return [node.name for node in graph if node.name in wanted]
 
 
 def _check_size(graph: Graph, names: tuple[str, ...], n_tokens: int) -> None:

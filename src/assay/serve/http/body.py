@@ -250,11 +250,14 @@ _QUICK, _PATIENT = json.JSONDecoder(**_NUMBERS), _Patient(**_NUMBERS)
 
 def invalid(error: ValidationError) -> ApiError:
     """The most helpful of the validation errors. Its path leaves out union branches, which clients do not know."""
-    # Prefer the union branch whose type tag matched, then the one whose error is deepest.
+    # Leave out the union branches whose type tag did not match; prefer the error that is deepest.
     found = error.errors(include_url=False, include_context=False, include_input=False)
+    others = {item["loc"][:-1] for item in found if item["type"] == "literal_error" and item["loc"][-1] == "type"}
+    found = [item for item in found if not any(item["loc"][: len(one)] == one for one in others)] or found
     first = min(found, key=lambda item: (item["type"].endswith("_type"), -len(item["loc"])))
     branches = ("str", "list", "int", "float", "bool", "dict")
-    path = [str(part)[:100] for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    # A part that begins with a capital is the name of a schema.
+    path = [str(p)[:100] for p in first["loc"] if isinstance(p, int) or (p.isidentifier() and not p[0].isupper())]
     param = ".".join(part for part in path if part not in branches) or None
     message = " ".join(f"{param or 'body'}: {first['msg'][:1].lower()}{first['msg'][1:]}".split())
     return ApiError("invalid_value", message[:500], param)

@@ -40,9 +40,9 @@ function busy(controller) {
   $("status").textContent = controller ? "Answering…" : HINT;
 }
 
-async function save() {
+async function save(conversation = talk) {
   remember(CURRENT, talk.id);
-  if (talk.leaf) await store.keep(talk);
+  if (conversation.leaf) await store.keep(conversation);
   await list();
 }
 
@@ -128,6 +128,7 @@ function drawing(article, body, raw) {
 
 async function answer() {
   draw();
+  const asking = talk; // another conversation may be opened meanwhile, which stops this answer
   const raw = isRaw(), model = modelName(), system = raw ? "" : systemPrompt();
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...messagesTo(talk.nodes[talk.leaf])];
   const body = make("div", { class: "body" });
@@ -163,16 +164,18 @@ async function answer() {
   const rate = speed || (first && tokens.length > 1 ? (tokens.length - 1) / ((performance.now() - first) / 1000) : 0);
   if (tokens.length > 8) keepSpeed(model, rate);
   const figures = { usage, speed: rate, first: first ? (first - started) / 1000 : 0, reason };
-  store.add(talk, { role: "assistant", content: text, reasoning: picture.thought(), tokens, figures, fault: fault && text ? `${text}\n${fault}` : fault, asked: messages, model, raw });
-  draw();
-  try { await save(); } finally { busy(null); } // done is what a reload would show
+  const gone = talk !== asking && !(await store.get(asking.id)); // it was deleted
+  if (!gone) store.add(asking, { role: "assistant", content: text, reasoning: picture.thought(), tokens, figures, fault: fault && text ? `${text}\n${fault}` : fault, asked: messages, model, raw });
+  if (talk === asking) draw();
+  try { if (!gone) await save(asking); } finally { if (running === controller) busy(null); } // done is what a reload would show
 }
 
 // --- conversations
 
 function show(conversation) {
-  running?.abort();
   if ($("chat").hidden) openView("chat");
+  if (running && conversation.id === talk.id) return; // its answer is under way
+  running?.abort();
   talk = conversation;
   draw();
   save();

@@ -74,6 +74,7 @@ function figures(row, node) {
   row.append(make("button", { type: "button", class: "speed", "aria-expanded": "false", title: "Figures of this answer", onclick: (event) => {
     list.hidden = !list.hidden;
     event.currentTarget.setAttribute("aria-expanded", String(!list.hidden));
+    if (!list.hidden) list.scrollIntoView({ block: "nearest" }); // the last answer's lie below the edge
   } }, label));
   if (reason === "stopped" || reason === "length") row.append(make("span", {}, reason === "length" ? "· cut at the limit" : "· stopped"));
   return [list];

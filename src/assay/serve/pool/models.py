@@ -180,7 +180,7 @@ def open_models(
     entries: dict[str, ServedModel] = {}
     for name, path in paths:
         if name in entries:
-            raise AssayError(f"{path}: a second model called {name}; rename one of the files")
+            raise AssayError(f"{path}: a second model called {name}; give each its own --alias")
         entries[name] = make(name, path, options, limits)
     return list(entries.values())
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 from assay.engines.contract import Arithmetic
 from assay.runtime.prefix_store import PrefixStore
@@ -83,7 +84,10 @@ class Reader:
         self._limit = limit
         self._open = len(jobs)
         self.ends: list[str | None] = [None] * len(jobs)  # finish reason of each sequence, in the runtime's names
-        self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
+        # A sequence holds its sink. If the sink held this object, which holds the sequences, their memory would stay
+        # until a garbage collection, which is rare: a trace has up to 256 MiB.
+        put = WeakMethod(self._put)
+        self.sequences = worker.submit(jobs, [partial(_put_if_read, put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
@@ -119,3 +123,8 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         if self._open:
             self.close()
+
+
+def _put_if_read(put: WeakMethod[Any], index: int, update: Update) -> None:
+    if reading := put():
+        reading(index, update)

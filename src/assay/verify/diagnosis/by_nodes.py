@@ -27,6 +27,7 @@ REMAINING = (
 )
 BENIGN = {
     "pos-global-offset": "all positions are shifted by a constant, which changes no score",
+    "moe-choice-order": "the chosen experts are listed in another order, each with its own weight: the sum is the same",
     "hf-order": "queries and keys are in Hugging Face's row order with half-split rotation, which is the same thing",
 }
 
@@ -155,7 +156,10 @@ def _without_benign(trials: FaultTrials, diff: Diff, causes: list[Cause]) -> tup
         causes = [c for c in causes if c.fault not in ("qk-hf-in-interleaved", "rope-type")]
         notes.append(BENIGN["hf-order"])
     for cause in list(causes):
-        if cause.fault in BENIGN or "pos-global-offset" in cause.equivalent:
+        if cause.fault in BENIGN and cause.fault != "pos-global-offset":
+            causes.remove(cause)
+            notes.append(BENIGN[cause.fault])
+        elif cause.fault in BENIGN or "pos-global-offset" in cause.equivalent:
             causes.remove(cause)
             notes.append(BENIGN["pos-global-offset"])
     return causes, notes

@@ -35,7 +35,8 @@ from assay.verify.diagnosis.phases import Phase
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.faults import FAULTS, Stage, Variant
 from assay.verify.faults.description import COMPOSED, LAYERS
-from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, in_layers, other_tokens
+from assay.verify.faults.edit_grammar import OF_ONE_LAYER, UNTRIED, other_tokens
+from assay.verify.faults.tensor_grammar import in_layers
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import A_GUESS, FEW, TIE
 
@@ -87,7 +88,7 @@ def by_runs(
     apart = [c for c in same if c.hypothesis.fault in COMPOSED and not _same_values(trials, unit, best, c)]
     cause = make_cause(best, same, first.name, nodes, before, found.tried, most, apart)
     cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
-    if cause.fault in BENIGN:
+    if cause.fault in BENIGN and best.explained >= len(wrong):
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
     if cause.confidence * (1 + len(faults) + max(len(other_readings(best, same)), len(apart))) < 0.5:

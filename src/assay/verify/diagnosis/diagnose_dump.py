@@ -46,6 +46,7 @@ from assay.verify.dumps.state_rows import with_states_apart
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.known import told
+from assay.verify.judge.misreadings import misreadings
 from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.state_verdicts import in_order
 from assay.verify.judge.verdict import decide, judge
@@ -93,8 +94,21 @@ def diagnose(
     note_of_calls, model, budget = _needs_decode(model, dump), model_of(model, dump), TimeBudget(seconds)
     with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         found = _diagnose(model, dump, weights or Weights(model.file), progress or note, cache, share, budget)
-    found = _unread(_misread(_accepted(_unsure(found) if budget.cut else found), dump), dump)
+    found = _contradicted(_accepted(_unsure(found) if budget.cut else found), dump, model)
+    found = _unread(_misread(found, dump), dump)
     return replace(found, notes=(*found.notes, *note_of_calls, *budget.untried()))
+
+
+def _contradicted(found: Diagnosis, dump: Dump, model: Model) -> Diagnosis:
+    """Undecided where nothing explains the wrong nodes, and what is computed from each of them is right."""
+    if found.verdict not in ("unexplained", "inconclusive") or found.causes or found.diff is None:
+        return found
+    doubts = misreadings(model.graph, dump, found.diff)
+    if not doubts:
+        return found
+    first, more = doubts[0], len(doubts) - 1
+    because = first.text + (f"; {counted(more, 'other node')} in the same way" if more else "")
+    return replace(found, verdict="undecided", because=because, next_observation=first.question)
 
 
 def _misread(found: Diagnosis, dump: Dump) -> Diagnosis:

@@ -147,7 +147,7 @@ class FaultTrials:
         self.terms, self.budget = terms or Terms.of(diff), budget
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
-        self.context = Context(model, dump.steps, tokens=dump.tokens)
+        self.context = Context(model, dump.steps, tokens=dump.tokens, chosen=_chosen(model, dump))
         self.weights = weights or Weights(model.file)
         self.given = self.inputs.given
         self.theirs = self._theirs() if theirs is None else theirs  # the dump's values, and what follows from them
@@ -502,6 +502,23 @@ class FaultTrials:
         seen, own = found[:, : guess.shape[1]], self.base(unit)[unit.target][:, : guess.shape[1]]
         with np.errstate(all="ignore"):
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
+
+
+def _chosen(model: Model, dump: Dump) -> dict[str, Array]:
+    """The choices in the order of the dump, by node; -1 where it has none for a token. An engine may pair them with
+    values of another order."""
+    found: dict[str, Array] = {}
+    for node in model.graph:
+        if not node.has(Trait.INDICES) or node.name not in dump.by_name or node.op != "topk":
+            continue
+        ids = np.full((len(dump.tokens), node.attr("k")), -1, np.int64)
+        for obs in dump.by_name[node.name]:
+            rows = ids[slice(*(obs.rows or (0, len(ids))))]
+            if obs.kind in ("values", "first") and np.size(data := obs.array()) == rows.size:
+                rows[...] = np.asarray(data).reshape(rows.shape)
+        if (ids >= 0).any():
+            found[node.name] = ids
+    return found
 
 
 def _named(node: Node, name: str) -> Node:

@@ -197,7 +197,9 @@ def read_map(path: Path) -> dict[str, str]:
     """`--map`: a JSON object from foreign names to nodes."""
     try:
         found = json.loads(read_text(path, "a map of names; write a JSON object"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise AssayError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
+    except (ValueError, RecursionError) as error:
         raise AssayError(f"{path}: not a JSON map of names ({str(error).lower()})") from None
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise AssayError(f"{path}: must be a JSON object from foreign names to node names")

@@ -25,6 +25,7 @@ from assay.verify.dumps.matching.cut_arrays import cut_columns
 from assay.verify.dumps.matching.decode_rows import split_decode_rows
 from assay.verify.dumps.matching.heads import place_heads
 from assay.verify.dumps.matching.layer_numbers import number_layers
+from assay.verify.dumps.matching.led_lists import split_led_lists
 from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
     nothing_read_error,
@@ -32,6 +33,7 @@ from assay.verify.dumps.matching.reading_notes import (
     says_nothing,
     suggested_pattern,
 )
+from assay.verify.dumps.matching.refuted_arrays import leave_refuted_arrays
 from assay.verify.dumps.matching.repeated_prints import one_print_of_each
 from assay.verify.dumps.matching.statement_nodes import as_in_prompt
 from assay.verify.dumps.matching.statistic_lists import read_statistic_lists
@@ -195,6 +197,11 @@ def _statistic_lists(r: Resolution) -> None:
     r.keep(named, notes)
 
 
+def _led_lists(r: Resolution) -> None:
+    named, r.unread, notes = split_led_lists(r.named, r.unread, r.model, r.n, r.truth)
+    r.keep(named, notes)
+
+
 def _values(r: Resolution) -> None:
     named, explained, notes = decide_by_values(r.named, r.unread, r.model, r.n, r.truth)
     r.explained |= explained
@@ -222,6 +229,10 @@ def _axes(r: Resolution) -> None:
 
 def _head_order(r: Resolution) -> None:
     r.keep(*order_heads(r.named, r.model, r.truth))
+
+
+def _refuted(r: Resolution) -> None:
+    r.keep(*leave_refuted_arrays(r.named, r.model, r.truth, r.n))
 
 
 def _choices(r: Resolution) -> None:
@@ -255,11 +266,13 @@ PASSES = (
     Pass(_states, "recurrent states leave the other nodes, in the graph's layout"),
     Pass(_token_lists, "one statistic for each token becomes an observation a token", logs_only=True),
     Pass(_statistic_lists, "one statistic for each layer or token, without a node's name", logs_only=True),
+    Pass(_led_lists, "statistics before the first values of a row, in one list", logs_only=True),
     Pass(_values, "values decide what the words leave open"),
     Pass(_something, "a log of which nothing was read is refused"),
     Pass(_unknown, "arrays with unknown names: by value, then by words"),
     Pass(_axes, "the graph's axes, whatever the layout"),
     Pass(_head_order, "queries and keys in GGUF's order of pairs"),
+    Pass(_refuted, "arrays whose name is a guess that later arrays refute"),
     Pass(_choices, "of several prints of a node, those that later values confirm", logs_only=True),
     Pass(_steps, "the rows of all steps become one tensor"),
 )

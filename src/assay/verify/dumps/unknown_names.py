@@ -70,7 +70,7 @@ def match_by_value(
             left.append(obs)
             continue
         tried[template] = tried.get(template, 0) + (number >= 0)
-        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth, number)
+        scored, plain, same = _score_nodes(obs, model, dump, truth, number)
         rivals = [pair for pair in scored if pair[1] not in same]
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
             one = min(same, key=lambda name: (name in taken, not plain[name]))
@@ -185,13 +185,15 @@ def _sizes(graph: Graph, name: str, n: int) -> set[int]:
 
 
 def _score_nodes(
-    obs: Observation, model: Model, n: int, truth: Values, number: int = -1
+    obs: Observation, model: Model, dump: Dump, truth: Values, number: int = -1
 ) -> tuple[list[tuple[float, str]], dict[str, bool], list[str]]:
     """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest.
 
     With the number of a layer, only the nodes around that layer are asked, so that those behind it are not computed.
+    Of several steps the first one is compared: a mistake in decode must not hide which node it is in.
     """
-    graph = model.graph
+    graph, n = model.graph, len(dump.tokens)
+    first = dump.steps[0] if len(dump.steps) > 1 and dump.steps[0] > 1 else n
     if obs.kind != "values" or obs.rows not in (None, (0, n)):
         return [], {}, []
     size = obs.array().size if obs.shape is None else math.prod(obs.shape)
@@ -208,7 +210,7 @@ def _score_nodes(
         reading = layouts.readings(graph, name, array, (0, n), n)
         if reading:
             best = layouts.nearest(reading, values[name], token_axis(graph, name))
-            scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
+            scored.append((_distance(best.array, values[name], token_axis(graph, name), first), name))
             plain[name] = not best.label
     scored.sort(key=lambda pair: pair[0])
     return scored, plain, [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
@@ -224,9 +226,9 @@ def _same_values(a: Array, b: Array) -> bool:
     return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
 
 
-def _distance(array: Array, truth: Array, axis: int) -> float:
-    """Mean over token rows of the nmse, so that one row of large values does not decide alone."""
-    a, b = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (array, truth))
+def _distance(array: Array, truth: Array, axis: int, rows: int | None = None) -> float:
+    """Mean over the first token rows of the nmse, so that one row of large values does not decide alone."""
+    a, b = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)[:rows] for x in (array, truth))
     return float(np.mean(np.sum((a - b) ** 2, axis=1) / (np.sum(b**2, axis=1) + 1e-30)))
 
 

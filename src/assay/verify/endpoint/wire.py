@@ -65,6 +65,8 @@ class Passing(Unanswered):
 
 def address(url: str) -> str:
     """The address of a server without the route: users paste that of a route, or of the API with its /v1."""
+    if not url:
+        raise AssayError("the address of the server is empty; write http://host:port")
     if "://" not in url:
         raise AssayError(f"{url}: no scheme; write http://{url} or https://{url}")
     if not url.startswith(("http://", "https://")):

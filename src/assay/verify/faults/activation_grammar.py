@@ -1,4 +1,4 @@
-"""Generators of the grammar for activations: another function.
+"""Generators of the grammar for activations and soft caps: another function, a part of the formula.
 
 An engine that serves several families has them all, and takes the wrong one; the catalogue's rows are those of SiLU.
 """
@@ -11,8 +11,8 @@ import numpy as np
 
 from assay.engines.reference.functions import ACTIVATIONS, sigmoid
 from assay.graph import Node
-from assay.verify.faults.description import FUNCTION, Description, placed
-from assay.verify.faults.fault import Array, Change, Context, Edit, role
+from assay.verify.faults.description import CAPPED, CAPPED_SCORES, FUNCTION, Description, placed
+from assay.verify.faults.fault import Array, Change, Context, Edit, layer, role
 
 _OPS = ("glu", "act", "glu_split")
 Function = Callable[[Array], Array]
@@ -58,4 +58,28 @@ def _computing(function: Function) -> Edit:
     return edit
 
 
-GENERATORS = (functions,)
+# Of x and the cap: what a wrong cap computes in place of cap tanh(x / cap).
+_CAPS: dict[str, Callable[[Array, float], Array]] = {
+    "tanh(x / cap), not multiplied by the cap": lambda x, cap: np.tanh(x / cap),
+    "cap tanh(x), not divided by the cap": lambda x, cap: cap * np.tanh(x),
+    "tanh(x)": lambda x, cap: np.tanh(x),
+    "x / cap without tanh": lambda x, cap: x / cap,
+    "x cut off at the cap": lambda x, cap: np.clip(x, -cap, cap),
+    "cap sigmoid(x / cap)": lambda x, cap: cap * sigmoid(x / cap),
+    "cap tanh(x cap)": lambda x, cap: cap * np.tanh(x * cap),
+}
+
+
+def caps(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """A soft cap whose formula lacks a part, or has another function."""
+    for node in (n for n in nodes if n.op == "softcap"):
+        fault = CAPPED if layer(node) is None else CAPPED_SCORES
+        for words, formula in _CAPS.items():
+            yield fault, placed(f"{role(node)} computes {words}", _capped(formula), (node.op,), role(node))
+
+
+def _capped(formula: Callable[[Array, float], Array]) -> Edit:
+    return lambda c, node, p: Change(node, lambda x: np.asarray(formula(x, float(node.attr("cap")))))
+
+
+GENERATORS = (functions, caps)

@@ -542,6 +542,14 @@ def _written_in_decode(fresh: bool) -> Callable[..., Array]:
     return keys
 
 
+def _of_the_prompt(
+    key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
+) -> Array:
+    """The prompt rotates what it reads, and stores what it has not rotated."""
+    k[: c.steps[0]] = plain[: c.steps[0]]
+    return k
+
+
 def _at_the_query(
     key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
 ) -> Array:
@@ -550,6 +558,7 @@ def _at_the_query(
 
 
 _unrotated("older keys unrotated in decode", _older)
+_unrotated("the prompt's keys unrotated in decode", _of_the_prompt)
 _unrotated("keys that decode stores unrotated", _written_in_decode(False))
 _unrotated("keys that decode stored in earlier steps unrotated", _written_in_decode(True))
 _unrotated("in decode all keys turned to the query's position", _at_the_query)

@@ -1,22 +1,20 @@
-"""Generators of the grammar for attention and experts: which head, which expert, whose weight.
+"""Generators of the grammar for attention and experts: which head, which expert. `pairing_grammar` has whose weight.
 
 heads in another order                 two are exchanged; a loop over groups writes what a loop over heads reads
 a head is not rotated                  a loop over heads that ends too early or begins too late
 another expert's tensor is read        an index that is no id: the slot of the choice, a neighbour, another token's
-an expert gets another one's weight    experts and their weights are sorted by different keys
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Node, Trait
 from assay.verify.faults.description import INDEX, Description, placed
-from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, role, sibling, standard
+from assay.verify.faults.fault import Array, Change, Context, Edit, by_heads, role, standard
 from assay.verify.faults.rotary import heads
 
 MOST_HEADS = 64  # that are tried one by one
@@ -123,37 +121,6 @@ def _in_order(what: str, order: Order) -> Edit:
     return edit
 
 
-def expert_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The weights of a token's experts in another order than the experts."""
-    for node in nodes:
-        for label, order in _ORDERS.items() if node.op == "expert_scale" else ():
-            yield INDEX, placed(label, _reordered(order), (node.op,), role(node))
-
-
-# For the experts of a token in the order of their scores: the place from which each gets its weight.
-_ORDERS: dict[str, Callable[[Array], Array]] = {
-    "the experts are sorted by index, their weights by score": lambda ids: np.argsort(np.argsort(ids, -1), -1),
-    "the experts are sorted by score, their weights by index": lambda ids: np.argsort(ids, -1),
-    "the weights of the experts are in reverse order": lambda ids: np.broadcast_to(
-        np.arange(ids.shape[-1])[::-1], ids.shape
-    ),
-}
-
-
-def _reordered(order: Callable[[Array], Array]) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        own, best = standard(node), sibling(c, node, "ffn_moe_topk")
-        if best is None:
-            return None
-
-        def run(x: Array, weights: Array, ids: Array) -> Array:
-            return own(x, np.take_along_axis(weights, order(ids), axis=-1))
-
-        return Change(replace(node, inputs=(*node.inputs, best.name)), run)
-
-    return edit
-
-
 # For the ids that a token has chosen [T, k], and the number of experts: the index by which an engine reads.
 _INDICES: dict[str, Callable[[Array, int], Array]] = {
     "the slot of the choice, not the expert's id": lambda ids, n: np.broadcast_to(np.arange(ids.shape[-1]), ids.shape),
@@ -178,7 +145,7 @@ def expert_ids(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         whose = "the experts' tensors are" if len(some) > 1 else f"the tensor of {some[0]} is"
         for words, index in _INDICES.items():
             if len(some) > 1 and words.startswith("the chosen ids"):
-                continue  # all of an expert's tensors in another slot: `expert_weights` says it
+                continue  # all of an expert's tensors in another slot: `pairing_grammar` says it
             yield INDEX, placed(f"{whose} indexed by {words}", _indexed(index), (), *some, when=_has_experts)
     for node in nodes:
         for words, index in _INDICES.items() if node.op == "gather" and role(node) == "ffn_moe_weights" else ():
@@ -202,4 +169,4 @@ def _indexed(index: Callable[[Array, int], Array]) -> Edit:
     return edit
 
 
-GENERATORS = (unrotated_heads, head_orders, expert_weights, expert_ids)
+GENERATORS = (unrotated_heads, head_orders, expert_ids)

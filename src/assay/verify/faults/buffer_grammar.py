@@ -225,6 +225,30 @@ def uncleared(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
             yield UNCLEARED, placed(label, _on_rows_before(calls), roles, role(node))
 
 
+_PARTS: dict[str, tuple[int, str]] = {  # by operation: the axis of its parts, and their name
+    "kqv": (0, "heads"),
+    "head_linear": (0, "heads"),
+    "expert_linear": (1, "experts"),
+}
+
+
+def uncleared_parts(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """A buffer of sums that still holds those of the head before, or of the expert before."""
+    for node in nodes:
+        axis, parts = _PARTS.get(node.op, (0, ""))
+        if parts and len(c.model.graph.shapes[node.name]) == 3:
+            label = f"the buffer of {role(node)} is not cleared between {parts}: each adds to what the one before left"
+            yield UNCLEARED, placed(label, _on_parts_before(axis), (node.op,), role(node))
+
+
+def _on_parts_before(axis: int) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        own = standard(node)
+        return Change(node, lambda *operands: np.cumsum(own(*operands), axis=axis))
+
+    return edit
+
+
 def _on_the_layer_before(c: Context, node: Node, p: float) -> Change | None:
     before = _layer_before(c, node)
     if before is None:
@@ -352,4 +376,4 @@ def _left_over(run: _Sequential) -> Edit:
     return edit
 
 
-GENERATORS = (unwritten, kept, uncleared, overwritten)
+GENERATORS = (unwritten, kept, uncleared, uncleared_parts, overwritten)

@@ -2,6 +2,8 @@
 
 rows                 a row is lost, the rows from a position on are written one further
 slots                the rows of all calls, or of the prompt, are written one slot early or late
+constant slots       decode writes every row to one slot, or two slots apart, or its first row alone
+strides              the buffer is addressed with the tokens so far, so that each call moves the rows of the others
 another layer's      the offset of the layer in the cache is off, or missing: all layers share the rows of one
 rows of the prompt   what the prompt computes is not stored, so that decode steps find zeros
 """
@@ -171,4 +173,108 @@ def _moved(step: int, *, prompt: bool, own: bool) -> Edit:
     return edit
 
 
-GENERATORS = (rows, slots, found_in_decode)
+# -- slots that decode computes wrongly ----------------------------------------------------------------------------
+
+# For the number of a decode row (0, 1, …) and the length of the prompt: the slot it is written to; none for -1.
+Slot = Callable[[int, int], int]
+_SLOTS: dict[str, Slot] = {
+    "in decode every row of {} is written to the first slot after the prompt": lambda i, n: n,
+    "in decode every row of {} is written to the prompt's last slot": lambda i, n: n - 1,
+    "in decode every row of {} is written to slot 0": lambda i, n: 0,
+    "in decode the rows of {} are written two slots apart": lambda i, n: n + 2 * i,
+    "in decode the rows of {} are written two slots apart, from the second slot on": lambda i, n: n + 2 * i + 1,
+    "in decode only the first row of {} is written": lambda i, n: n if i == 0 else -1,
+}
+
+
+def decode_slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
+    """Other slots for the rows of decode steps; a slot that nobody writes is zero."""
+    ops = {node.op for node in nodes}
+    if len(c.steps) < 2:
+        return
+    for what, readers in _READERS.items():
+        if not ops & set(readers):
+            continue
+        for words, slot in _SLOTS.items():
+            label = words.format(what)
+            yield INDEX, placed(label, _stored(slot, own=False), readers)
+            yield INDEX, placed(f"{label}; a step reads its own row elsewhere", _stored(slot, own=True), readers)
+        for words, layout in _LAYOUTS.items():
+            yield INDEX, placed(words.format(what), _strided(layout), readers)
+
+
+def _in_decode(found: Callable[[Context, Array, int, int], Array]) -> Edit:
+    """In the steps after the first: what `found(rows, first row, end)` has in the cache."""
+
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if layer(node) is None or not by_heads(c, node.inputs[1]):
+            return None
+        right, queries = standard(node), _QUERIES[node.op]
+
+        def run(a: Array, kv: Array, *more: Array) -> Array:
+            out = right(a, kv, *more).copy()
+            starts, ends = c.starts(len(kv)), c.ends(len(kv))
+            for start in np.unique(starts[starts > 0]).tolist():
+                some = starts == start
+                out[:, some] = right(queries(a, some), found(c, kv, start, int(ends[start])), *more)
+            return out
+
+        return Change(node, run)
+
+    return edit
+
+
+def _stored(slot: Slot, *, own: bool) -> Edit:
+    def found(c: Context, kv: Array, start: int, end: int) -> Array:
+        n, seen = c.steps[0], kv.copy()
+        seen[n:] = 0
+        for t in range(n, end):
+            if 0 <= (to := slot(t - n, n)) < len(seen):
+                seen[to] = kv[t]
+        if own:
+            seen[start:end] = kv[start:end]
+        return seen
+
+    return _in_decode(found)
+
+
+# The places of a buffer for [tokens, heads, width], from three indices, the width, and the stride in tokens.
+Places = Callable[[Array, Array, Array, int, int], Array]
+# The stride in tokens, from the context and the rows that the cache holds after a call.
+Stride = Callable[[Context, int], int]
+_PLACES: dict[str, Places] = {
+    "[heads, tokens, width]": lambda t, h, i, width, n: (h * n + t) * width + i,
+    "[heads, width, tokens]": lambda t, h, i, width, n: (h * width + i) * n + t,
+}
+_STRIDES: dict[str, Stride] = {
+    "the tokens so far as its stride": lambda c, end: end,
+    "the prompt's length as its stride": lambda c, end: c.steps[0],
+}
+_LAYOUTS: dict[str, tuple[Places, Stride]] = {
+    f"the cache of {{}} is {axes} with {words}": (places, stride)
+    for axes, places in _PLACES.items()
+    for words, stride in _STRIDES.items()
+}
+
+
+def _strided(layout: tuple[Places, Stride]) -> Edit:
+    """Every call writes its rows, and reads all of them, at its stride; rows of one call lie over those of another."""
+    places, stride = layout
+
+    def found(c: Context, kv: Array, start: int, end: int) -> Array:
+        total, heads, width = kv.shape
+        index = np.arange(total)[:, None, None], np.arange(heads)[:, None], np.arange(width)
+        flat, at = np.zeros((heads + 1) * (total + 1) * width, kv.dtype), 0
+        for step in c.steps:
+            if at >= end:
+                break
+            flat[places(*index, width, stride(c, at + step))[at : at + step]] = kv[at : at + step]
+            at += step
+        seen = kv.copy()
+        seen[:end] = flat[places(*index, width, stride(c, end))[:end]]
+        return seen
+
+    return _in_decode(found)
+
+
+GENERATORS = (rows, slots, found_in_decode, decode_slots)

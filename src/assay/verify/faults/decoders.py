@@ -76,6 +76,19 @@ with_codec("q4_0-zero-point", "d * q", ("Q4_0", "Q5_0"), _combined(_no_zero_poin
 with_codec("q4_0-zero-point", "nibbles in two's complement", ("Q4_0",), _combined(_twos_complement))
 
 
+def _other_sign(read: Callable[[Array], Array]) -> Callable[[Codec], Codec]:
+    def combine(f: Fields, out: Floats) -> None:
+        out[...] = read(f["q"].astype(np.int16))
+        out *= f["d"]
+
+    return _combined(combine)
+
+
+with_codec("q8_0-sign", "signed bytes read as unsigned", ("Q8_0",), _other_sign(lambda q: q & 255))
+with_codec("q8_0-sign", "bytes read as unsigned, less 128", ("Q8_0",), _other_sign(lambda q: (q & 255) - 128))
+with_codec("q8_0-sign", "seven bits read, without the sign", ("Q8_0",), _other_sign(lambda q: q & 127))
+
+
 @plant(
     "q4_0-dot-sum", "8 sum(xq) without the activation's scale", op="linear",
     when=lambda c, node: tensor_type(c, node.weights[0]) == "Q4_0",

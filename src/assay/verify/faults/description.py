@@ -21,12 +21,14 @@ LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN = "layer-weights", "rows-unwritten", "
 SHORT, HIDDEN, AXES, EXCHANGED = "sum-short", "keys-hidden", "axes-untransposed", "steps-exchanged"
 COUNTED, PLACED_NORM, OTHER_CACHE = "step-count", "norm-position", "cache-layer"
 VISIBLE, INTEGERS, FREQUENCIES, STATISTIC = "keys-visible", "rounded-number", "rope-frequencies", "norm-statistic"
-BLOCKS, RING, FUNCTION = "block-field", "conv-ring", "ffn-act-family"
+BLOCKS, RING, FUNCTION, UNKEPT = "block-field", "conv-ring", "ffn-act-family", "st-unkept"
+CAPPED, CAPPED_SCORES, LISTED = "head-softcap", "attn-softcap", "moe-choice-order"
 # Rows of many edits each.
 COMPOSED = frozenset(
     {
         OPERAND, INDEX, TOKEN, LAYERS, UNWRITTEN, UNCLEARED, OVERWRITTEN, SHORT, HIDDEN, AXES, EXCHANGED, COUNTED,
-        OTHER_CACHE, VISIBLE, INTEGERS, FREQUENCIES, STATISTIC, BLOCKS, RING,
+        OTHER_CACHE, VISIBLE, INTEGERS, FREQUENCIES, STATISTIC, BLOCKS, RING, UNKEPT,
+        LISTED,
     }
 )  # fmt: skip
 REACHING_BACK = frozenset({UNCLEARED, OTHER_CACHE})  # they read values of earlier layers, which few dumps have

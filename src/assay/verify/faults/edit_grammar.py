@@ -4,6 +4,7 @@
     which index       rows, heads, positions or cache rows are off by one or exchanged: `index-off`
     skip or repeat    a layer is left out, or runs twice: `layer-skipped`, `layer-repeated`
     which token       another id was fed at one position: `token-other`
+    which tensor      another norm's, layer's or role's: `norm-name-swap`, `operand-other`
     whose weights     a layer runs on another layer's tensors: `layer-weights`
     which axes        a value of several axes is read without a transpose: `axes-untransposed`
     which steps       two are exchanged, one is left out or done twice: `steps-exchanged`, `norm-position`, `step-count`
@@ -27,7 +28,6 @@ the others are in the modules `*_grammar` beside it, by the same words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,22 +43,28 @@ from assay.verify.faults import (
     attention_grammar,
     axis_grammar,
     block_grammar,
+    borrowed_grammar,
     buffer_grammar,
     cache_grammar,
+    group_grammar,
     loader_grammar,
     mask_grammar,
     number_grammar,
+    pairing_grammar,
+    rotation_grammar,
     scope_grammar,
+    state_grammar,
     statistic_grammar,
     step_grammar,
     sum_grammar,
+    tensor_grammar,
     token_grammar,
+    upstream_grammar,
     visible_grammar,
     window_grammar,
 )
 from assay.verify.faults.description import (
     INDEX,
-    NORMS,
     OPERAND,
     REPEATED,
     SKIPPED,
@@ -66,11 +72,10 @@ from assay.verify.faults.description import (
     placed,
 )
 from assay.verify.faults.fault import Array, Change, Context, Edit, Variant, is_output, layer, role, standard
+from assay.verify.faults.tensor_grammar import MOST_WEIGHTS, named
 
 MOST_ROWS = 256  # of a matrix whose neighbouring rows are exchanged one by one
 MOST_POSITIONS = 64  # that are tried one by one
-MOST_WEIGHTS = 1 << 24  # of a matrix that another layer's may replace: each trial decodes it
-MOST_DECODED = 1 << 28  # weights of other layers that are decoded to try each of them in one layer
 UNTRIED = (
     f"not tried: exchanged rows of matrices with more than {MOST_ROWS} rows, another layer's matrix of more than "
     f"{MOST_WEIGHTS:,} weights, indices off by more than one, "
@@ -90,24 +95,28 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
     yield from _layers(c, nodes)
     firsts = list({role(node): node for node in reversed(nodes)}.values())[::-1]  # one of each role, the earliest
     for generate in (
-        _norm_weights,
-        _exchanged_norms,
+        *tensor_grammar.FIRST,
         _positions,
         _operands,
-        _tensors,
-        _exchanged_tensors,
+        *tensor_grammar.GENERATORS,
         _shifted,
         _token_rows,
         *cache_grammar.GENERATORS,
+        *pairing_grammar.GENERATORS,
         *attention_grammar.GENERATORS,
+        *rotation_grammar.GENERATORS,
+        *borrowed_grammar.GENERATORS,
+        *upstream_grammar.GENERATORS,
         *axis_grammar.GENERATORS,
         *step_grammar.GENERATORS,
         *mask_grammar.GENERATORS,
         *visible_grammar.GENERATORS,
         *number_grammar.GENERATORS,
         *statistic_grammar.GENERATORS,
+        *group_grammar.GENERATORS,
         *activation_grammar.GENERATORS,
         *window_grammar.GENERATORS,
+        *state_grammar.GENERATORS,
         *scope_grammar.GENERATORS,
     ):
         yield from generate(c, firsts)
@@ -122,18 +131,6 @@ def descriptions(c: Context, names: Sequence[str]) -> Iterator[Description]:
         yield from generate(c, firsts)
 
 
-def in_layers(variant: Variant, first: int, last: int | None = None) -> Variant:
-    """The same mistake from a layer on, or in some layers alone. Nodes of no layer, such as the head, are kept."""
-    own = variant.where.when
-
-    def when(c: Context, node: Node) -> bool:
-        at = layer(node)
-        inside = at is None or (first <= at and (last is None or at <= last))
-        return inside and (own is None or own(c, node))
-
-    return replace(variant, where=replace(variant.where, when=when))
-
-
 # -- a layer is left out, or runs twice ----------------------------------------------------------------------------
 
 
@@ -144,7 +141,7 @@ def _layers(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         if out is None or given is None or graph.shapes[given] != graph.shapes[out.name]:
             continue
         label = f"layer {at} is left out: {out.name} = {given}"
-        yield SKIPPED, placed(label, _passed(given), (out.op,), when=_is(out.name))
+        yield SKIPPED, placed(label, _passed(given), (out.op,), when=named(out.name))
     for at in sorted({i for node in nodes for i in (layer(node), _layer_before(node, graph)) if i is not None}):
         out, given = graph.by_name.get(join("l_out", at)), layer_input(c, at)
         if out is None or given is None or graph.state.per_sequence:
@@ -238,112 +235,11 @@ def layer_input(c: Context, at: int) -> str | None:
     return first.inputs[0] if first is not None and first.inputs and first.inputs[0] not in INPUTS else None
 
 
-def _is(name: str) -> Callable[[Context, Node], bool]:
-    return lambda c, node: node.name == name
-
-
 def _passed(given: str) -> Edit:
     return lambda c, node, p: Change(replace(node, inputs=(given,), weights=()), lambda x: x)
 
 
 # -- another operand -----------------------------------------------------------------------------------------------
-
-
-def _norm_weights(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The weight of another norm: of this layer, of its neighbours, of the last layer, of the head; of the same norm of
-    any layer."""
-    graph = c.model.graph
-    norms = [node for node in graph if node.has(Trait.NORM) and node.weights]
-    final = max((at for node in norms if (at := layer(node)) is not None), default=0)
-    for node in nodes:
-        if not node.has(Trait.NORM) or not node.weights:
-            continue
-        at = layer(node)
-        near = {None, final} if at is None else {None, at - 1, at, at + 1}
-        for other in norms:
-            if (layer(other) in near or role(other) == role(node)) and other.weights[0] != node.weights[0]:
-                label = f"{role(node)} takes the weight of {role(other) if layer(other) == at else other.name}"
-                found = placed(label, _weight(_relative(node, other)), (node.op,), role(node))
-                if at is not None and layer(other) not in near:  # a wrong name, not a rule for all layers
-                    found = replace(in_layers(found, at, at), label=f"{label}, in layer {at} alone")
-                yield NORMS, found
-
-
-def _exchanged_norms(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Two norms of a layer that have each other's weights."""
-    norms = [node for node in c.model.graph if node.has(Trait.NORM) and node.weights and layer(node) is not None]
-    for node in (n for n in nodes if n in norms):
-        for other in norms[norms.index(node) + 1 :]:
-            shapes = {c.model.graph.weights[n.weights[0]] for n in (node, other)}
-            if layer(other) == layer(node) and node.op == other.op and len(shapes) == 1:
-                label = f"{role(node)} and {role(other)} have each other's weights"
-                yield NORMS, placed(label, _each_other(node, other), (node.op,), role(node), role(other))
-
-
-def _each_other(node: Node, other: Node) -> Edit:
-    to_other, to_node = _weight(_relative(node, other)), _weight(_relative(other, node))
-    return lambda c, n, p: (to_other if role(n) == role(node) else to_node)(c, n, p)
-
-
-def _tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The matrix of the layer before or after, in all layers; that of any layer in one."""
-    last = len(c.model.hparams.layers)
-    decoded = last * sum(math.prod(c.model.graph.weights[n.weights[0]]) for n in nodes if n.has(Trait.MATRIX))
-    for node in nodes:
-        at = layer(node)
-        small = node.has(Trait.MATRIX) and math.prod(c.model.graph.weights[node.weights[0]]) <= MOST_WEIGHTS
-        for step in (-1, 1) if at is not None and small else ():
-            label = f"{role(node)} takes the matrix of the layer {'after' if step > 0 else 'before'}"
-            yield OPERAND, placed(label, _weight(_other_layer(step)), (node.op,), role(node))
-        if at is None or not small or decoded > MOST_DECODED:
-            continue
-        for to in (to for to in range(last) if to != at):
-            label = f"{role(node)} takes the matrix of layer {to}, in layer {at} alone"
-            yield OPERAND, placed(label, _weight(_other_layer(to - at)), (node.op,), when=_is(node.name))
-
-
-def _exchanged_tensors(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Another matrix of the same layer with the same shape: of another role, or both have each other's."""
-    graph = c.model.graph
-    for node in (n for n in nodes if n.has(Trait.MATRIX) and layer(n) is not None):
-        shape = graph.weights[node.weights[0]]
-        if math.prod(shape) > MOST_WEIGHTS:
-            continue
-        for other in graph:
-            if layer(other) != layer(node) or not other.has(Trait.MATRIX) or other.op != node.op:
-                continue
-            if other.weights[0] == node.weights[0] or graph.weights[other.weights[0]] != shape:
-                continue
-            label = f"{role(node)} takes the matrix of {role(other)}"
-            yield OPERAND, placed(label, _weight(_relative(node, other)), (node.op,), role(node))
-            both = f"{role(node)} and {role(other)} have each other's matrices"
-            yield OPERAND, placed(both, _each_other(node, other), (node.op,), role(node), role(other))
-
-
-def _weight(name: Callable[[Context, Node], str]) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        other = name(c, node)
-        if other == node.weights[0] or other not in c.model.file.tensors:
-            return None
-        return Change(replace(node, weights=(other, *node.weights[1:])))
-
-    return edit
-
-
-def _relative(node: Node, other: Node) -> Callable[[Context, Node], str]:
-    """The other norm's weight, as seen from any layer: it moves along where both are in a layer."""
-    here, there = layer(node), layer(other)
-    if here is None or there is None:
-        return lambda c, n: other.weights[0]
-    return lambda c, n: _moved(other.weights[0], there, (layer(n) or 0) + there - here)
-
-
-def _other_layer(step: int) -> Callable[[Context, Node], str]:
-    return lambda c, node: _moved(node.weights[0], layer(node) or 0, (layer(node) or 0) + step)
-
-
-def _moved(tensor: str, at: int, to: int) -> str:
-    return tensor.replace(f"blk.{at}.", f"blk.{to}.")
 
 
 # Operations whose operands are never exchanged: indices, scores, and what is kept between calls.
@@ -362,10 +258,16 @@ def _operands(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         if at is not None and (given := layer_input(c, at)) is not None:
             values.append(given)
         for k, own in enumerate(node.inputs):
-            for other in values if own in graph and not graph[own].has(_FIXED) else ():
+            stale = join(split(own)[0], (at or 0) - 1)  # the buffer still holds the layer before's
+            for other in (
+                (*values, *((stale,) if stale in graph and stale not in values else ()))
+                if own in graph and not graph[own].has(_FIXED)
+                else ()
+            ):
                 if other in node.inputs or graph.shapes[other] != graph.shapes[own]:
                     continue
                 seen = [split(name)[0] if split(name)[1] == at else name for name in (other, own)]
+                seen[0] = f"{seen[1]} of the layer before" if other == stale else seen[0]
                 label = f"{role(node)} reads {seen[0]} in place of {seen[1]}"
                 relation = (split(other)[0], (at or 0) - (split(other)[1] or 0)) if split(other)[1] is not None else ""
                 yield OPERAND, placed(label, _operand(k, other, relation), (node.op,), role(node))
@@ -460,7 +362,7 @@ def _rows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         rows = c.model.graph.weights[node.weights[0]][0] if node.op == "linear" and node.weights else 0
         for i in range(int(rows) - 1) if rows <= MOST_ROWS else ():
             label = f"rows {i} and {i + 1} of {node.weights[0]} are exchanged"
-            yield INDEX, placed(label, _ordered(_exchanged(i)), ("linear",), when=_is(node.name))
+            yield INDEX, placed(label, _ordered(_exchanged(i)), ("linear",), when=named(node.name))
 
 
 def _exchanged(i: int) -> Callable[[int], NDArray[np.int64]]:

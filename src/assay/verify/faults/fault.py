@@ -46,6 +46,9 @@ class Context:
     steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
     layer: int = 0  # the layer whose heads `hp` describes
     tokens: tuple[int, ...] = ()  # the ids, where they are known
+    chosen: Mapping[str, Array] = field(
+        default_factory=dict, compare=False
+    )  # choices in the order of the dump, by node
 
     @property
     def hp(self) -> HParams:

@@ -223,6 +223,31 @@ _partial("all of each head, exponent over half of it", lambda d: d, lambda d: d 
 _partial("all of each head, exponent over twice its width", lambda d: d, lambda d: 2 * d)
 
 
+def _turned_part(c: Context, node: Node) -> bool:
+    """Is a part of each head rotated, from its first value on?"""
+    return not node.attr("offset") and node.attr("n_rot") < width(c, node) and not node.attr("axes")
+
+
+@plant("rope-partial", "the last values of each head rotated, not the first", op="rope", when=_turned_part)
+def last_values(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node.with_attrs(offset=width(c, node) - node.attr("n_rot")))
+
+
+@plant("rope-partial", "value i paired with that of the head's other half", op="rope", when=_turned_part)
+def other_half(c: Context, node: Node, p: float) -> Change | None:
+    """Pairs (i, i + d/2) for the first n_rot/2 values of a head of d."""
+    half, far = node.attr("n_rot") // 2, width(c, node) // 2
+    order = [*range(half), *range(far, far + half)]
+    own = standard(node.with_attrs(mode="neox"))
+
+    def run(x: Array, *rest: Array) -> Array:
+        x, y = heads(node, x), heads(node, x).copy()
+        y[..., order] = own(np.concatenate([x[..., order], x[..., order]], axis=-1), *rest)[..., : 2 * half]
+        return y
+
+    return Change(node, run) if half <= far else None
+
+
 @plant("rope-on-v", "V rotated before it is stored", roles="Vcur")
 def on_v(c: Context, node: Node, p: float) -> Change | None:
     key = rotated_key(c, node)

@@ -1,8 +1,10 @@
 """Generators of the grammar for the statistic of a norm: what its sum of squares is divided by, and what it is of.
 
 divisor      n - 1, n + 1, the padded width, 1: a sum in place of a mean
-values       a part of the features, all tokens of the call, the token before
+values       all tokens of the call, the token before
 form         the mean of sizes, no root; a variance without its mean
+
+`group_grammar` has which features are normed together.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from assay.verify.faults.fault import Array, Change, Context, Edit, plant, role,
 from assay.verify.faults.sum_grammar import normed_values
 
 PADDING = (32, 64, 128, 256, 1024)  # multiples to which a row may be padded
-PARTS = (2, 4, 8, 16)  # groups of features
 
 # For the number of values that a norm takes: the number that divides the sum of squares.
 _DIVISORS: dict[str, Callable[[int], int]] = {
@@ -72,11 +73,10 @@ def statistics(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
         here = dict.fromkeys(role(node) for node in found if node.op == op)
         for roles in ((tuple(every),) if len(every) > 1 else ()) + tuple((name,) for name in here):
             whose = f"every {op}" if len(roles) > 1 else roles[0]
-            by_heads = any((n.attr("n_head") or 1) > 1 for n in found if role(n) in roles)
-            yield from _of(op, whose, roles, [every[name] for name in roles], by_heads=by_heads)
+            yield from _of(op, whose, roles, [every[name] for name in roles])
 
 
-def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int], *, by_heads: bool) -> Iterator[Description]:
+def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int]) -> Iterator[Description]:
     what = "variance" if op == "layer_norm" else "sum of squares"
     seen = {tuple(sizes)}
     for words, divisor in _DIVISORS.items():
@@ -87,11 +87,6 @@ def _of(op: str, whose: str, roles: Sequence[str], sizes: Sequence[int], *, by_h
         yield STATISTIC, placed(f"the {what} of {whose} is divided by {words}", _divided(divisor), (op,), *roles)
     for words, spread in _SPREADS.items():
         yield STATISTIC, placed(f"{whose} divides by {words}", _spread(spread), (op,), *roles)
-    for n in PARTS:
-        if any(size > n and size % n == 0 for size in sizes):
-            yield STATISTIC, placed(f"{whose} takes {n} groups of features apart", _in_parts(n), (op,), *roles)
-    if by_heads:
-        yield STATISTIC, placed(f"{whose} takes the whole row and not its heads", _whole_row, (op,), *roles)
     if op == "layer_norm":
         words = f"the variance of {whose} is the mean square: the mean is subtracted from the value alone"
         yield STATISTIC, placed(words, _uncentred, (op,), *roles)
@@ -141,40 +136,6 @@ def _spread(spread: Spread) -> Edit:
         return Change(node, _renormed(node, n, factor))
 
     return edit
-
-
-def _in_parts(n: int) -> Edit:
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        size, eps = normed_values(c, node), node.attr("eps")
-        if size <= n or size % n:
-            return None
-
-        def run(x: Array, *w: Array) -> Array:
-            parts = x.reshape(-1, n, size // n)
-            if node.op == "layer_norm":
-                parts = parts - parts.mean(-1, keepdims=True)
-            y = (parts / np.sqrt(_mean(parts) + eps)).reshape(x.shape[0], -1)
-            for i, weight in enumerate(w):
-                each = np.tile(np.asarray(weight).reshape(-1), y.shape[-1] // np.asarray(weight).size)
-                y = y * each if i == 0 else y + each
-            return np.asarray(y.reshape(x.shape))
-
-        return Change(node, run)
-
-    return edit
-
-
-def _whole_row(c: Context, node: Node, p: float) -> Change | None:
-    n, heads, eps = normed_values(c, node), node.attr("n_head") or 1, node.attr("eps")
-    if heads < 2:
-        return None
-
-    def factor(x: Array, whole: Array) -> Array:
-        rows = x.reshape(-1, heads * n)
-        ms = np.repeat(_mean(rows), heads, axis=0)
-        return np.asarray(np.sqrt((_mean(x) + eps) / (ms + eps)))
-
-    return Change(node, _renormed(node, n, factor))
 
 
 def _uncentred(c: Context, node: Node, p: float) -> Change | None:

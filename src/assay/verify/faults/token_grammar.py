@@ -1,6 +1,7 @@
 """Generators of the grammar for tokens: which id is looked up in place of the right one, at all positions or at one.
 
 all      a neighbour of the id, its lower bits, the largest number of a narrow integer
+decode   the token of the step before, the prompt's last or first one
 one      a neighbour, a special id, another one of the prompt
 """
 
@@ -40,6 +41,32 @@ _OTHERS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def _one_late(c: Context, ids: Array) -> Array:
+    found = ids.copy()
+    found[c.steps[0] :] = ids[c.steps[0] - 1 : -1]
+    return found
+
+
+def _always_last(c: Context, ids: Array) -> Array:
+    found = ids.copy()
+    found[c.steps[0] :] = ids[c.steps[0] - 1]
+    return found
+
+
+def _always_first(c: Context, ids: Array) -> Array:
+    found = ids.copy()
+    found[c.steps[0] :] = ids[0]
+    return found
+
+
+# What decode steps are fed in place of their tokens.
+_STALE: dict[str, Callable[[Context, Array], Array]] = {
+    "every decode step is fed the token of the step before": _one_late,
+    "every decode step is fed the prompt's last token": _always_last,
+    "every decode step is fed the prompt's first token": _always_first,
+}
+
+
 def tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """Another id, where a node of no layer or of the first one is wrong."""
     if not any(layer(node) in (None, 0) for node in nodes):
@@ -48,6 +75,9 @@ def tokens(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     for words, other in _OTHERS.items():
         if not len(fed) or (other(fed) != fed).any():
             yield TOKEN, placed(words, _all_fed(other), ("embed",))
+    for words, stale in _STALE.items() if len(c.steps) > 1 else ():
+        if not len(fed) or (stale(c, fed) != fed).any():
+            yield TOKEN, placed(words, _all_fed(partial(stale, c)), ("embed",))
     yield from one_token(c)
 
 

@@ -6,8 +6,8 @@ stream that an engine returns in two parts (vLLM, sglang: what the layer adds, a
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from assay.errors import AssayError
 from assay.verify.dumps.formats.call_steps import join_calls, rows_of_call
 from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS, first_of_tuple, layer_of_half, module_name
+from assay.verify.dumps.formats.named_calls import arrays_of_calls, ids_in_document, ids_of_calls
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.torch_files import torch_arrays
@@ -28,8 +29,8 @@ from assay.verify.dumps.formats.trace_file import read_trace
 from assay.verify.dumps.observation import Dump, Observation
 
 Array = NDArray[Any]
+_MAX_DOCUMENT = 16 << 20  # bytes
 _LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers: the tokens, and how they were fed
-_CALL = re.compile(r"(?:c|call|s|step|pass|fwd|forward|iter|chunk)[_-]?(\d{1,4})[/.:](.+)", re.IGNORECASE)
 
 
 def read_npz(path: Path) -> Dump:
@@ -42,7 +43,20 @@ def read_npy_folder(path: Path) -> Dump:
     arrays = folder_arrays(path)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
+    if not any(name in arrays for name in TOKENS) and (ids := _ids_beside(path)):
+        arrays["tokens"] = (len(ids),), partial(np.asarray, ids, np.int64)
     return from_arrays(path, arrays)
+
+
+def _ids_beside(folder: Path) -> list[int]:
+    """The ids of a JSON document in the folder, such as a manifest."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            if file.stat().st_size <= _MAX_DOCUMENT and (ids := ids_in_document(json.loads(file.read_bytes()))):
+                return ids if len(ids) <= MAX_TOKENS else []
+        except (OSError, ValueError, RecursionError):
+            continue
+    return []
 
 
 def read_tensors(path: Path) -> Dump:
@@ -70,8 +84,9 @@ def _left_out(left: list[str]) -> tuple[str, ...]:
 def from_arrays(path: Path, arrays: Arrays, notes: tuple[str, ...] = ()) -> Dump:
     """A dump from arrays by name; each has a shape and a function that reads it. `tokens` holds the ids."""
     arrays = _with_tokens(arrays)
-    if calls := _calls(arrays):
-        return _joined_calls(path, calls, {name: arrays[name] for name in ("tokens",) if name in arrays}, notes)
+    calls, beside = arrays_of_calls(arrays, _LISTS)
+    if calls:
+        return _joined_calls(path, calls, beside, notes)
     return _of_one_call(path, arrays, notes)
 
 
@@ -95,30 +110,17 @@ def _of_one_call(path: Path, arrays: Arrays, notes: tuple[str, ...]) -> Dump:
     return Dump(path.stem, tuple(tokens), tuple(positions), tuple(steps), found, str(path), notes=(*notes, *added))
 
 
-def _calls(arrays: Arrays) -> list[Arrays]:
-    """The arrays of each call, where every name begins with the number of its call: `c0/…`, `step_1.…`; else empty."""
-    calls: dict[int, Arrays] = {}
-    for name, array in arrays.items():
-        if name in _LISTS:
-            continue
-        if (m := _CALL.fullmatch(name)) is None:
-            return []
-        calls.setdefault(int(m[1]), {})[m[2]] = array
-    numbers = sorted(calls)
-    counted = len(numbers) > 1 and numbers[0] in (0, 1) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]
-    return [calls[i] for i in numbers] if counted else []
-
-
-def _joined_calls(path: Path, calls: list[Arrays], ids: Arrays, notes: tuple[str, ...]) -> Dump:
+def _joined_calls(path: Path, calls: list[Arrays], beside: Arrays, notes: tuple[str, ...]) -> Dump:
     """The calls as steps of one sequence, whose ids stand in the file or are given by the caller."""
     rows = [rows_of_call(shape for shape, _ in call.values()) for call in calls]
+    tokens = ids_of_calls(calls, beside, rows)
     joined = join_calls([_of_one_call(path, call, notes) for call in calls], rows)
-    if not ids:
-        return joined
-    tokens = token_list(f"{path}: tokens", "tokens", _ids(f"{path}: tokens", *ids["tokens"]))
-    if len(tokens) != sum(rows):
-        raise AssayError(f"{path}: {len(tokens)} tokens for calls of {rows} rows; give the ids of all calls")
-    return replace(joined, tokens=tuple(tokens), positions=tuple(range(len(tokens))))
+    if tokens:
+        return replace(joined, tokens=tuple(tokens), positions=tuple(range(len(tokens))))
+    if "tokens" in beside:
+        n = math.prod(beside["tokens"][0])
+        raise AssayError(f"{path}: {n} tokens for calls of {rows} rows; give the ids of all calls")
+    return joined
 
 
 def _with_tokens(arrays: Arrays) -> Arrays:

@@ -25,16 +25,17 @@ from assay.verify.dumps.formats.numpy_files import MAX_MEMBERS
 Record = dict[str, Any]
 DATA = (".bin", ".raw", ".dat", ".data", ".f32", ".f16", ".bf16", ".f64", ".fp32", ".fp16", ".float32", ".float16")
 _FIELDS = {
-    "name": "name node tensor tensor_name key id label op hook",
+    "name": "name node tensor tensor_name key id label op hook what tag stage site probe var variable buffer which",
     "file": "file path filename data_file bin data_path",
     "offset": "offset start at byte_offset begin pos_bytes offset_bytes byteoffset byte_start start_byte data_offset "
     "off first_byte seek start_elem start_element elem_offset offset_elems element_offset",
     "shape": "shape dims dim dimensions size_shape ne extents",
-    "count": "count n numel elems elements n_elem n_elems num_elements nelem n_values values num",
+    "count": "count cnt n numel elems elements n_elem n_elems num_elements nelem n_values values num",
     "length": "len length size",
     "bytes": "bytes nbytes n_bytes byte_length byte_size size_bytes bytelength num_bytes byte_len byte_count",
     "range": "data_offsets byte_range range span offsets",
     "row": "tok token pos row position token_index token_pos tok_index t",
+    "head": "head h hd head_id head_idx head_index",
     "layer": "layer l layer_id layer_idx block blk layer_index il",
     "step": "step call pass forward phase iteration iter",
     "dtype": "dtype type data_type datatype element_type elem_type elem format precision ggml_type",
@@ -51,10 +52,23 @@ _PAIR = re.compile(r"([A-Za-z_]{1,20})\s{0,3}[=:]\s{0,3}(\[[\d, x×]{0,80}\]|\([
 _IDS = re.compile(
     r"^\W{0,4}(?:prompt[ _]?|input[ _]?)?(?:tokens|token[ _]ids|ids|prompt)\W{1,4}([\d, \]]{1,100000})$", re.IGNORECASE
 )
+# run lfm2 prompt=[12, 140] then [29, 110]: the prompt, and the ids of the decode steps
+_IDS_IN_REMARK = re.compile(
+    r"[#;/].{0,80}?\b(?:prompt|tokens|ids)\W{0,3}\[([\d, ]{1,100000})\]"
+    r"(?:\W{0,3}\w{0,12}\W{0,3}\[([\d, ]{1,100000})\])?"
+)
 _LISTED = re.compile(r"[\[(]?\s*\d{1,9}(?:\s*[,x×*]\s*\d{1,9})+\s*[\])]?|[\[(]\s*\d{1,9}\s*,?\s*[\])]")
 _WORDS = re.compile(r"\[[^\]]{0,80}\]|\([^)]{0,80}\)|\"[^\"]{0,200}\"|[^\s,;|]+")
 _REMARK = re.compile(r"\s{1,8}\([^()]{0,200}\)\s{0,8}$")  # behind the head of a table: (float32, little endian)
+_UNIT = re.compile(
+    r"[ _]?[\[(][^\[\]()]{0,24}[\])]$|[ _-](?:in[ _-])?(?:floats?|f32|elems?|elements|bytes|values|numbers)$"
+)
+_FED = re.compile(
+    r"\W{0,8}(?:pos(?:ition)?|step|t|i|index)\W{0,3}(\d{1,7})\b\W{1,6}(?:token|tok|id)(?:[ _]?id)?\W{0,4}(\d{1,9})\b",
+    re.IGNORECASE,
+)
 _SEPARATED = re.compile(r"[\t,;|]")
+_OF_A_HEAD = {"offset", "shape", "count", "bytes", "dtype", "file", "cols"}  # two of these beside a name
 _DEEP = 6
 
 
@@ -66,6 +80,8 @@ def manifest_records(text: str) -> tuple[list[Record], dict[str, list[int]]]:
         found.walk(document, "", {}, 0)
     else:
         found.lines(text)
+    if sorted(found.fed) == [*range(len(found.fed))]:
+        found.ids.setdefault("fed", [found.fed[i] for i in range(len(found.fed))])
     return found.records, found.ids
 
 
@@ -92,6 +108,7 @@ class _Found:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.ids: dict[str, list[int]] = {}
+        self.fed: dict[int, int] = {}  # ids that comments give beside positions
 
     def add(self, record: Record) -> None:
         if record and len(self.records) <= MAX_MEMBERS:
@@ -156,6 +173,12 @@ class _Found:
             plain = line.strip()
             if m := _IDS.match(line):
                 self.ids.setdefault("tokens", [int(n) for n in re.findall(r"\d{1,9}", m[1])])
+            elif m := _IDS_IN_REMARK.match(plain):
+                for name, listed in zip(("tokens", "decoded"), m.groups(), strict=True):
+                    if listed:
+                        self.ids.setdefault(name, whole_numbers(listed))
+            elif plain[:1] in "#;/-" and (m := _FED.match(plain)):
+                self.fed.setdefault(int(m[1]), int(m[2]))
             elif not plain or plain.startswith(("//", "---")):
                 continue
             elif plain[:1] == "{":
@@ -179,7 +202,7 @@ class _Found:
                 if key:
                     now[key] = value
             else:
-                head = self._line(plain.lstrip("# ") if plain.startswith("#") else plain, head, outer)
+                head = self._line(plain.lstrip("# "), head, outer, remark=plain.startswith("#"))
         self._end(now, outer, inside)
 
     def _end(self, now: Record, outer: Record, inside: bool) -> None:
@@ -189,11 +212,11 @@ class _Found:
         else:
             outer |= now
 
-    def _line(self, line: str, head: list[str], outer: Record) -> list[str]:
-        """A line for one array, or the head of a table; the head for the next lines."""
-        keys = [FIELDS.get(c.lower().replace(" ", "_"), "") for c in _cells_of(_REMARK.sub("", line))]
+    def _line(self, line: str, head: list[str], outer: Record, remark: bool) -> list[str]:
+        """A line for one array, or the head of a table; the head for the next lines. A remark is about all arrays."""
+        keys = [_field(cell) for cell in _cells_of(_REMARK.sub("", line))]
         cells = _cells_of(line)
-        if len({k for k in keys if k} & {"offset", "shape", "count", "bytes", "dtype", "file"}) > 1 and "name" in keys:
+        if len(_OF_A_HEAD.intersection(keys)) > 1 and "name" in keys:
             return keys
         words = [w.strip(" \"'") for w in _WORDS.findall(line)]
         if head and len(cells := cells if len(cells) == len(head) else words) == len(head):
@@ -203,9 +226,19 @@ class _Found:
             kind = next((w for w in rest[1:] if element_type(w)), "")
             said = {FIELDS[k]: v for k, v in pairs if k in FIELDS}
             self.add({**outer, **({"name": rest[0]} if rest else {}), **({"dtype": kind} if kind else {}), **said})
-        elif len(words) > 1 and not line.startswith("#"):
+        elif remark:
+            kind = next((w.rstrip(",") for w in words if element_type(w.rstrip(","))), "")
+            if kind and not self.records and kind != "f":
+                outer.setdefault("dtype", kind)
+        elif len(words) > 1:
             self.add({**outer, **positional(words)})
         return head
+
+
+def _field(head: str) -> str:
+    """What a column's head means; its unit, as in `offset(floats)`, is told by the size of the file."""
+    key = head.lower().replace(" ", "_")
+    return FIELDS.get(key) or FIELDS.get(_UNIT.sub("", head.lower()).replace(" ", "_"), "")
 
 
 def _cells_of(line: str) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -27,11 +27,12 @@ from assay.errors import AssayError
 from assay.system.text_files import read_text
 from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.formats.call_steps import join_steps
-from assay.verify.dumps.formats.element_types import STORED, as_numbers, element_type, half_type
+from assay.verify.dumps.formats.element_types import STORED, element_type, half_type
 from assay.verify.dumps.formats.field_checks import token_list
 from assay.verify.dumps.formats.manifest_records import DATA, Record, manifest_records, text_records, whole_numbers
 from assay.verify.dumps.formats.module_names import GENERATED, TOKENS
-from assay.verify.dumps.formats.numpy_files import MAX_AXES, MAX_MEMBERS, Arrays, read_raw
+from assay.verify.dumps.formats.numpy_files import MAX_AXES, MAX_MEMBERS, Arrays
+from assay.verify.dumps.formats.raw_entries import JoinedRows, RawEntry, joined_rows
 from assay.verify.dumps.observation import Dump
 
 Array = NDArray[Any]
@@ -41,25 +42,6 @@ _TEXTS = (".json", ".jsonl", ".txt", ".toml", ".yaml", ".yml", ".idx", ".index",
 _IN_NAME = re.compile(r"(?<![A-Za-z0-9])\[?(\d{1,7}(?:[x×,]\s?\d{1,7})+)\]?(?![A-Za-z0-9])")
 _TRAILING = re.compile(r"(?:[-_.]\d{1,7}){1,4}$")
 _MOST_FILES = 4096
-
-
-@dataclass(frozen=True)
-class RawEntry:
-    """An array of a data file. An open number is -1: the offset, or the count of a flat array."""
-
-    file: Path
-    name: str
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str  # empty: decided by the size of the file
-    row: int | None = None
-    step: str = ""
-    big: bool = False
-    sized: int = 0  # a size that may count bytes or elements
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
 
 
 def raw_source(path: Path) -> bool:
@@ -202,12 +184,14 @@ def _entry(record: Record, file: Path) -> RawEntry | None:
     name = str(record.get("name") or (_name_in(file)[0] if record.get("file") else ""))[:200]
     if (offset is not None and offset < 0) or not all(dims) or len(dims) > MAX_AXES or not name:
         return None
-    layer, row = _number(record.get("layer")), _number(record.get("row"))
+    layer, row, head = (_number(record.get(key)) for key in ("layer", "row", "head"))
+    row, head = (None if at is None or at < 0 else at for at in (row, head))
     open_size = sized or 0 if not (record.get("shape") or count or nbytes or record.get("cols")) else 0
     step = str(record.get("step", "")) or (file.name if record.get("file") else "")
     return RawEntry(
-        file, _with_layer(name, layer), -1 if offset is None else offset, tuple(dims), dtype, row, step, big, open_size
-    )
+        file, _with_layer(name, layer), -1 if offset is None else offset, tuple(dims), dtype, row, head, step, big,
+        open_size,
+    )  # fmt: skip
 
 
 def _with_layer(name: str, layer: int | None) -> str:
@@ -340,14 +324,17 @@ def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) ->
     for entry in entries:
         key = entry.step if several else ""
         steps.setdefault(key, {}).setdefault(entry.name, []).append(entry)
-    parts = [{name: _rows_joined(group) for name, group in by_name.items()} for by_name in steps.values()]
+    joined = [{name: joined_rows(group) for name, group in by_name.items()} for by_name in steps.values()]
+    if len(joined) == 1 and (last := max((e.row for e in entries if e.row is not None), default=-1)) >= 0:
+        return _by_rows(path, joined[0], last + 1, tokens, made or ids.get("fed", [])[len(tokens) :])
+    parts = [{name: of[0].member for name, of in part.items()} for part in joined]
     rows = [_most_common(shape[0] for shape, _ in part.values() if len(shape) > 1) for part in parts]
     if len(parts) > 1 and all(any(name in TOKENS for name in part) for part in parts):
         return join_steps([replace(from_arrays(path, part), positions=()) for part in parts], ())
     if len(parts) > 1 and sum(rows) == len(tokens) + len(made):
         tokens = [*tokens, *made]
     notes: tuple[str, ...] = ()
-    if len(parts) > 1 and sum(rows) != len(tokens):
+    if len(parts) > 1 and tokens and sum(rows) != len(tokens):
         notes = (f"{len(parts)} steps of {rows} rows for {len(tokens)} token ids; only the first step was read",)
         parts, rows = parts[:1], rows[:1]
     if len(parts) == 1:
@@ -359,6 +346,29 @@ def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) ->
     return join_steps(dumps, notes)
 
 
+def _by_rows(path: Path, arrays: dict[str, list[JoinedRows]], n: int, tokens: list[int], made: list[int]) -> Dump:
+    """A dump of rows that are numbered through: those behind the prompt are decode steps of one token each."""
+    members: Arrays = {}
+    rows: dict[str, tuple[int, int]] = {}
+    for name, several in arrays.items():
+        for part in several:
+            key = name if part is several[0] else f"{name} row {part.start}"
+            members[key] = part.member
+            if part.start is not None:
+                axis = 1 if len(part.shape) > 2 else 0
+                rows[key] = part.start, part.start + part.shape[axis]
+    steps = max(n - len(tokens), 0) if tokens else 0
+    if 0 < steps <= len(made):
+        tokens = [*tokens, *made[:steps]]
+        calls = [len(tokens) - steps, *[1] * steps]
+        members["steps"] = (len(calls),), partial(np.asarray, calls, np.int64)
+    elif steps:
+        tokens = []  # the caller gives the ids of all rows
+    found = from_arrays(path, _with_ids(members, tokens))
+    observations = (replace(o, rows=rows.get(o.foreign, o.rows)) for o in found.observations)
+    return replace(found, observations=tuple(observations))
+
+
 def _with_ids(arrays: Arrays, tokens: list[int]) -> Arrays:
     return ({"tokens": ((len(tokens),), partial(np.asarray, tokens, np.int64))} if tokens else {}) | arrays
 
@@ -366,21 +376,3 @@ def _with_ids(arrays: Arrays, tokens: list[int]) -> Arrays:
 def _most_common(numbers: Iterable[int]) -> int:
     found = list(numbers)
     return max(set(found), key=found.count) if found else 1
-
-
-def _rows_joined(several: list[RawEntry]) -> tuple[tuple[int, ...], Any]:
-    """One array of all rows, if each token has its own entry; else the first entry."""
-    rows = {entry.row: entry for entry in several}
-    first = several[0]
-    ordered = sorted(r for r in rows if r is not None)
-    whole = len(several) > 1 and len(rows) == len(several) and ordered == list(range(len(several)))
-    if not whole or len({entry.shape for entry in several}) > 1:
-        return first.shape, partial(_read, first)
-    chosen = [rows[i] for i in range(len(several))]
-    return (len(several), *first.shape), lambda: np.stack([_read(entry) for entry in chosen])
-
-
-def _read(entry: RawEntry) -> Array:
-    stored = STORED[entry.dtype].replace("<", ">") if entry.big else STORED[entry.dtype]
-    raw = read_raw(f"{entry.file}: {entry.name}", entry.file, entry.offset, entry.count, stored)
-    return as_numbers(raw.astype(STORED[entry.dtype]) if entry.big else raw, entry.dtype).reshape(entry.shape)

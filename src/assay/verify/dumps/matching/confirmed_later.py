@@ -6,9 +6,9 @@ right value, and the line shows something else: a value with a similar name, ano
 as the one node whose values it has, or left out with a note. Without a later node that is right, the line stays: its
 values may be a fault's.
 
-    off        the shown values differ from the node's by more than _APART of their size
+    off        the shown values differ from the node's by more than APART of their size
     far off    by more than _OFF of it: only such a line is left out
-    right      they agree within _RIGHT of their size, or within the printed digits
+    right      they agree within RIGHT of their size, or within the printed digits
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from assay.graph import Graph, Trait, join, split
 from assay.models import Model
-from assay.verify.dumps.observation import STATISTICS, Observation, measure, rows_of, token_axis
+from assay.verify.dumps.observation import STATISTICS, Observation, measure, patch, rows_of, token_axis
 
 Array = NDArray[Any]
 
@@ -39,13 +39,13 @@ class Definition(Protocol):
 
 
 _OFF = 0.3  # of the shown values' size: far beyond the noise of any engine
-_APART = 0.02  # of the shown values' size: enough for a line that has the values of another node digit by digit
-_RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend would show more in the sum
-_SHOWS = 5 * _RIGHT  # a change that a right print would not have
+APART = 0.02  # of the shown values' size: enough for a line that has the values of another node digit by digit
+RIGHT = 1e-3  # of the shown values' size: a fault of size _OFF in an addend would show more in the sum
+_SHOWS = 5 * RIGHT  # a change that a right print would not have
 _TRIED = 2  # prints of one statement, and later prints of each, for which the change is computed
 _ENOUGH = 3.0  # shown values of later prints that are right; a statistic counts one
-_SMALL = 20_000_000  # weights of a model whose layers are all compared; those of a larger one take seconds to compute
-_LAYERS = 3  # layers of a larger model that are compared: a print statement does the same in every layer
+SMALL = 20_000_000  # weights of a model whose layers are all compared; those of a larger one take seconds to compute
+LAYERS = 3  # layers of a larger model that are compared: a print statement does the same in every layer
 
 
 def leave_refuted(
@@ -60,20 +60,20 @@ def leave_refuted(
     if len(compared) < 2:
         return list(observations), []
     values = truth({o.name for o in compared})
-    errors = {id(o): _error(o, values[o.name], model) for o in compared}
+    errors = {id(o): error_of(o, values[o.name], model) for o in compared}
     lines: dict[tuple[str, str], list[Observation]] = {}
     for obs in compared:
         lines.setdefault((obs.where, obs.name), []).append(obs)
-    off = [o for many in lines.values() for o in _off(many, errors, _APART)]
+    off = [o for many in lines.values() for o in _off(many, errors, APART)]
     far = {id(o) for many in lines.values() for o in _off(many, errors, _OFF)}
     doubted = {id(o) for o in off}
-    sure = [o for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted] if off else []
+    sure = [o for o in compared if errors[id(o)] <= RIGHT and id(o) not in doubted] if off else []
     right = [o for o in sure if not model.graph[o.name].has(Trait.INDICES)]
     sources = {name: model.graph.ancestors([name]) for name in {o.name for o in right}}
     later = [(o, sources[o.name]) for o in right]
-    witnesses = {id(o): found for o in off if (found := _witnesses(o, later, n))}
+    witnesses = {id(o): found for o in off if (found := witnesses_of(o, later, n))}
     refuted = [o for o in off if id(o) in witnesses]
-    sound = {_phrase(o) for o in compared if errors[id(o)] <= _RIGHT and id(o) not in doubted and not singly}
+    sound = {_phrase(o) for o in compared if errors[id(o)] <= RIGHT and id(o) not in doubted and not singly}
     notes: list[str] = []
     changed: dict[int, Observation | None] = {}
     statements: dict[tuple[str, str], list[Observation]] = {}
@@ -81,7 +81,7 @@ def leave_refuted(
         if _phrase(obs) not in sound and (obs.template or not singly):
             statements.setdefault(_phrase(obs)[:2], []).append(obs)
     for (template, role), many in statements.items():
-        if not any(_would_show(o, witnesses[id(o)], model, truth) for o in many[:_TRIED]):
+        if not any(would_show(o, witnesses[id(o)], model, truth) for o in many[:_TRIED]):
             continue
         phrases = {_phrase(o) for o in many}
         other = _role(many, model, truth, {o.name for o in right})
@@ -110,15 +110,15 @@ def _second_prints(compared: Sequence[Observation], errors: dict[int, float]) ->
     for obs in compared:
         if obs.template:
             prints.setdefault((obs.where, obs.name, obs.rows, obs.kind), []).append(obs)
-    several = [many for many in prints.values() if any(errors[id(o)] <= _RIGHT for o in many)]
-    return [id(o) for many in several for o in many if errors[id(o)] > _RIGHT]
+    several = [many for many in prints.values() if any(errors[id(o)] <= RIGHT for o in many)]
+    return [id(o) for many in several for o in many if errors[id(o)] > RIGHT]
 
 
 def any_is_right(observations: Sequence[Observation], model: Model, truth: Definition) -> bool:
     """Has a print of the first layers the values of this model?"""
-    early = [o for o in _compared(observations, model) if (split(o.name)[1] or 0) < _LAYERS]
+    early = [o for o in _compared(observations, model) if (split(o.name)[1] or 0) < LAYERS]
     values = truth({o.name for o in early})
-    return _weight([o for o in early if _error(o, values[o.name], model) <= _RIGHT]) >= _ENOUGH
+    return _weight([o for o in early if error_of(o, values[o.name], model) <= RIGHT]) >= _ENOUGH
 
 
 def _off(line: Sequence[Observation], errors: dict[int, float], limit: float) -> list[Observation]:
@@ -143,7 +143,7 @@ def _role(refuted: Sequence[Observation], model: Model, truth: Definition, claim
         near = [node.name for node in model.graph if split(node.name)[1] == layer and _has_rows(model.graph, node.name)]
         values = truth(near)
         fits = [
-            name for name in near if all(_error(replace(o, name=name), values[name], model) <= _RIGHT for o in many)
+            name for name in near if all(error_of(replace(o, name=name), values[name], model) <= RIGHT for o in many)
         ]
         if not fits or {*fits} & {*claimed} or any(values[f].size != values[fits[0]].size for f in fits):
             return ""
@@ -157,23 +157,23 @@ def _has_rows(graph: Graph, name: str) -> bool:
 
 
 def _weight(observations: Sequence[Observation]) -> float:
-    return sum(1 if o.kind in STATISTICS else len(o.data) for o in observations)
+    return sum(1 if o.kind in STATISTICS else o.target().size for o in observations)
 
 
 def _compared(observations: Sequence[Observation], model: Model) -> list[Observation]:
     """Printed parts of nodes: of a large model, those of the first printed layers."""
     graph = model.graph
     parts = [o for o in observations if o.kind != "values" and not graph[o.name].has(Trait.SHOWS_STATE)]
-    if sum(math.prod(shape) for shape in graph.weights.values()) <= _SMALL:
+    if sum(math.prod(shape) for shape in graph.weights.values()) <= SMALL:
         return parts
-    layers = sorted({at for o in parts if (at := split(o.name)[1]) is not None})[:_LAYERS]
+    layers = sorted({at for o in parts if (at := split(o.name)[1]) is not None})[:LAYERS]
     return [o for o in parts if split(o.name)[1] in layers or o.name == "embd"]
 
 
-def _error(obs: Observation, value: Array, model: Model) -> float:
+def error_of(obs: Observation, value: Array, model: Model) -> float:
     """The largest difference beyond the printed digits, of the size of the shown values."""
     if not np.isfinite(obs.target()).all():
-        return _RIGHT * 2  # neither: the reader of values that are not finite has its own words
+        return RIGHT * 2  # neither: the reader of values that are not finite has its own words
     expected = measure(obs, value, token_axis(model.graph, obs.name), model.hparams.n_embd_head)
     target = obs.target()
     if len(expected) != len(target):
@@ -186,7 +186,7 @@ def _error(obs: Observation, value: Array, model: Model) -> float:
     return float(np.max(beyond) / (size + 1e-30))
 
 
-def _witnesses(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> list[Observation]:
+def witnesses_of(obs: Observation, right: Sequence[tuple[Observation, Collection[str]]], n: int) -> list[Observation]:
     """Later prints that are right and computed from this node, in these rows or in rows that attend to them; none where
     they show too few values."""
     start, stop = obs.rows or (0, n)
@@ -202,10 +202,12 @@ def _witnesses(obs: Observation, right: Sequence[tuple[Observation, Collection[s
     return found if _weight(found) >= _ENOUGH else []
 
 
-def _would_show(obs: Observation, witnesses: Sequence[Observation], model: Model, truth: Definition) -> bool:
+def would_show(obs: Observation, witnesses: Sequence[Observation], model: Model, truth: Definition) -> bool:
     """Whether one of the first later prints would differ, if the node had the values shown."""
-    graph, width = model.graph, model.hparams.n_embd_head
+    graph = model.graph
     value = np.array(truth([obs.name])[obs.name], np.float32)
+    if obs.kind == "values":
+        return _differs(obs, patch([obs], value, token_axis(graph, obs.name)), witnesses, model, truth)
     part = rows_of(value, token_axis(graph, obs.name), obs.rows)
     flat = part.reshape(-1).copy()
     places = range(len(obs.data)) if obs.kind in ("first", "last") else [i for i, _ in obs.data] if _lists(obs) else []
@@ -214,6 +216,12 @@ def _would_show(obs: Observation, witnesses: Sequence[Observation], model: Model
     else:
         flat = np.roll(flat, 1) * (1 + _OFF)  # a statistic says only that the values are others
     part[...] = flat.reshape(part.shape)
+    return _differs(obs, value, witnesses, model, truth)
+
+
+def _differs(obs: Observation, value: Array, witnesses: Sequence[Observation], model: Model, truth: Definition) -> bool:
+    """Whether one of the first later prints differs from the definition, if the node has this value."""
+    graph, width = model.graph, model.hparams.n_embd_head
     order = {node.name: i for i, node in enumerate(graph)}
     lists_first = sorted(witnesses, key=lambda o: (o.kind in STATISTICS, order[o.name]))
     for later in lists_first[:_TRIED]:

@@ -52,7 +52,9 @@ def place_heads(
                 continue
         joined[key] = len(found)
         found.append(placed)
-    return found, [f"{left} lines of one head: not used; print the head's values, not a statistic"] if left else []
+    return found, [
+        f"{left} lines of one head: not used; name what they show, and print the head's values, not a statistic"
+    ] if left else []
 
 
 def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Observation | None:
@@ -61,7 +63,9 @@ def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Obs
     if not _has_heads(graph, obs.name):
         merged = f"{_MERGED}-{layer}"
         if layer is None or obs.kind != "first" or len(obs.data) != width or merged not in graph:
-            return replace(obs, head=None)  # `head` was no attention head
+            unnamed = split(obs.name)[0] == "l_out" and obs.kind == "first" and len(obs.data) != obs.head
+            # `L0 h2 s: …` names a head of the layer, and not what is shown of it; `ffn_out head 5: …` no attention head
+            return replace(obs, head=None, vague=obs.vague or (unnamed and names_only_a_head(obs.template)))
         obs = replace(obs, name=merged, others=(), vague=False)
     shape = graph.shapes[obs.name]
     head = obs.head or 0
@@ -88,6 +92,12 @@ def _placed(obs: Observation, model: Model, n: int, steps: Sequence[int]) -> Obs
         first = start if obs.kind == "first" else start + size - len(obs.data)
         data = tuple((first + i, value) for i, value in enumerate(obs.data))
     return replace(obs, kind="at", data=data, head=None)
+
+
+def names_only_a_head(template: str) -> bool:
+    """Whether the words are a layer, a head, a row, and single letters: no word for the layer's output."""
+    words = [w for w in template.split() if not w.isdecimal() and len(w) > 1 and w != "layer"]
+    return bool(template) and not words
 
 
 def _has_heads(graph: Graph, name: str) -> bool:

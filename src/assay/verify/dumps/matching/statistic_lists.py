@@ -49,7 +49,8 @@ def read_statistic_lists(
     """Both kinds of observations with such lists as statistics, and notes on them."""
     n_layer = model.hparams.n_layer
     lists = [o for o in (*named, *unread) if o.kind == "first" and len(o.data) in (n, n_layer, n_layer + 1)]
-    lists = [o for o in lists if len(o.data) > 1 and o.rows is None and o.head is None][:_MOST]
+    ends = {(-1, 0): n - 1, (n - 1, n): n - 1, (0, 1): 0}  # the row that a title names: `||.|| of the last token`
+    lists = [o for o in lists if len(o.data) > 1 and (o.rows is None or o.rows in ends) and o.head is None][:_MOST]
     size = sum(math.prod(shape) for shape in model.graph.weights.values())
     if not lists or size > LARGE_MODEL:
         return list(named), list(unread), []
@@ -67,7 +68,9 @@ def read_statistic_lists(
             continue
         at = obs.layer if obs.layer is not None else split(obs.name)[1] if obs.name else None
         readings = [r for r in by_layer if len(r.numbers) == len(obs.data)] if at is None or obs.unnumbered else []
-        if len(obs.data) == n:
+        if obs.rows is not None:
+            readings = [r for r in readings if r.places[0][1][0] == ends[obs.rows]]
+        elif len(obs.data) == n:
             readings = [*readings, *_of_tokens([x for x in nodes if split(x)[1] == at], values, model, n)]
         best = _best(obs, readings) or (_said(obs, readings) if per_layer else None)
         if best is None and per_layer:

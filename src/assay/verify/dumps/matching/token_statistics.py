@@ -29,20 +29,38 @@ def split_by_token(
     named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
     """The observations; lists of one statistic a token become an observation for each token."""
-    lists = [o for o in named if o.kind == "first" and o.shape is None and o.rows in (None, (-1, 0), (n - 1, n))]
-    asked = [o for o in lists if len(o.data) == n >= _LEAST]
-    if not asked:
+    asked = _by_place([o for o in named if o.kind == "first" and o.shape is None and o.head is None], n)
+    if not asked or n < _LEAST:
         return list(named), []
     order = {node.name: i for i, node in enumerate(model.graph)}
-    first = min(asked, key=lambda o: order.get(o.name, len(order)))
-    kind = _statistic(first, model, n, truth)
-    if not kind:
-        return list(named), []
-    ids = {id(o) for o in asked}
+    kinds: dict[int, str] = {}
+    for lists in asked.values():
+        first = min(lists, key=lambda o: order.get(o.name, len(order)))
+        kinds |= {id(o): kind for o in lists if (kind := _statistic(first, model, n, truth))}
     found: list[Observation] = []
     for obs in named:
-        found += _each_token(obs, kind) if id(obs) in ids else [obs]
-    return found, [f"lists of {n} numbers: read as the {kind} of each token's row"]
+        found += _each_token(obs, kinds[id(obs)]) if id(obs) in kinds else [obs]
+    return found, [
+        f"lists of {n} numbers: read as the {kind} of each token's row" for kind in sorted({*kinds.values()})
+    ]
+
+
+def _by_place(lists: Sequence[Observation], n: int) -> dict[tuple[int, bool], list[Observation]]:
+    """Lists with a number for each token, by their place among the lists of their line.
+
+    A line may show a statistic of each token, and as many values of a row. Of a line with one list, the row that its
+    words name is the list's, unless it is the last.
+    """
+    found: dict[tuple[int, bool], list[Observation]] = {}
+    lines: dict[str, list[Observation]] = {}
+    for obs in lists:
+        lines.setdefault(obs.where, []).append(obs)
+    for line in lines.values():
+        for place, obs in enumerate(line):
+            alone = len(line) == 1
+            if len(obs.data) == n and (not alone or obs.rows in (None, (-1, 0), (n - 1, n))):
+                found.setdefault((place, alone), []).append(obs)
+    return found
 
 
 def _each_token(obs: Observation, kind: str) -> list[Observation]:

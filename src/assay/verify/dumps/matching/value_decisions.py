@@ -5,15 +5,19 @@ Touch this module when a printed line has several meanings, and values choose th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from assay.models import Model
 from assay.verify.dumps.matching.ambiguities import choose_readings
 from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.confirmed_later import Definition
+from assay.verify.dumps.matching.heads import names_only_a_head
 from assay.verify.dumps.matching.statement_nodes import assign_nodes
 from assay.verify.dumps.matching.token_statistics import split_by_token
 from assay.verify.dumps.observation import Observation
+
+_HEAD = re.compile(r"(?<!\w)(?:h|head|hd) \d")
 
 
 def decide_by_values(
@@ -42,6 +46,8 @@ def decide_by_values(
 
 
 def _confirmed(done: Sequence[Observation], clear: Sequence[Observation]) -> list[Observation]:
-    """The observations that have a node. Two numbers below a layer are not its values, if other lines give these."""
+    """The observations that have a node. Two numbers below a layer are not its values, if other lines give these; nor
+    are numbers below a layer and a head, of which the line does not say what they are."""
     known = {o.name for o in (*clear, *(o for o in done if not o.vague)) if o.kind == "first"}
+    done = [o for o in done if not (o.vague and _HEAD.search(o.template) and names_only_a_head(o.template))]
     return [o for o in done if o.name and not (o.vague and o.kind == "first" and len(o.data) < 3 and o.name in known)]

@@ -20,6 +20,7 @@ _ORDINAL = {"st", "nd", "rd", "th"}
 _ROWS = ROW | MAYBE_ROW | {"tokens", "positions"}
 _OF_THE_PROMPT = {"prompt", "input", "context", "sequence", "seq", "fed", "prefill", "real", "valid"}
 _HEAD = {"head", "h", "hd", "kv", "kvhead"}
+_GROUP, _SHARED = {"g", "grp", "group"}, {"k", "v", "key", "keys", "value", "values", "kv"}  # heads that queries share
 _PER_HEAD = {"scores", "weights", "probs", "softmax"}
 _LAST = {"last", "final"}
 
@@ -106,11 +107,13 @@ def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:
 
 
 def head_of(words: Sequence[str], used: set[int]) -> int | None:
-    """The attention head that the words name: "head 3", "L0 H4", `kv=2`, "scores 0"."""
+    """The attention head that the words name: "head 3", "L0 H4", `kv=2`, "scores 0", `K[g1]`."""
     for i, (a, b) in enumerate(pairwise(words)):
         if {i, i + 1} & used or not b.isdecimal() or len(b) > 3 or (i and words[i - 1] in COUNTS):
             continue
         if a in _HEAD or (a in _PER_HEAD and words[i + 2 : i + 3] != ["of"]):
+            return int(b)
+        if a in _GROUP and words[max(i - 1, 0)] in _SHARED:
             return int(b)
     return None
 

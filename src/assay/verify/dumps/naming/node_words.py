@@ -199,10 +199,20 @@ _IN_A_LAYER: tuple[NodeWords, ...] = (
         37, "shared out", ("ffn_shexp-", "ffn_shexp_gated-"), ("shared shexp sharedexpert",), "weights gate up down moe"
     ),
     NodeWords(
+        75,
+        "shared gate",
+        ("ffn_shexp_gate_sigmoid-", "shared_expert_gate_sigmoid-", "ffn_shexp_gate-", "shared_expert_gate-"),
+        ("shared shexp sharedexpert", "gate gating"),
+        "up down proj act silu gated mul",
+    ),
+    NodeWords(
         56,
         "expert weights",
         ("ffn_moe_weights_norm-", "ffn_moe_weights_scaled-", "ffn_moe_weights-"),
-        ("expert experts router routing moe topk gating", "weights weight coefficients"),
+        (
+            "expert experts router routing moe topk gating mixing mix combine combining selected chosen",
+            "weights weight coefficients",
+        ),
         "gate up down matrix",
     ),
     NodeWords(35, "moe out", ("ffn_moe_out-", "ffn_out-"), ("moe experts",), "weights"),

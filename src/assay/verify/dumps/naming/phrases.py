@@ -48,7 +48,10 @@ _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a valu
 # Words of lines that mention a layer but show no activations.
 TIMES = {"elapsed", "took", "timings", "seconds", "latency"}
 NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
-_ROUTING, _MATRICES = {"expert", "experts", "router", "routing"}, {"gate", "up", "down", "w1", "w2", "w3", "matrix"}
+_ROUTING, _MATRICES = (
+    {"expert", "experts", "router", "routing", "mixing", "combine"},
+    {"gate", "up", "down", "w1", "w2", "w3", "matrix"},
+)
 
 _NOT_YET = {"before", "pre", "without", "no", "w", "prior", "excluding", "minus"}
 _SUM = {"residual", "resid", "skip", "add", "added", "addition", "connection"}

@@ -8,7 +8,8 @@ from functools import lru_cache
 from assay.verify.dumps.naming.phrases import split_words
 
 STATISTIC_WORDS = {
-    "rms": "rms", "rootmeansquare": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",
+    "rms": "rms", "rootmeansquare": "rms", "rmsq": "rms",
+    "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",
     "min": "min", "mn": "min", "mx": "max", "minimum": "min", "lo": "min", "lowest": "min", "amin": "min",
     "max": "max", "maximum": "max", "largest": "max", "biggest": "max", "highest": "max",
     "smallest": "min", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum",

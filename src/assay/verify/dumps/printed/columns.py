@@ -10,6 +10,7 @@
     =                              attn_out, layer 2     a number of the subject that the head names
     =rms                           attn_out rms          that statistic of the node that the head names
     rms@3                          rms_pos3              that statistic of the subject's row 3
+    first@-1                       last token [0:5]      a list of first values of that row
     -                              dtype                 ignored
 
 Touch this module when the head of a column is not known or is misread: add a row to `COLUMN_RULES`.
@@ -24,7 +25,7 @@ from functools import cached_property
 from assay.verify.dumps.naming.layer_and_row import LAYER, LAYERS, ROW, layer_of, row_of
 from assay.verify.dumps.naming.phrases import meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
-from assay.verify.dumps.printed.lexer import Word, lex
+from assay.verify.dumps.printed.lexer import Word, lex, statistic_sign
 from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
 
 BARS = re.compile(r"\|{1,2}\w{1,12}\|{1,2}|‖\w{1,12}‖")
@@ -35,6 +36,7 @@ _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _NODE_ELEMENT = re.compile(r"([a-z]\w{0,30}_\w{1,30})\[(\d{1,5})\]")
 _FROM_THE_END = re.compile(r"[a-z]\w{0,11}\[-(\d)\]|[a-z]{1,6}_?last_?(\d)?|last_?(\d)")
 _OF_A_ROW = re.compile(r"([a-z]\w{0,11}?)[ _.@\[]{1,2}(?:p|pos|position|t|tok|token|row)[ _=]?(\d{1,5})\]?")
+_RANGE = re.compile(r"\[\s?(?:0\s?)?(?::|\.\.\.?|-)\s?\d{0,4}\s?\]")  # [0:5], [:5], [0..5]
 _OUTPUTS = {"o", "out", "output", "mid", "post", "residual", "resid"}
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "file", "filename", "dump",
@@ -84,8 +86,10 @@ def _is_node(words: list[str]) -> bool:
     return bool(meaning([*words, "layer", "0"], generic=False).nodes)
 
 
-def _length_of_a_vector(head: ColumnHead) -> str | None:
-    return "norm" if BARS.fullmatch(head.word) and head.word.strip("|‖") in _VECTORS else None
+def _statistic_in_signs(head: ColumnHead) -> str | None:
+    """|x|, ‖·‖₂, max|.|, √⟨x²⟩"""
+    sign = statistic_sign(head.cell.strip(" *`'\""))
+    return statistic([sign]) if sign else None
 
 
 def _function_of_a_node(head: ColumnHead) -> str | None:
@@ -100,6 +104,19 @@ def _length_of_a_node(head: ColumnHead) -> str | None:
     if BARS.fullmatch(head.word) and inside not in _VECTORS and _is_node([inside]):
         return "=norm"
     return None if m is None else "=norm" if m[1] not in _VECTORS and _is_node([m[1]]) else "norm"
+
+
+def _values_of_a_row(head: ColumnHead) -> str | None:
+    """last token [0:5], pos 3 x[:4], first row vals: the first values of one token's row."""
+    ranged = _RANGE.search(head.word)
+    words = split_words([_RANGE.sub(" ", head.word)])
+    row = {"last": -1, "final": -1, "first": 0}.get(words[0]) if words[1:2] and words[1] in _ROW_COLUMN else None
+    rest = words[2:]
+    if row is None and len(words) > 1 and words[0] in _ROW_COLUMN and words[1].isdecimal():
+        row = int(words[1])
+    if row is None or not (ranged or set(rest) & _VALUES) or not set(rest) <= _VALUES | _VECTORS | {"of", "row"}:
+        return None
+    return f"first@{row}"
 
 
 def _statistic(head: ColumnHead) -> str | None:
@@ -204,7 +221,13 @@ def _node(head: ColumnHead) -> str | None:
 
 COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
     "column",
-    Rule("length of a vector", 170, "layer,|x|\n0,1.5\n", ("l_out-0 norm 1.5",), _length_of_a_vector),
+    Rule(
+        "statistic in signs",
+        157,
+        "layer,|x|,√⟨x²⟩\n0,2.5,1.5\n",
+        ("l_out-0 norm 2.5", "l_out-0 rms 1.5"),
+        _statistic_in_signs,
+    ),
     Rule(
         "length of a node",
         160,
@@ -239,6 +262,13 @@ COLUMN_RULES: RuleTable[ColumnHead, str] = RuleTable(
         "layer,norm_p0,norm_p1\n0,1.5,2.5\n",
         ("l_out-0 norm 1.5 row 0", "l_out-0 norm 2.5 row 1"),
         _statistic_of_a_row,
+    ),
+    Rule(
+        "values of a row",
+        156,
+        "| layer | rms | last token [0:2] |\n| 0 | 1.5 | 0.5 0.25 |\n",
+        ("l_out-0 rms 1.5", "l_out-0 first 0.5 0.25 row -1"),
+        _values_of_a_row,
     ),
     Rule("statistic", 150, "| layer | rms |\n| 0 | 1.5 |\n", ("l_out-0 rms 1.5",), _statistic),
     Rule("element", 140, "| layer | h[0] | h[3] |\n| 0 | 1.5 | 2.5 |\n", ("l_out-0 at 0:1.5 3:2.5",), _element),

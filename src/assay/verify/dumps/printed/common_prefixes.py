@@ -8,6 +8,7 @@ it is content; so does a number that repeats, which may be a layer.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ _PIECE = re.compile(
     r"(?P<hex>0[xX][0-9a-fA-F]{1,16}\b)|(?P<real>\d{1,12}\.\d{1,12}(?![\d.]))|(?P<whole>\d{1,19})|(?P<word>[^\W\d_]+)"
     r"|(?P<space>[ \t]+)|(?P<sign>.)"
 )
+_LETTER = re.compile(r"[^\W\d_]{2}")
 _LEVELS = {
     "trace", "debug", "dbg", "dbug", "verbose", "fine", "finer", "finest", "info", "inf", "notice", "warn", "wrn",
     "warning", "error", "err", "fatal", "log", "d", "i", "w", "e", "v",
@@ -56,14 +58,14 @@ def without_common_prefix(text: str) -> str:
         return text
     begin = [without_colours(line[: 4 * _SEEN])[:_SEEN] for line in lines]
     seen = [line for line in begin if line.strip()]
-    if len(seen) < _FEWEST_LINES or seen[0][:1].isspace():
-        return text
-    pieces = [_pieces(line) for line in seen]
-    shapes = _shared(pieces)
-    ended = _end(shapes, pieces)
-    if not ended:
-        return text
-    return "\n".join(_cut(line, shapes[:ended]) for line in lines)
+    for some in (seen, [line for line in seen if _LETTER.search(line)]):  # rows of an array may have no prefix
+        if len(some) < _FEWEST_LINES or some[0][:1].isspace():
+            continue
+        pieces = [_pieces(line) for line in some]
+        shapes = _shared(pieces)
+        if ended := _end(shapes, pieces):
+            return "\n".join(_cut(line, shapes[:ended]) for line in lines)
+    return text
 
 
 def _pieces(line: str) -> list[tuple[str, str]]:
@@ -113,12 +115,20 @@ def _end(shapes: Sequence[str], pieces: Sequence[list[tuple[str, str]]]) -> int:
                 before = [s for s in shapes[:at] if s != "space"][-1:]
                 return ended if before and before[0] in (":", "]", "|", ">", ")") else 0
         elif shape.isalpha() and shape not in ("level", "month", "hex"):
-            if not _is_word_of_a_prefix(shape, at, shapes):
+            if not _is_word_of_a_prefix(shape, at, shapes) and not _names_logger(at, shapes):
                 break
             marked = True
         else:
             marked = marked or shape in ("level", "month", "hex") or shape in "[](){}|>#:+@$"
     return ended
+
+
+def _names_logger(at: int, shapes: Sequence[str]) -> bool:
+    """Whether the word is part of a name between the level and a colon: `DEBUG moe-run: `. All lines share it, those
+    of the embedding and of the logits too, so that it names no node."""
+    rest = itertools.takewhile(lambda shape: shape.isalpha() or shape in "-._", shapes[at:])
+    end = at + len(list(rest))
+    return "level" in shapes[:at] and shapes[end : end + 2] == [":", "space"] and "space" not in shapes[at:end]
 
 
 def _is_word_of_a_prefix(word: str, at: int, shapes: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import column_kind
+from assay.verify.dumps.printed.lexer import barred_signs_as_words
 from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.tables import table_header
 
@@ -105,14 +106,30 @@ def with_tables_laid_out(text: str) -> str:
             continue
         layout, rows = table
         changed = True
+        _uncentre(out, plain[at])
         out += _drawn(plain, at, rows, layout)
         at = rows[-1][0] + 1
     return "\n".join(out) if changed else text
 
 
+def _uncentre(above: list[str], head: str) -> None:
+    """Move a title that is centred above a table to the left: its indentation says nothing about what it heads."""
+    at = len(above) - 1
+    while at >= 0 and _RULE.fullmatch(without_prefix(above[at])):
+        at -= 1
+    if at >= 0 and _indentation(above[at]) > _indentation(head):
+        above[at] = above[at].lstrip()
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def _in_bars(line: str) -> str:
     """The line without its prefix; a bar inside a cell of a drawn box is no border."""
-    return without_prefix(line.replace("|", "/") if line.count("│") > 2 and "|" in line else line)
+    if line.count("│") > 2 and "|" in line:
+        line = barred_signs_as_words(line).replace("|", "/")
+    return without_prefix(line)
 
 
 def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[int, list[str]]]] | None:
@@ -258,24 +275,22 @@ def _laid_out(
     kinds = [column_kind(head) for head in heads]
     kept: list[int] = []
     told: list[str] = []
-    names = 0
+    wordy = [_words_in([row[i] for row in rows]) for i in range(len(heads))]
+    texts = [i for i, words in enumerate(wordy) if 2 * words > len(rows) and kinds[i] != "layer"]
+    named = max(texts, key=lambda i: (kinds[i] == "name", len({row[i] for row in rows})), default=-1)
     for i, head in enumerate(heads):
-        cells = [row[i] for row in rows]
-        words = sum(
-            any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells
-        )
+        cells, words = [row[i] for row in rows], wordy[i]
         low = head.strip().lower()
         if low in _COUNTERS and _counts(cells) and ("layer" in kinds or (words == 0 and _has_names(heads, rows))):
             continue
         if _is_measured(head, cells, kinds[i]):
             continue
         if 2 * words > len(cells):
-            if names and kinds[i] != "layer":
+            if i != named and kinds[i] != "layer":
                 if column_kind(head) == "name":
                     kept.append(i)
                     told.append(head)
                 continue
-            names += 1
             kept.append(i)
             told.append(head if kinds[i] in ("name", "layer") else "name")
             continue
@@ -293,11 +308,16 @@ def _laid_out(
     return TableLayout(mark, cuts, len(heads), tuple(kept), tuple(told))
 
 
+def _words_in(cells: Sequence[str]) -> int:
+    """The number of cells that are words and no values."""
+    return sum(any(ch.isalpha() for ch in c) and not _VALUE.fullmatch(c) and not _MEASURED.fullmatch(c) for c in cells)
+
+
 def _holds(kind: str, cells: Sequence[str]) -> bool:
     """Whether nearly all cells are what the column's head says: a number each, or words without a value."""
     if kind in ("name", "layer", "row", "index", "id"):
         return not any(_DECIMAL.search(cell) for cell in cells)
-    if kind in ("first", "last"):
+    if kind in ("first", "last") or kind.startswith("first@"):
         return True
     fit = sum(bool(_VALUE.fullmatch(cell)) or not cell.strip("-–—") for cell in cells)
     return fit >= _FIT * len(cells)
@@ -336,13 +356,13 @@ def _drawn(lines: Sequence[str], at: int, rows: Sequence[tuple[int, list[str]]],
     header = "| " + " | ".join(layout.heads) + " |"
     out: list[str] = []
     fresh = True
-    places = dict(rows)
+    places, head = dict(rows), " ".join(lines[at].split())
     for i in range(at, rows[-1][0] + 1):
         cells = places.get(i)
         if cells is None:
             if i > at and lines[i].strip() and not _RULE.fullmatch(lines[i]):
                 fresh = True
-                out.append(lines[i].strip(" |"))
+                out += [lines[i].strip(" |")] if " ".join(lines[i].split()) != head else []  # a header again
             continue
         if fresh:
             out.append(header)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from assay.verify.dumps.print_rounding import Number as Number
 from assay.verify.dumps.print_rounding import half_unit
+from assay.verify.dumps.printed.statistic_signs import BARRED, LEXEMES, WORDS
 
 MOST = 1 << 18  # characters read of one line, or of one array printed over several lines
 MOST_PIECES = 1 << 13
@@ -24,13 +25,8 @@ _NUMBER = (
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
-    r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
-    r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
-    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])"
-    r"|‖[^‖]{1,80}‖(?:_?2(?!\w)|₂)?"
-    r"|\|\|\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?\|\|(?:_?2(?!\w)|₂)?)"
-    r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
-    r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
+    + "".join(rf"|(?P<{kind}>{sign})" for kind, sign in LEXEMES.items())
+    + r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
     r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?(?!\s{0,2}[=:]))"
     r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w]))*+)"
@@ -123,9 +119,6 @@ def _close(stack: list[tuple[str, list[Lexeme]]]) -> None:
     stack[-1][1].append(Bracket(bracket, tuple(items)))
 
 
-_SIGNS = {"most": "absmax", "average": "absmean", "norm": "nrm2", "sum": "sum"}
-
-
 def _scan(line: str) -> Iterator[Lexeme]:
     for m in _PIECE.finditer(line[:MOST]):
         kind, text = m.lastgroup, m[0]
@@ -133,9 +126,9 @@ def _scan(line: str) -> Iterator[Lexeme]:
             yield number(text)
         elif kind == "odd":
             yield odd_number(text)
-        elif kind in _SIGNS:
+        elif kind in WORDS:
             yield from map(Word, _inside(text) if kind == "norm" else ())
-            yield Word(_SIGNS[kind])
+            yield Word(WORDS[kind])
         elif kind in ("word", "id"):
             yield Word(text)
         elif kind == "text":
@@ -157,8 +150,8 @@ _NAMES = re.compile(r"[^\W\d]\w*|\d+")
 
 def _inside(text: str) -> list[str]:
     """The words inside the bars of a norm, without arguments of functions: ‖Attn(RMSNorm(h))·W_O‖₂."""
-    inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ")
-    if text[0] != "‖":
+    inner = text.lstrip("|‖∥").rpartition(text[0])[0].strip("|‖∥ ")
+    if text[0] not in "‖∥":
         return [w for w in inner.split() if len(w) > 2 or w.isdecimal()]
     inner = _ARGUMENTS.sub(" ", _ARGUMENTS.sub(" ", inner)).strip()
     if m := _STATE.fullmatch(inner):
@@ -166,6 +159,22 @@ def _inside(text: str) -> list[str]:
     if inner in ("e", "E"):
         return ["embedding"]
     return [w for w in _NAMES.findall(inner) if len(w) > 1 or w.isdecimal()]
+
+
+def statistic_sign(text: str) -> str:
+    """The statistic that the whole text writes in signs: `max|x|`, `√⟨x²⟩`; empty for any other text."""
+    if text.isascii() and not any(sign in text for sign in "|^*("):
+        return ""
+    m = _PIECE.match(text + "=")
+    return WORDS[m.lastgroup] if m and m.end() == len(text) and m.lastgroup in WORDS else ""
+
+
+_BARRED_SIGN = re.compile("|".join(f"(?P<{kind}>{sign})" for kind, sign in LEXEMES.items() if kind in BARRED))
+
+
+def barred_signs_as_words(text: str) -> str:
+    """The text with words for the statistics that are written with bars: `max|.|` is `absmax`."""
+    return _BARRED_SIGN.sub(lambda m: WORDS[m.lastgroup or "norm"], text)
 
 
 _WHOLE_NUMBER = re.compile(_NUMBER)
@@ -187,8 +196,8 @@ def _quoted(text: str) -> Lexeme:
     if _QUOTED_LIST.fullmatch(text) and "." in text:
         parts = _BETWEEN.split(text)
         return Bracket("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
-    if "|" in text and (m := _PIECE.match(text + "=")) and m.end() == len(text) and m.lastgroup in _SIGNS:
-        return Word(_SIGNS[m.lastgroup])  # "max|x|": 1.5
+    if sign := statistic_sign(text):  # "max|x|": 1.5
+        return Word(sign)
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

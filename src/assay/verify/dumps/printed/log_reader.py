@@ -15,7 +15,7 @@ from pathlib import Path
 
 from assay.system.text_files import decode_text
 from assay.verify.dumps.naming.layer_and_row import row_of
-from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.naming.phrases import NOT_VALUES, TIMES, VALUES, Meaning, meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
@@ -41,6 +41,7 @@ from assay.verify.dumps.printed.number_notations import in_decimal
 from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
+from assay.verify.dumps.printed.position_columns import with_position_columns_as_lists
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
@@ -120,12 +121,14 @@ _REWRITTEN = (
     with_asserted_arrays,
     one_record_a_line,
     with_debugger_values,
+    with_position_columns_as_lists,
     with_tables_laid_out,
     with_expert_lists,
     with_steps_headed,
     with_layers_named,
     with_positions_marked,
 )
+_OF_THE_ENGINE = {"argmax", "best", "generated", "greedy", "next", "predicted", "prediction", "predictions", "sampled"}
 _IDS = re.compile(
     r"^(?:\S{1,40}:\d{1,6}\s)?\W{0,6}(?:\w{1,20}[ _]){0,2}?(?:prompt|input|fed|token|tok)?[ _]?"
     r"(?:tokens|token[ _]?ids|ids|prompt)\b[^\d\[(]{0,12}(?:\(\d{1,5}\))?"
@@ -302,6 +305,8 @@ class _LogReader:
         m = _LISTED.fullmatch(line) if self.caption is not None and len(line) < 100_000 else None
         words = set(split_words(self.caption[1].label)) if m and self.caption else set()
         found = tuple(int(n) for n in re.findall(r"\d{1,7}", m[1])) if m else ()
+        if found and words & _OF_THE_ENGINE:  # argmax per token
+            return True
         if words & {"pos", "position", "positions"} and found == tuple(range(found[0], found[0] + len(found))):
             self.positions = found if found[0] else ()
             return True
@@ -335,7 +340,7 @@ class _LogReader:
 
     def _statements(self, line: str, block: Block | None) -> list[Statement]:
         """The statements of a line. A caption above values without words becomes their heading."""
-        timed = self.caption is not None and bool(set(split_words(self.caption[1].label)) & TIMES)
+        timed = self.caption is not None and _says_no_values(self.caption[1].label)
         if block is not None:
             title = self.caption[0] if self.caption else self.titles[-1] if self.titles else ""
             self._take_caption()
@@ -411,6 +416,12 @@ def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
     if not leads or own.layer is not None:
         return context
     return context.with_subject(replace(context.subject, row=own.row))
+
+
+def _says_no_values(label: Sequence[str]) -> bool:
+    """Whether the numbers below are times, or of weights or gradients: no values of the node of an earlier heading."""
+    words = set(split_words(label))
+    return bool(words & TIMES) or bool(words & NOT_VALUES and not meaning([*label, "layer", "0"], generic=False).role)
 
 
 def _without_words(statement: Statement) -> bool:

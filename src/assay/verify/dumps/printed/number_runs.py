@@ -33,6 +33,7 @@ EXPERTS = {"expert", "experts", "router", "routing", "moe"}  # their ids are no 
 ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}
 LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
 _POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean", "abssum", "squares"}
+_ONE_NUMBER = (["l2"], ["nrm"], ["nrm2"], ["rmsq"])  # names of statistics that are no names of nodes
 _PLUS_MINUS = Mark("±")
 
 
@@ -45,10 +46,13 @@ def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> 
         return [first], i + 1
     kind = statistic(key)
     beside = kind and line.items and line.items[-1].kind in STATISTICS and i and lexemes[i - 1] is ASSIGN
-    led = bool(key) and key[-1].lower() == "rms" and lexemes[i - 1] is ASSIGN and _has_place(line.label[:-1])
-    if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside or led) and len(
-        _several(key)
-    ) < 2:
+    assigned = bool(key) and lexemes[i - 1] is ASSIGN
+    led = assigned and key[-1].lower() in ("rms", "l2") and _has_place(line.label[:-1])
+    led = led or (assigned and key[-1].lower() == "norm" and _is_behind_a_number(line.label[:-1]))
+    several = len(_several(key))
+    if several == 2 and key[-1:] in _ONE_NUMBER and len(lexemes) > i + 2 and isinstance(lexemes[i + 2], Number):
+        several = 1  # final norm |.| 3.5 0.5 0.25 …: the first word is the node's
+    if (kind not in (None, "norm", "rms") or key[-1:] in _ONE_NUMBER or beside or led) and several < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Lexeme] = []
     while i < len(lexemes):
@@ -63,6 +67,11 @@ def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> 
             break
         i += 1
     return run, i
+
+
+def _is_behind_a_number(words: Sequence[str]) -> bool:
+    """Whether the words end in a number and name a node: `attn_out L0 t3 norm=8.6 …`, not `attn norm=…`."""
+    return bool(words) and words[-1][-1:].isdecimal() and meaning(words).role
 
 
 def _fine(number: Number) -> bool:

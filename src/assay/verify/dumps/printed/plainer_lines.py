@@ -3,6 +3,7 @@
 [L-1] tok_emb …                       embd …
 x[0]=0.5 x[1]=0.25 … x[-1]=1.5        … tail=[1.5]
 " up" (614) 21.7                      614:21.7; the same in other orders
+=> 7("g")=2.5 9("b")=1.5 5("a")=0.5   top logits: 7:2.5, 9:1.5, 5:0.5
 attn -> 1.5 -> out 2.5                attn 1.5 | out 2.5
 [-2.5 .. 3.5]                         min=-2.5 max=3.5
 ln1: L0=1.5 L1=2.5                    ln1 per layer: [1.5, 2.5]
@@ -57,6 +58,8 @@ _COUNTED_IDS = re.compile(
 )
 _LAST_ELEMENT = re.compile(r"\b(\w{1,16})\[-1\]\s{0,3}=\s{0,3}([-+]?\d[\d.eE+-]{0,30})")
 _PIECES = re.compile(r"(?<![\w.])(\d{1,7})\s{0,3}[\"'](?:[^\"']|\\.){0,40}[\"']\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})")
+# 298("▁g")=16.9514: an id, its text, its logit
+_ID_OF_TEXT = re.compile(r"(?<![\w.])(\d{1,7})\s?[\[(]([\"'`]).{0,40}?\2[\])]\s{0,2}[:=]\s{0,2}(-?\d{1,5}\.\d{1,9})")
 # ' upon' (407) 18.460 p=0.9826: the text of a token, its id, its logit
 _TEXT_FIRST = re.compile(
     r"(?:'[^']{0,40}'|\"[^\"]{0,40}\")\s{0,3}[\[(](\d{1,7})[\])]\s{0,3}[:=]?\s{0,3}(-?\d{1,5}\.\d{1,9})"
@@ -116,6 +119,8 @@ def plainer(line: str) -> str:
         line = f"{m[1]}: [{m[2].strip()}]"
     if (m := _LAST_ELEMENT.search(line)) and f"{m[1]}[0]" in line:
         line = line[: m.start()] + f"tail=[{m[2]}]" + line[m.end() :]
+    if len(found := _ID_OF_TEXT.findall(line)) > 2 and _falls(logit for _, _, logit in found):
+        line = f"top logits: {', '.join(f'{i}:{logit}' for i, _, logit in found)}"
     if len(_TEXT_FIRST.findall(line)) > 1:
         line = _TEXT_FIRST.sub(r"\1:\2", line).replace("|", ",").replace("->", "top logits:", 1)
     if _OPEN_HEADING.fullmatch(line) and not _STATISTIC.search(line) and not re.search(r"\d\.\d", line):

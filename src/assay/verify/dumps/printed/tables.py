@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from assay.verify.dumps.naming.phrases import meaning, split_words
+from assay.verify.dumps.naming.phrases import VALUES, meaning, split_words
 from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.printed.columns import BARS, FUNCTION, column_kind, without_statistics
@@ -311,7 +311,8 @@ class _RowReader:
     elements: list[tuple[int, Number]] = field(default_factory=list)
     endings: dict[int, Number] = field(default_factory=dict)  # by their distance from the end
     across: list[tuple[str, str, str]] = field(default_factory=list)  # kind, head, cell of a layer's or node's column
-    of_rows: list[tuple[str, int, Number]] = field(default_factory=list)  # statistics of other rows of tokens
+    # Statistics and first values of one token's row.
+    of_rows: list[tuple[str, int, Number | NumberList]] = field(default_factory=list)
     index: int | None = None
     single: Number | None = None  # the value or logit at `index`
 
@@ -342,7 +343,11 @@ class _RowReader:
             self.across.append((column[1:], head, cell))
         elif "@" in column:
             kind, _, row = column.partition("@")
-            self.of_rows += [(kind, int(row), value)] if value is not None else []
+            values = listed(lexemes) if kind == "first" else None
+            if isinstance(values, NumberList):
+                self.of_rows.append((kind, int(row), values))
+            elif value is not None and kind != "first":
+                self.of_rows.append((kind, int(row), value))
         else:
             self._take_value(column, cell, value)
 
@@ -381,7 +386,10 @@ class _RowReader:
         if self.index is None and all(c[:1] == "=" for c in self.columns):
             self.index = nth  # nothing but columns of values
         several = [_across(statement, kind, title, head, cell, self.index) for kind, head, cell in self.across]
-        found = [s for s in several if s is not None] + [_of_row(statement, *cell) for cell in self.of_rows]
+        rows = [_of_row(statement, *cell) for cell in self.of_rows]
+        if rows and statement.items and not any(several):
+            return [statement, *rows]
+        found = [s for s in several if s is not None] + rows
         lists = [item for item in statement.items if item.kind in ("list", "at")]
         if found and lists and statement.layer is not None:  # beside nodes, a list is of the layer's output
             return [*found, replace(statement, items=lists, label=statement.label or ["x"])]
@@ -389,10 +397,13 @@ class _RowReader:
         return found or ([statement] if statement.items or told else [])  # a row that says nothing more is no line
 
 
-def _of_row(row: Statement, kind: str, at: int, value: Number) -> Statement:
-    """A statistic of one token's row."""
-    statement = Statement([*row.label], layer=row.layer, row=at)
-    statement.add(kind, value)
+def _of_row(row: Statement, kind: str, at: int, value: Number | NumberList) -> Statement:
+    """A statistic of one token's row, or its first values."""
+    statement = Statement([word for word in row.label if word != VALUES], layer=row.layer, row=at)
+    if isinstance(value, NumberList):
+        statement.add("list", value, ["first"])
+    else:
+        statement.add(kind, value)
     return statement
 
 
