@@ -249,7 +249,7 @@ def _given(batch: Sequence[Chunk], name: str) -> NDArray[np.float32]:
 
     Rows from another process are read-only and begin anywhere in a frame.
     """
-    found = [np.require(c.rows[name], np.float32, "CAW").ravel() for c in batch]
+    found = [np.require(c.rows[name], np.float32, ("C", "A", "W")).ravel() for c in batch]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
