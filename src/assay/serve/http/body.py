@@ -253,7 +253,9 @@ def invalid(error: ValidationError) -> ApiError:
     # Leave out the union branches whose type tag did not match; prefer the error that is deepest.
     found = error.errors(include_url=False, include_context=False, include_input=False)
     others = {item["loc"][:-1] for item in found if item["type"] == "literal_error" and item["loc"][-1] == "type"}
-    found = [item for item in found if not any(item["loc"][: len(one)] == one for one in others)] or found
+    kept = [item for item in found if not any(item["loc"][: len(one)] == one for one in others)]
+    if any(len(item["loc"]) > len(one) for item in kept for one in others):  # one branch of the tagged ones matched
+        found = kept
     first = min(found, key=lambda item: (item["type"].endswith("_type"), -len(item["loc"])))
     branches = ("str", "list", "int", "float", "bool", "dict")
     # A part that begins with a capital is the name of a schema.
