@@ -86,8 +86,10 @@ def by_runs(
         return replace(result, verdict="inconclusive", next_observation=text)
     nodes, most = _explained_by(trials, unit, diff, best.hypothesis), _most_certain(best.explained, len(wrong))
     apart = [c for c in same if c.hypothesis.fault in COMPOSED and not _same_values(trials, unit, best, c)]
+    label = _row_may_be_mislabelled(trials, first.name, best.hypothesis)
+    most = min(most, A_GUESS) if label else most
     cause = make_cause(best, same, first.name, nodes, before, found.tried, most, apart)
-    cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best))
+    cause = replace(cause, how=cause.how + _scope(trials, unit, diff, best) + label)
     if cause.fault in BENIGN and best.explained >= len(wrong):
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     notes = (OTHERS.format(n=best.explained, of=len(wrong)),) if best.explained < NEARLY_ALL * len(wrong) else ()
@@ -246,6 +248,15 @@ def _scope(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, best: Candidate)
     values = trials.predict(h, early)
     shown = values is not None and not trials.after(early, last, values[last]).explained
     return f", from layer {split(unit.segment[0])[1]} on" if shown and split(unit.segment[0])[1] else ""
+
+
+def _row_may_be_mislabelled(trials: FaultTrials, name: str, h: Hypothesis) -> str:
+    """Words for the other explanation of a single printed row that has another token's values: the row of the log was
+    read wrongly."""
+    rows = {obs.rows for obs in trials.dump.by_name[name]}
+    one = all(at is not None and at[1] - at[0] == 1 for at in rows) and len(rows) == 1
+    moved = h.variant.label.startswith("row t of ")
+    return "; or as well: the printed row is another token's" if trials.dump.log and one and moved else ""
 
 
 def _most_certain(explained: int, wrong: int) -> float:
