@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from assay.errors import AssayError
 from assay.runtime.generate import Generator
 from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.params import SamplerParams
-from tests.cluster.harness import fleet_of, spec_of
+from tests.cluster.harness import Threads, fleet_of, spec_of
 from tests.tiny import make
 
 IDS = np.random.default_rng(5).integers(3, 300, 60).astype(np.int32)
@@ -81,6 +82,36 @@ def test_a_stage_says_that_the_cache_is_lost(opened: Opened, split: SplitEngine)
     split.stages[1][2].kill()
     with pytest.raises(CacheLost, match="1 stages were started again"):
         split.forward([Chunk(IDS[:3], 0, np.array([0], np.int32))])
+
+
+def test_an_unexpected_error_of_a_stage_reaches_the_head(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage answers the head, although its work comes from the stage before."""
+    threads = Threads()
+    split = SplitEngine(opened, spec_of(opened.file.path) | {"split": 2, "token": "secret"}, threads)
+    chunk = Chunk(IDS[:3], 0, np.array([0], np.int32))
+    found: list[Any] = []
+
+    def compute(*given: Any) -> Any:
+        raise TypeError("rows are read-only")
+
+    def forward() -> None:
+        try:
+            found.append(split.forward([chunk])[0].logits)
+        except AssayError as error:
+            found.append(str(error))
+
+    def one() -> Any:
+        thread = threading.Thread(target=forward, daemon=True)  # it may never end
+        thread.start()
+        thread.join(30)
+        return found.pop() if found else None
+
+    right = one()
+    with monkeypatch.context() as planted:
+        planted.setattr(threads.started[1].service, "_compute", compute)
+        assert "TypeError: rows are read-only" in str(one())
+    assert np.array_equal(one(), right)
+    split.close()
 
 
 @pytest.mark.slow

@@ -120,11 +120,16 @@ class StageService:
         try:
             chunks = unpack_chunks(message.head["chunks"], message.arrays)
         except (KeyError, TypeError, ValueError, IndexError) as error:
+            self._failed(head, message, f"frame work: not chunks ({type(error).__name__}: {error})")
             raise ConnectionBroken(f"frame work: not chunks ({type(error).__name__}: {error})") from None
         try:
             outputs = await asyncio.wrap_future(self._thread.submit(self._compute, chunks, message.head["keep"]))
         except AssayError as error:
-            head.send({"op": "failed", "epoch": epoch, "id": message.head["id"], "error": str(error)})
+            self._failed(head, message, str(error))
+            return
+        except Exception as error:  # the head waits for an answer, which a closed connection to another stage is not
+            log.exception("a micro-batch failed")
+            self._failed(head, message, f"{type(error).__name__}: {error}")
             return
         if epoch != self._epoch:
             return
@@ -142,6 +147,9 @@ class StageService:
             _, arrays = pack_chunks([self._onward(c, o) for c, o in zip(chunks, outputs, strict=True)])
             self._next.send(message.head, arrays)
             await self._next.drain()
+
+    def _failed(self, head: Channel, message: Frame, why: str) -> None:
+        head.send({"op": "failed", "epoch": self._epoch, "id": message.head["id"], "error": why})
 
     def _compute(self, chunks: list[Chunk], keep: list[str]) -> list[Output]:
         own = [

@@ -1,4 +1,4 @@
-"""A single printed row with another token's values may be a mistake of the log: the answer says both, and is not sure."""
+"""A single printed row with another token's values may be a mistake of the log: both are said, and neither is sure."""
 
 from __future__ import annotations
 
