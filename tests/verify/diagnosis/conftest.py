@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from assay.engines.reference import ReferenceEngine
 from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.diagnose_dump import diagnose
+from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.tracing import take_trace
 from tests import planting
 from tests.synthetic import make_kquant
+from tests.verify.conftest import NODES, TOKENS
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +35,12 @@ def model(path: Path) -> Model:
 @pytest.fixture(scope="session")
 def weights(model: Model) -> Weights:
     return planting.weights_of(model.file)
+
+
+@pytest.fixture(scope="session")
+def truth(model: Model) -> Dump:
+    """A run of this folder's model. The outer fixture of this name is made once, of the model that is asked first."""
+    return take_trace(ReferenceEngine(model), TOKENS, nodes=NODES)
 
 
 Diagnosed = Callable[[str, str], dict[str, Any]]
