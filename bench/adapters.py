@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, help="default: all cores")
-    parser.add_argument("--idle", action="store_true", help="measure only what loaded adapters cost that nobody uses")
+    parser.add_argument("--idle", action="store_true", help="measure only loaded adapters that no request uses")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = load(open_file(args.model))

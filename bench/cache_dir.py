@@ -137,7 +137,7 @@ def forked(
     seconds: float = 300,
     ended: Callable[[float], None] = lambda seconds: None,
 ) -> list[Any] | None:
-    """What a child answered until it ended, or was killed so long after it had opened the model; None if it failed."""
+    """The answers of a child until it ended, or was killed so long after it had opened the model; None if it failed."""
     read, write = os.pipe()
     if not (pid := os.fork()):
         status = 1

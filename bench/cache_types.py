@@ -1,4 +1,4 @@
-"""What coarser keys and values would cost: divergence and perplexity with a cache of each type, in float32 otherwise.
+"""The cost of coarser keys and values: divergence and perplexity with a cache of each type, in float32 otherwise.
 
     python bench/cache_types.py smollm2 docs/explanation/design.md --tokens 1024
 

@@ -6,8 +6,9 @@
 No file with a draft head has this size. The stand-in has SmolLM2's own matrices, under the names of an architecture
 with draft heads: glm4moe with dense layers. The rows of queries and keys are put into its order. The head's block is a
 copy of the last layer. Its first matrix, `eh_proj`, is the linear map of [embedding of the token | the model's row
-before] that comes nearest to the input of the last layer, over the model's own answers to other prompts than those of
-`bench/lookahead.py`, and over this repository's pages and sources. A trained head is better: it learns its block, too.
+before] that comes nearest to the input of the last layer. It is fitted over the model's own answers to other prompts
+than those of `bench/lookahead.py`, and over this repository's pages and sources. A trained head is better: it learns
+its block, too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python bench/reading.py                      # five forms of each family, on two models
     python bench/reading.py --seeds 100:120 --family table --show
 
-A right run must be judged healthy. A wrong one (every second row of a matrix of layer 1 is halved) must be found
+A right run must be judged healthy. In a wrong one, every second row of a matrix of layer 1 is halved. It must be found
 wrong, at the planted node or at the next one that is printed.
 
     healthy / wrong      as it must be

@@ -97,8 +97,8 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
 An array with a row for each token and fewer columns than any node has is read as the first columns of its rows.
 
 Names of modules may carry a class, a scope or `output` (`LlamaForCausalLM.model.layers.0.mlp_output`). Of a tuple, the
-first value is the module's. If a layer returns two values of one shape (vLLM, sglang, or `hidden_states` and `residual`
-saved by nnsight), they are the parts of the residual stream and are added. Files of PyTorch, transformers, the onnx
+first value is the module's. A layer may return two values of one shape (vLLM, sglang, or `hidden_states` and `residual`
+saved by nnsight). They are the parts of the residual stream and are added. Files of PyTorch, transformers, the onnx
 package and MLX are in the tests; the folders of sglang and Neuron and the table of ExecuTorch are made there by their
 documented structure.
 
@@ -138,8 +138,8 @@ same node of other layers, and of decode steps. Words that name a node are overr
 node these values. A prefix whose numbers count up (`b00/q`, `[0] u`, `l=0 s->xb`) is the layer. The report shows first
 what was understood.
 
-A text that holds no values of nodes (a loader's log, a benchmark, a profile), or that states the width, the layers or
-the shapes of another model, is refused. The message says what was found and what to print.
+A text that holds no values of nodes (a loader's log, a benchmark, a profile) is refused. So is one that states the
+width, the layers or the shapes of another model. The message says what was found and what to print.
 
 If a line was not understood, the message quotes it with a `--pattern` that would match it.
 

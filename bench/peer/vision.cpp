@@ -1,8 +1,8 @@
 // llama.cpp's vision tower as a worker of bench/vision.py: vision MMPROJ THREADS [gpu].
 //
-// It prints what it was built with and a zero, then answers each line "WIDTH HEIGHT PICTURES" with the seconds that
-// encoding preprocessed pixels of this size took, on the wall clock and of the CPU. PICTURES are encoded one by one.
-// Flash attention is chosen by llama.cpp.
+// It prints what it was built with and a zero. Then it answers each line "WIDTH HEIGHT PICTURES" with the seconds of encoding
+// preprocessed pixels of this size, on the wall clock and of the CPU. PICTURES are encoded one by one. Flash attention is
+// chosen by llama.cpp.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -14,8 +14,9 @@ Each case is one `assay diagnose MODEL EVIDENCE --tokens IDS --json` in a proces
     missed       a wrong engine is called healthy
     refused      the evidence was not read (exit 2), or there was no answer in time
 
-`accepted.toml` says, for each case, which faults are right names for the mistake. A person who reads both writes it
-after the first run. A case that is not in it is open; a name that is not in a case's list is wrong.
+`accepted.toml` says, for each case, which faults are right names for the mistake. A person compares each name with the
+mistake, and writes the file after the first run. A case that is not in it is open; a name that is not in a case's list
+is wrong.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def shared_cases() -> Iterator[StrangersCase]:
 
 
 def diagnosed(case: StrangersCase, limit: float) -> tuple[dict[str, Any] | str, float]:
-    """The answer, or why there is none; and its seconds."""
+    """The answer, or the error; and its seconds."""
     ids = ["--tokens", ",".join(map(str, case.tokens))] if case.tokens else []
     started = time.monotonic()
     last = ""

@@ -126,7 +126,7 @@ enum Routing {
     AS_LOGITS = 0, BY_SOFTMAX = 1, BY_SIGMOID = 2
 };
 
-// What becomes of an expert's gate and up: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss.
+// How an expert's gate and up combine: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss.
 enum ExpertGate {
     NO_GATE = 0, ACT_GATE = 1, OAI_GATE = 2
 };

@@ -3,9 +3,8 @@
 //
 // Queries, keys and values are rounded to f16, and scores are summed by `mma` over the head in ascending order. Keys are
 // taken kPatchKeys at a time. With m the largest score so far and c = scale log2 e, the weights 2^(c s - c m) are summed in
-// float32 and rounded to f16, values are accumulated by `mma`, 16 keys at a time, and sums are rescaled when m grows. One
-// warp has 16 or 32 query rows, all keys and the whole head. So the bits do not depend on the batch; they differ from the cpu
-// engine's.
+// float32 and rounded to f16. Values are accumulated by `mma`, 16 keys at a time. Sums are rescaled when m grows. One warp has
+// 16 or 32 query rows, all keys and the whole head. So the bits do not depend on the batch; they differ from the cpu engine's.
 //
 // A thread block takes kPatchRows query rows of a head past all keys, and prefetches the next ones. Bound by shared memory,
 // which every warp reads each key from. A NaN among the values reaches every row of the picture.

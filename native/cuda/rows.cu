@@ -160,8 +160,8 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-// Round a row to the 16-bit floats that products on tensor cores read, after a norm if there are weights or after an
-// activation, with zeros up to the stride. block_x: row. A thread has 8 columns at a time.
+// Round a row to the 16-bit floats that products on tensor cores read, with zeros up to the stride. A norm (if there are
+// weights) or an activation comes first. block_x: row. A thread has 8 columns at a time.
 KERNEL(halve_rows, HalveArgs, 512) {
     SHARED;
     float* const row = reinterpret_cast<float*>(shared) + 4;

@@ -1,9 +1,9 @@
 // Walks with experts, recurrences and single operations of rows, beside all that walk_more.cu has.
 //
 // Experts: a step publishes the router's logits. The producer warp of every block waits for them and chooses the experts
-// itself, by the arithmetic of the separate kernels, so that their tiles are requested one latency after the last logit.
-// The next step is gate and up of all chosen experts, and one more is down: a block has some rows of all chosen
-// experts, weighs and adds them in order, and adds the residual. The choice stays in shared memory.
+// itself, by the arithmetic of the separate kernels. So it requests their tiles one latency after the last logit. The next
+// step is gate and up of all chosen experts, and one more is down: a block has some rows of all chosen experts, weighs and
+// adds them in order, and adds the residual. The choice stays in shared memory.
 //
 // Everything else here is a small step: its cost is the latency of its operands.
 #define WALK_MORE

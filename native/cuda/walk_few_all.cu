@@ -4,8 +4,8 @@
 // by the arithmetic of the separate kernels. One warp lists the experts that some token chose, each with its tokens, in
 // shared memory, and the producer warp waits for this list. An item of gate and up, or of down, is a group of rows of a
 // listed expert: blocks share the items out by their cost, so that a block has items of one expert or two. A tile of
-// weights is read once and multiplied by the row of each token that chose its expert, two at a time or, of more tokens,
-// by `mma`. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
+// weights is read once and multiplied by the row of each token that chose its expert. Rows are taken two at a time, or by
+// `mma` if there are more. Down publishes a row for each (token, choice), and one more step weighs and adds them in order.
 #define WALK_MORE
 #include "walk_few.cu"
 
@@ -95,7 +95,7 @@ struct FewChosen {
     Arrival listed, taken;  // the list is there; the producer warp has used it
     int32_t count, cost;  // cost: of a row of all listed experts
     int64_t costs;        // WalkExperts::costs of gate and up
-    int32_t pair[kWalkRows];  // of the expert at hand: its choices (token * used + j)
+    int32_t pair[kWalkRows];  // of the current expert: its choices (token * used + j)
     Chosen of[kWalkRows];
     uint16_t expert[kMostListed];  // by index; rows: bits of the tokens that chose it
     uint8_t rows[kMostListed];

@@ -1,13 +1,14 @@
-// One token on rows of the file whose groups of weights are entries of a code book (IQ1, IQ2, IQ3) or trits of one byte
-// (TQ1_0), and of Q3_K, Q6_K and TQ2_0, with AVX-512. Included by packing.cpp, inside an anonymous namespace.
+// Products of one token with rows of the file, with AVX-512. The groups of weights are entries of a code book (IQ1, IQ2, IQ3)
+// or trits of one byte (TQ1_0). Rows of Q3_K, Q6_K and TQ2_0 are multiplied here, too. Included by packing.cpp, inside an
+// anonymous namespace.
 //
 // A tile of the rows' integers (packing.cpp: row_tiles) would be written, read again, and fill the first-level cache. Here
 // weights go from their book to the dot product in a register. 16 rows are computed together, a super-block at a time. First
 // come the indices, signs and scales of all rows. Then come the sums of each row, times its scales: a lane is a block. A
 // transposition makes a lane a row, for the chain of float operations, which is that of panel.h in its order.
 
-// What a super-block of 16 rows is multiplied with. Rows come in pairs (avx512.h: pair_row). The blocks of a row are in the order
-// in which sums of neighbouring vectors leave them: 0 2 4 6 1 3 5 7.
+// The operands of the products with a super-block of 16 rows. Rows come in pairs (avx512.h: pair_row). The blocks of a row are
+// in the order in which sums of neighbouring vectors leave them: 0 2 4 6 1 3 5 7.
 struct BookRows {
     alignas(64) uint16_t index[16][64];  // of entries, each of 8 weights; IQ3: of 4
     uint64_t signs[16][4];               // IQ2, IQ3: a bit a weight

@@ -9,8 +9,8 @@
 
 namespace assay {
 
-// y += h[k] * B[.][k], k ascending, with h[k] = (s * factor) * dot(A[k], x), for each adapter whose scale s of the row
-// is not 0, in order.
+// y += h[k] * B[.][k], k ascending, with h[k] = (s * factor) * dot(A[k], x). Adapters come in order; those whose scale s of
+// the row is 0 are left out.
 class AdapterTerms {
 public:
     struct Pair {

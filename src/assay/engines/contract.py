@@ -12,8 +12,8 @@ Every engine must
     close            `close` frees weights and cache; it may be called twice, and is the last use of an engine
     state its bits   `arithmetic`: two engines with equal `Arithmetic` produce equal bits
 
-An engine may offer capabilities. Each is an attribute, which is None or empty in an engine without the
-capability. Callers test the attribute, never the engine's name.
+An engine may offer capabilities. Each is an attribute. In an engine without the capability it has no value: None, or an
+empty collection. Callers test the attribute, never the engine's name.
     top_values       returns the k largest logits of a row instead of the row (`TopValues`)
     decode_runner    continues decoding by itself, several steps per call (`DecodeRunner`)
     copy_page        copies a page, so that sequences can share the first part of a page (`CopyPage`)

@@ -2,8 +2,9 @@
 
 Rows of the operation table like those of `ops.py`, which adds them. A tower's number of rows changes where patches
 become tokens. `T` then stands for the rows of that part of the graph: an operation with `Trait.REGROUPS` gives rows for
-other tokens than it reads. Such an operation only moves rows, or sums a few of them, so that an engine runs the parts
-of the graph between them and `engines/plan/segments.py` computes them on the host, with the same bits for every engine.
+other tokens than it reads. Such an operation only moves rows, or sums a few of them. `engines/plan/segments.py`
+computes it on the host, with the same bits for every engine, and the engine runs the parts of the graph between such
+operations.
 
 Which rows, angles and weights depends on the size of the picture. They are values that the caller gives.
 Touch this when a tower needs a further operation.

@@ -1,7 +1,7 @@
 """Diagnose one dump in a separate process, for the server: `python -m assay.library.diagnose_process < JOB`.
 
-The job is one JSON object on stdin, because other users can read a command line: `model` and `dump` are paths, `prompt`
-is a text or null, `memory` is the number of bytes that the process may allocate, and `tokens` is the limit on tokens.
+The job is one JSON object on stdin, because other users can read a command line: `model` and `dump` are paths, and
+`prompt` is a text or null. `memory` is the number of bytes that the process may allocate, `tokens` the limit on tokens.
 
 The process prints lines of JSON. `{"event": "progress", "label", "done", "total"}` may come several times. The last one
 is the diagnosis as text and as data, with the verdict on every node and the data of the report; on failure an object

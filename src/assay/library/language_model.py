@@ -224,7 +224,7 @@ class LanguageModel:
 
         Settings: max_new_tokens (or max_tokens, of the whole answer), temperature, top_k, top_p, min_p,
         repetition_penalty, seed, stop, logprobs, grammar (GBNF or Lark), json_schema, ignore_eos, do_sample, params,
-        and every other field of SamplerParams (`GenerationSettings` has all of them with their types). Defaults are
+        and every other field of SamplerParams. `GenerationSettings` has all of them with their types. Defaults are
         those of llama.cpp.
         """
         checks.check_whole("n", n, 1)

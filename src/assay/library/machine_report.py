@@ -88,7 +88,7 @@ def gpus(library: str = "libcuda.so.1") -> dict[str, Any]:
 
 
 def webgpu() -> dict[str, Any]:
-    """The adapters that the wgpu engine finds, the one that it uses first, or why there is none."""
+    """The adapters that the wgpu engine finds, the one in use first; or the reason why it finds no adapter."""
     from assay.engines import missing_reasons
 
     if why := missing_reasons()["wgpu"]:

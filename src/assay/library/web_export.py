@@ -9,7 +9,8 @@
     model.gguf                    the model's own file, or a file for each part of a split one
 
 The browser computes the cpu engine's bits. `plan.json` has the hash of the logits of a few tokens, computed here by the
-cpu engine, and the page runs only in a tier of arithmetic that gives it. `web_plan_process.py` makes plans for servers.
+cpu engine. The page runs only in a tier of arithmetic that gives this hash. `web_plan_process.py` makes plans for
+servers.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def chat_frame(template: ChatTemplate) -> Mapping[str, Any]:
 
     `before` stands before the first message, `asked` between a question and its answer, `next` between an answer and
     the next question, `after` behind the last question. `trimmed` says of user and model whether their messages lose
-    the white space around them. `next` is None where the template changes earlier turns: the page then has one message
-    and one answer. Raises AssayError if the template does more than frame the first message.
+    the white space around them. Where the template changes earlier turns, `next` has no value: the page then has one
+    message and one answer. Raises AssayError if the template does more than frame the first message.
     """
 
     def rendered(*texts: str) -> str:

@@ -1,8 +1,8 @@
 """Make the plan of a page in a separate process, for the server: `python -m assay.library.web_plan_process < JOB`.
 
-The job is one JSON object on stdin: `model` is a path, `folder` is where plan.json and packed.bin are written, `name`
-is the model's name on the server, `context` the number of positions, `most_packed` the largest packed.bin in bytes,
-`template` and `arguments` those of the server's chat template.
+The job is one JSON object on stdin: `model` is a path, and `folder` is where plan.json and packed.bin are written.
+`name` is the model's name on the server, `context` the number of positions, `most_packed` the largest packed.bin in
+bytes. `template` and `arguments` are those of the server's chat template.
 
 The last line that the process prints is `{"bytes": …}`, or `{"error": …}`.
 """

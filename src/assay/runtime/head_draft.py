@@ -36,10 +36,10 @@ _BEHIND = 64  # rows of the model that may wait for the head before it is run fo
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A head and how it is fed. With `shift` 1, the pair of token p and row p - 1 has position p - 1 in the head, and
-    the first token of a sequence is not read; with 0 it has position p, and the first token is read with a row of
-    zeros. RoPE positions are `ahead` of the slots. The last `kept` numbers of a row stay the model's while the head
-    guesses, and so does the place: they are keys and values, of which a guess has none."""
+    """A head and how it is fed. With `shift` 1, the pair of token p and row p - 1 has position p - 1 in the head; the
+    first token of a sequence is not read. With 0 it has position p; the first token is read with a row of zeros. RoPE
+    positions are `ahead` of the slots. The last `kept` numbers of a row stay the model's while the head guesses, and so
+    does the place: they are keys and values, of which a guess has none."""
 
     name: str  # as given to --draft
     graph: Graph

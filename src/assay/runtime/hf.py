@@ -5,7 +5,7 @@ folder. An interrupted download is resumed, and size and hash are checked agains
 environment variables are the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or if
 the hub cannot be reached, only local files are considered.
 
-The modules of HTTP are imported by the first request: a run of a local file needs none of them.
+The modules of HTTP are imported by the first request: a run of a local file does not need them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ picture's digest, plus the number of the row. So everything that compares or nam
 prefix cache reuses the rows of a picture that it has seen, and two pictures never meet in it.
 
 Positions of a model with M-RoPE (t, y, x): text at p has (p, p, p). The rows of a picture that begins at p have t = p,
-y = p + line and x = p + column, and the text behind it goes on at p + max(columns, lines).
+y = p + line and x = p + column. The text behind it goes on at p + max(columns, lines).
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class _Restore:
         self._ended = threading.Event()
 
     def step(self, pages: Pages, timeout: float) -> bool:
-        """Take the next entry. False when there is none left. Raises queue.Empty where none has arrived in time."""
+        """Take the next entry. False when no entry is left. Raises queue.Empty where none has arrived in time."""
         if self._lease is None:
             restored = self.sequence.keys(0, len(self._digests) * PAGE + 1)
             self._lease = pages.open(restored, self.sequence.salt, whole=True)

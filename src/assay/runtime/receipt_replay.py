@@ -90,7 +90,7 @@ def replay(
 
 
 def _wrong_hash(receipt: Receipt, model: Model, key: str, signed: bool) -> str:
-    """A fault that hashes alone show; empty if there is none."""
+    """A fault that hashes alone show; empty if they show no fault."""
     if receipt.header.get("prompt") != ids_digest(receipt.prompt):
         return "prompt: not the prompt that was signed"
     if chain(receipt.header, receipt.tokens, receipt.rows) != receipt.link:

@@ -161,7 +161,7 @@ class Projector:
         return [(known[output], own) for known, own in zip(values, kept, strict=True)]
 
     def _regrouped(self, node: Node, image: TowerInput, known: dict[str, Array]) -> Array:
-        """What follows from the size of the image alone is kept for the next image of this size."""
+        """Rows that follow from the size of the image alone are kept for the next image of this size."""
         inputs = [image.inputs.values.get(name) for name in node.inputs]
         if any(value is None for value in inputs):
             return regroup_rows(node, known, self._table)

@@ -1,8 +1,8 @@
 """Find gated delta rules that two steps of a walk compute (native/cuda/walk_delta.h), with the nodes around them.
 
 The pattern is that of models/qwen35.py, between the products of a layer: convolution and activation, slices for q, k
-and v, their lengths, decay and beta, the rule; then the norm of its heads, times an activated gate. What does not fit
-is left to single steps. A pure function of the graph and its plan. Touch this module when such layers differ.
+and v, their lengths, decay and beta, the rule; then the norm of its heads, times an activated gate. Layers that do not
+fit are left to single steps. A pure function of the graph and its plan. Touch this module when such layers differ.
 """
 
 from __future__ import annotations

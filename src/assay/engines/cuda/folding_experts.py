@@ -1,8 +1,8 @@
 """Find the experts of a layer that two steps of a walk compute: gate and up, then down with the weighted sum.
 
-The pattern is that of models/blocks.py (`experts`), from the sum backwards to the router's logits. What does not fit
-it is left to separate launches. A pure function of the graph and its plan. Touch this module when walks learn another
-way to choose experts.
+The pattern is that of models/blocks.py (`experts`), from the sum backwards to the router's logits. Layers that do not
+fit it are left to separate launches. A pure function of the graph and its plan. Touch this module when walks learn
+another way to choose experts.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def sees_everything(mask: AttentionMask) -> bool:
 
 
 def patch_width(dim: int) -> int:
-    """The narrowest heads of a kernel of attention_patches.cu that these fit; 0 if there is none."""
+    """The narrowest heads of a kernel of attention_patches.cu that these fit; 0 if they fit no kernel."""
     return next((width for width in structs.PATCH_WIDTHS if dim <= width and dim % 8 == 0), 0)
 
 

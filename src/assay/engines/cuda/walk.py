@@ -3,9 +3,9 @@
 A walk is a list of steps in device memory. Every multiprocessor runs one block of threads, which computes its share of
 each step in turn. A step waits for the results of earlier steps by spinning on the values themselves, so no launch lies
 between them. Producer warps prefetch weights and keys into a ring buffer in shared memory; twelve consumer warps
-compute. There are megakernels for one token (walk.cu), for two to eight tokens (walk_few.cu), with more kinds of steps
-(walk_more.cu), with experts and recurrences (walk_all.cu), with experts of several tokens (walk_few_all.cu), and with
-two producer warps (walk_two.cu).
+compute. There are megakernels for one token (walk.cu) and for two to eight tokens (walk_few.cu). Others have more kinds
+of steps (walk_more.cu), experts and recurrences (walk_all.cu), experts of several tokens (walk_few_all.cu), or two
+producer warps (walk_two.cu).
 
 This module holds the sizes that the kernels fix, and finds the steps of a schedule that make a walk. lower_walk.py
 writes the table of steps. Touch this module when a megakernel is added or its shared memory changes.

@@ -70,8 +70,8 @@ class _SequenceResults(Sequence[TopK]):
 
 
 class DeviceRun:
-    """A `DecodeRun` over a queue whose steps return the k largest logits of each sequence, then their ids, then the
-    bits of the row's hash if it was asked for."""
+    """A `DecodeRun` over a queue of steps. A step returns the k largest logits of each sequence, then their ids, then
+    the bits of the row's hash if it was asked for."""
 
     def __init__(self, queue: StepQueue, max_tokens: Sequence[int], k: int) -> None:
         self.queue, self._k = queue, k

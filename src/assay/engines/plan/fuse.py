@@ -236,7 +236,7 @@ class _Matcher:
         return Gated(gate, up, glu, (tuple(of_gate), tuple(of_up)))
 
     def chain(self, last: str) -> list[Node]:
-        """The linear whose value this is, and the adapters after it; empty if it is none."""
+        """The linear whose value this is, and the adapters after it; empty for the value of another operation."""
         node = self.graph.by_name.get(last)
         if node and self.adapters and is_adapter(node):
             before = self.chain(node.inputs[0])

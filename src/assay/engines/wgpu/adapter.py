@@ -350,7 +350,7 @@ def _trusted_module(device: Any, code: str) -> Any:
 
 
 def adapters() -> list[str]:
-    """The names of all GPU adapters, the one in use first; raises AssayError if there is none to use."""
+    """The names of all GPU adapters, the one in use first; raises AssayError if no adapter can be used."""
     module = _wgpu()
     with named_errors("no adapter can be listed"):
         best = _best_adapter(module)

@@ -1,9 +1,9 @@
 """A model's programs as JSON, for a host that is not Python (`library/website/runner.js`).
 
 The kernels, dispatches and buffers are those that the engine runs. The host reads the weights from the model's own file
-and packs them (`library/website/repack.js`); the plan says where each tensor lies in the file and in the buffers. What
-the host cannot make itself lies in a further file: constants, RoPE tables, and tensors of types that it does not pack.
-Touch this module together with the runner.
+and packs them (`library/website/repack.js`); the plan says where each tensor lies in the file and in the buffers. A
+further file has the data that the host cannot make itself: constants, RoPE tables, and tensors of types that it does
+not pack. Touch this module together with the runner.
 """
 
 from __future__ import annotations

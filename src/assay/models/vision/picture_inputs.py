@@ -60,7 +60,8 @@ def patch_rows(pixels: NDArray[np.float32], patch: int, order: Array) -> NDArray
 
 @lru_cache(32)
 def picture_inputs(keys: ProjectorKeys, size: tuple[int, int], table: int) -> PictureInputs:
-    """The inputs of an image of this size in pixels. They are kept for the next image, so nobody may change them."""
+    """The inputs of an image of this size in pixels. They are kept for the next image, so callers must not change
+    them."""
     grid = Grid(keys, size[0] // keys.patch, size[1] // keys.patch, table)
     return _INPUTS[keys.projector](grid)
 

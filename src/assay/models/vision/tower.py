@@ -49,7 +49,7 @@ class Tower:
 
     @property
     def table_rows(self) -> int:
-        """Rows of the table of positions; 0 where there is none."""
+        """Rows of the table of positions; 0 for a tower without a table."""
         return self.graph.weights.get("v.position_embd.weight", (0,))[0]
 
     @property

@@ -1,8 +1,9 @@
 """The tensors of an mmproj file as the tower's graph names them.
 
-A file stores a patch kernel with four axes, a few matrices the other way round, and in old files the two matrices of a
-feed-forward under each other's names. This module gives the same file with those tensors as the graph multiplies them.
-The bytes stay in the map; only a matrix that must be turned is copied. Touch this when a tensor is stored in a new way.
+A file stores a patch kernel with four axes, and a few matrices the other way round. Old files have the two matrices of
+a feed-forward under each other's names. This module gives the same file with those tensors as the graph multiplies
+them. The bytes stay in the map; only a matrix that must be turned is copied. Touch this when a tensor is stored in a
+new way.
 """
 
 from __future__ import annotations

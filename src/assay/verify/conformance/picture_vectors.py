@@ -1,9 +1,9 @@
 """Pictures of a conformance kit: what the tower makes of each, and the language model's run of a prompt that has them.
 
-`pictures` has for each picture its file and, for each image that is made of it, bytes after resizing and padding, the
-pixels that the tower reads, the nodes of the tower and the rows for the language model. `prompts` has the ids, the
-rows of pictures among them, positions, and the nodes of the language model. A text engine without a tower can take the
-rows from the kit. Values are the definition's in float64. Touch this to put more of a picture into kits.
+`pictures` has each picture's file. For each image that is made of the picture it has the bytes after resizing and
+padding, the pixels that the tower reads, the nodes of the tower and the rows for the language model. `prompts` has the
+ids, the rows of pictures among them, positions, and the nodes of the language model. A text engine without a tower can
+take the rows from the kit. Values are the definition's in float64. Touch this to put more of a picture into kits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The calls of a dump that does not say which tokens were fed together: may the wrong rows be those of decode steps?
 
 An archive or a table has the rows of all calls, and often no word about the calls. A mistake of the decode steps alone
-leaves every row of the prompt right. So the search is repeated with decode steps from a row on, if nothing explains
-the values, and if the first wrong node is right before that row and wrong from it on. The answer says so.
+leaves every row of the prompt right. So the search is repeated with decode steps from a row on, under two conditions.
+Nothing explains the values, and the first wrong node is right before that row and wrong from it on. The answer says so.
 
 Touch this module to take other calls, such as a prompt in chunks.
 """

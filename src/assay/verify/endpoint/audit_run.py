@@ -81,7 +81,7 @@ SAME_TEXTS = 3  # texts of such requests at most; with text alone, some answers 
 AS_FAR = 1.5  # a server is as far from the claim as an alternative within this factor
 BY_SIZE = 0.3  # confidence in a name that rests on the size of errors alone
 EIGHT_BITS = "the file is in floats: weights in 8 bits are within the noise that is allowed, and not told from it"
-LEAST_NAME = 0.05  # confidence below which a name that does not fit is none
+LEAST_NAME = 0.05  # a name that does not fit, with less confidence, is not given
 
 
 def audit_endpoint(

@@ -1,8 +1,8 @@
 """Ways to draw a token that were not asked for, each as a distribution made from the one that a server states.
 
 A family is one setting with its usual values: a temperature, top-k, top-p, min-p, a penalty on tokens of the context.
-A penalty divides or lowers raw logits, which no server shows. The best logits of a place are about alike, so it is
-taken to lower the log-probability of every token that came before by the same number of nats.
+A penalty divides or lowers raw logits, which no server shows. The best logits of a place are about alike. So a penalty
+is taken to lower the log-probability of every token that came before by the same number of nats.
 """
 
 from __future__ import annotations

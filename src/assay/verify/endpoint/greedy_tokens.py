@@ -1,8 +1,9 @@
 """Tokens that are not the best ones at temperature 0: were they drawn, or which rule chose them?
 
 The server's own log-probabilities prove that the best tokens were not taken. Equal requests tell draws from rules:
-draws differ. A penalty on tokens of the context passes over such tokens alone. So it is named if every token that is
-better than a chosen one came before, at nearly all places where the best one was not chosen, and that is no chance.
+draws differ. A penalty on tokens of the context passes over such tokens alone. So the penalty is named if every token
+that is better than a chosen one came before. That must hold at nearly all places where the best one was not chosen, and
+be no chance.
 """
 
 from __future__ import annotations

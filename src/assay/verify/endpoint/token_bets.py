@@ -7,7 +7,7 @@ for an honest server is
 
 where the margin is the distance of the token's log-probability from the best one, and the scale is `SPREAD` times the
 honest noise at the place. That is the choice with Gumbel noise of this scale, whose tails are heavier than those of
-rounding. A bet on prediction a against prediction b pays P_a/P_b for the token that was chosen, so its expectation
+rounding. A bet on prediction a against prediction b pays P_a/P_b for the token that was chosen. So its expectation
 under b is at most 1, and the product over all places is a capital (`wagers`).
 
 Noise at two places with the same two best tokens is alike: a text that goes round in circles would show one near tie

@@ -130,7 +130,7 @@ def _view(of: Callable[[int, int], int], older: Older) -> Edit:
 
 
 def slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """The rows of the prompt, or of all calls, one slot early or late. Slots that nobody writes are zero.
+    """The rows of the prompt, or of all calls, one slot early or late. Slots that no call writes are zero.
 
     Rows of the decode steps alone are `kv-seqpos-units`, and `rows` from the first decode step on.
     """
@@ -149,6 +149,23 @@ def slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 def _moved(step: int, *, prompt: bool, own: bool) -> Edit:
     """`prompt`: the prompt's rows alone are moved. `own`: the prompt reads its own rows, not the cache."""
 
+    def caches(c: Context, kv: Array) -> Iterator[tuple[int, Array]]:
+        cache = np.zeros_like(kv)
+        starts, ends = c.starts(len(kv)), c.ends(len(kv))
+        for start in np.unique(starts).tolist():
+            end = int(ends[start])
+            to = np.arange(start, end) + (step if not (prompt and start) else 0)
+            kept = (to >= 0) & (to < len(kv))
+            cache[to[kept]] = kv[start:end][kept]
+            if start or not own:
+                yield start, cache
+
+    return _recomputed(caches)
+
+
+def _recomputed(caches: Callable[[Context, Array], Iterator[tuple[int, Array]]]) -> Edit:
+    """`caches(rows)` gives the first row of a call and its cache: the call's results are computed from this cache."""
+
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if layer(node) is None or not by_heads(c, node.inputs[1]):
             return None
@@ -156,16 +173,10 @@ def _moved(step: int, *, prompt: bool, own: bool) -> Edit:
 
         def run(a: Array, kv: Array, *more: Array) -> Array:
             out = right(a, kv, *more).copy()
-            cache = np.zeros_like(kv)
-            starts, ends = c.starts(len(kv)), c.ends(len(kv))
-            for start in np.unique(starts).tolist():
-                end = int(ends[start])
-                to = np.arange(start, end) + (step if not (prompt and start) else 0)
-                kept = (to >= 0) & (to < len(kv))
-                cache[to[kept]] = kv[start:end][kept]
-                if start or not own:
-                    some = starts == start
-                    out[:, some] = right(queries(a, some), cache, *more)
+            starts = c.starts(len(kv))
+            for start, cache in caches(c, kv):
+                some = starts == start
+                out[:, some] = right(queries(a, some), cache, *more)
             return out
 
         return Change(node, run)
@@ -188,7 +199,7 @@ _SLOTS: dict[str, Slot] = {
 
 
 def decode_slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """Other slots for the rows of decode steps; a slot that nobody writes is zero."""
+    """Other slots for the rows of decode steps; a slot that no step writes is zero."""
     ops = {node.op for node in nodes}
     if len(c.steps) < 2:
         return
@@ -206,22 +217,12 @@ def decode_slots(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
 def _in_decode(found: Callable[[Context, Array, int, int], Array]) -> Edit:
     """In the steps after the first: what `found(rows, first row, end)` has in the cache."""
 
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        if layer(node) is None or not by_heads(c, node.inputs[1]):
-            return None
-        right, queries = standard(node), _QUERIES[node.op]
+    def caches(c: Context, kv: Array) -> Iterator[tuple[int, Array]]:
+        starts, ends = c.starts(len(kv)), c.ends(len(kv))
+        for start in np.unique(starts[starts > 0]).tolist():
+            yield start, found(c, kv, start, int(ends[start]))
 
-        def run(a: Array, kv: Array, *more: Array) -> Array:
-            out = right(a, kv, *more).copy()
-            starts, ends = c.starts(len(kv)), c.ends(len(kv))
-            for start in np.unique(starts[starts > 0]).tolist():
-                some = starts == start
-                out[:, some] = right(queries(a, some), found(c, kv, start, int(ends[start])), *more)
-            return out
-
-        return Change(node, run)
-
-    return edit
+    return _recomputed(caches)
 
 
 def _stored(slot: Slot, *, own: bool) -> Edit:

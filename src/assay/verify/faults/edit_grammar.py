@@ -17,8 +17,8 @@
     which buffer      rows that nobody writes, sums that are not cleared, a table that is written to: `rows-unwritten`,
                       `buffer-not-cleared`, `embd-overwritten`, `conv-ring`
 
-The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`), and
-`in_layers` restricts any edit to some layers, `scope_grammar` to one role or to some calls.
+The constants and arithmetics of the grammar are the families of the catalogue (`Search`, kind `precision`). `in_layers`
+restricts any edit to some layers, `scope_grammar` to one role or to some calls.
 
 `descriptions` generates them for the nodes in which a fault must lie. Each is an ordinary `Variant` whose label is the
 description: a diagnosis tries it as it tries the catalogue, and names the catalogue's row where both fit. The number of

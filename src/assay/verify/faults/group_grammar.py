@@ -57,7 +57,7 @@ _WHOSE: dict[str, Callable[[Array], Array]] = {
 
 
 def _root(node: Node, parts: Array) -> Array:
-    """What the values of each part are divided by."""
+    """The divisor of the values of each part."""
     squares, eps = np.sum(parts * parts, axis=-1, keepdims=True), node.attr("eps")
     if node.op != "l2_norm":
         return np.asarray(np.sqrt(squares / parts.shape[-1] + eps))

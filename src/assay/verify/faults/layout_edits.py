@@ -285,7 +285,7 @@ def head_root(c: Context, node: Node, p: float) -> Change | None:
 
 
 def _embedding_factor(c: Context) -> float:
-    """The number by which the model multiplies its embedding; 1 where there is none."""
+    """The number by which the model multiplies its embedding; 1 in a model without such a factor."""
     graph = c.model.graph
     scaled = (n for n in graph if n.op == "scale" and n.inputs[0] in graph and graph[n.inputs[0]].op == "embed")
     return next((float(node.attr("factor")) for node in scaled), 1.0)

@@ -29,7 +29,7 @@ _FINDS: dict[str, Found] = {
 
 
 def unkept(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
-    """What a decode step finds, where there are two of them or more."""
+    """Decode steps find other states than the step before left, where there are two decode steps or more."""
     ops = {node.op for node in nodes if node.has(Trait.STATE)}
     if len(c.steps) < 3 or not ops:
         return

@@ -88,7 +88,7 @@ _VECTORS = frozenset({"bias", "mul_weight", "head_gain", "pos_row"})  # operatio
 
 
 def _reads_tensor(c: Context, node: Node) -> str:
-    """What a node reads, if it may read another tensor of the kind: a matrix, a bias; nothing for others."""
+    """The kind of tensor that a node may read in place of its own: "matrix" or "vector"; empty for other nodes."""
     if not node.weights or math.prod(c.model.graph.weights[node.weights[0]]) > MOST_WEIGHTS:
         return ""
     return "matrix" if node.has(Trait.MATRIX) else "vector" if node.op in _VECTORS else ""

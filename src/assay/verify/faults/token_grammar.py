@@ -59,7 +59,7 @@ def _always_first(c: Context, ids: Array) -> Array:
     return found
 
 
-# What decode steps are fed in place of their tokens.
+# The ids that decode steps are fed in place of their own.
 _STALE: dict[str, Callable[[Context, Array], Array]] = {
     "every decode step is fed the token of the step before": _one_late,
     "every decode step is fed the prompt's last token": _always_last,

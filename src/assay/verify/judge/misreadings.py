@@ -44,7 +44,7 @@ class Misreading:
 
     @property
     def question(self) -> str:
-        """What would settle it."""
+        """The question whose answer would settle it."""
         name = self.node.name
         return f"what are the numbers of this line? Print {name} under this name, with its values alone behind a colon"
 

@@ -244,7 +244,7 @@ class Routing(IntEnum):
 
 
 class ExpertGate(IntEnum):
-    """What becomes of an expert's gate and up: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss."""
+    """How an expert's gate and up combine: act(up) without a gate, act(gate) up, or the clamped gate of gpt-oss."""
 
     NO_GATE = 0
     ACT_GATE = 1

@@ -236,7 +236,7 @@ class _Found:
 
 
 def _field(head: str) -> str:
-    """What a column's head means; its unit, as in `offset(floats)`, is told by the size of the file."""
+    """The field that a column's head names; its unit, as in `offset(floats)`, is told by the size of the file."""
     key = head.lower().replace(" ", "_")
     return FIELDS.get(key) or FIELDS.get(_UNIT.sub("", head.lower()).replace(" ", "_"), "")
 

@@ -1,7 +1,7 @@
 """Arrays of several calls in one file: the call is the first part of every name, as `c0/…`, `prefill/…`, `step_1.…`.
 
-The ids stand in each call, in arrays beside the calls (one of all tokens, or one of the prompt and one of the decode
-steps), or are given by the caller.
+The ids stand in each call, or in arrays beside the calls: one of all tokens, or one of the prompt and one of the decode
+steps. Otherwise the caller gives them.
 """
 
 from __future__ import annotations

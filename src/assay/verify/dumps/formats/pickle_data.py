@@ -3,7 +3,7 @@
 A pickle is a program for a stack machine. `read_pickle` runs the operations that build plain values, and gives a
 `PickledObject` where the program would call a function or make an instance. The caller's table says what a few known
 functions mean, such as the one that makes a tensor. The memo is a dictionary, sizes come from the bytes themselves, and
-the number of operations is bounded, so that a hostile file costs no more than its own size.
+the number of operations is bounded. So a hostile file costs no more than its own size.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class RawEntry:
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """An array of the rows side by side from `start` on; of all rows where `start` is None."""
+    """An array of the rows side by side from `start` on; of all rows without a `start`."""
 
     start: int | None
     member: Member

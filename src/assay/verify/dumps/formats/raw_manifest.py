@@ -60,7 +60,7 @@ def raw_source(path: Path) -> bool:
 
 
 def manifest_of(path: Path) -> Path | None:
-    """The manifest beside a file of raw numbers; None if there is none."""
+    """The manifest beside a file of raw numbers; None without a manifest."""
     folder = path if path.is_dir() else path.parent
     texts = [f for f in _files(folder) if f.suffix.lower() in _TEXTS and f.stat().st_size <= MAX_MANIFEST]
     if path.is_dir():

@@ -1,7 +1,8 @@
 """Rows behind the prompt: a log that gives positions shows decode steps as rows that the prompt does not have.
 
-The token of such a row is the one that the log gives at its position, or the next of the ids that it lists, or the best
-logit of the row before. A log that gives an id at each position from 0 on, and no prompt, was fed these ids.
+The token of such a row is the one that the log gives at its position. Else it is the next of the ids that the log
+lists, or the best logit of the row before. A log that gives an id at each position from 0 on, and no prompt, was fed
+these ids.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A label in signs, a column without a head or a word of another language hides that the first number is no value. The
 definition decides: the numbers from the second (third, fourth) on are the beginning of a row, and those before it are
-statistics of that row or of all rows. One print function writes all lines of a log, so that the lists of a statement
-behind a fault are split as those of the same length before it.
+statistics of that row or of all rows. One print function writes all lines of a log. So the lists of a statement behind
+a fault are split as those of the same length before it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds whole arrays that later arrays refute: their name suggests a node, their values are others, and yet a node that
 is computed from it is right.
 
-What `confirmed_later.py` does for printed lines, for arrays under foreign names. `scores` may be before or behind the
-scale, `q` may hold another layout, `gate` may be another gate. An array under llama.cpp's own name stays: then the dump
-of that node is wrong, and the judge says so.
+This is `confirmed_later.py` for arrays under foreign names in place of printed lines. `scores` may be before or behind
+the scale, `q` may hold another layout, `gate` may be another gate. An array under llama.cpp's own name stays: then the
+dump of that node is wrong, and the judge says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Layouts of a state: llama.cpp's, which the graph has, and transformers', whose matrices are transposed.
 
-Differences that engines have: a batch axis of one, several cells of which one is the sequence's, the matrix of a head
-transposed, a window with one column more (the kernel's width instead of one less), a window by rows, value heads in
-Hugging Face's order, or an array printed with the fastest axis first. Square matrices leave the choice to the values.
+Differences that engines have: a batch axis of one; several cells, of which one is the sequence's; the matrix of a head
+transposed; a window with one column more (the kernel's width instead of one less); a window by rows; value heads in
+Hugging Face's order; an array printed with the fastest axis first. Square matrices leave the choice to the values.
 """
 
 from __future__ import annotations

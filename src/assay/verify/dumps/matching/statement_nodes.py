@@ -12,8 +12,8 @@ A statement whose words name node A is read as node B, if its values are B's, no
     the words are printed several times in a layer, so that they cannot mean A each time
     A with the values of B would not give the later prints that are computed from A
 
-The last separates a misread name from a step that was left out, which gives A the values of its input and shows in
-what is computed from A.
+The last separates a misread name from a step that was left out. Such a step gives A the values of its input, and shows
+in the nodes that are computed from A.
 """
 
 from __future__ import annotations

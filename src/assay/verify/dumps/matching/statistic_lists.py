@@ -1,8 +1,8 @@
 """Lists of one statistic: a norm for every layer, or for every token, as one list that does not name the statistic.
 
 `[21.1, 34.7, 38.2]` may be three values of a node or the norms of three layers' outputs. The definition's values
-decide: a list is read as a statistic of a node, if its first numbers agree with that statistic layer by layer (or token
-by token) and with no other reading. Behind a fault they agree no more, so that only the beginning counts.
+decide: a list is read as a statistic of a node, if its first numbers agree with that statistic alone, layer by layer or
+token by token. Behind a fault they agree no more, so that only the beginning counts.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _best(obs: Observation, readings: Sequence[_Reading]) -> _Reading | None:
 
 
 def _said(obs: Observation, readings: Sequence[_Reading]) -> _Reading | None:
-    """What the words say: the statistic, and one of the nodes that they may mean, in the last row or the first."""
+    """The reading that the words name: the statistic, and one of the nodes that they may mean, in the last row or the
+    first."""
     kinds = {kind for word in obs.template.split() if (kind := statistic([word]))}
     roles = {split(name)[0] for name in (obs.name, *obs.others) if name}
     mine = [r for r in readings if r.kind in kinds and split(r.places[-1][0])[0] in roles]

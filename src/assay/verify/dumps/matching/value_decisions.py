@@ -1,4 +1,4 @@
-"""What words leave open, decided by values: which reading, which node, which row.
+"""Values decide what words leave open: which reading, which node, which row.
 
 Touch this module when a printed line has several meanings, and values choose the wrong one.
 """

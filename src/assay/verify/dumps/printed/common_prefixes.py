@@ -104,7 +104,7 @@ def _shared(pieces: Sequence[list[tuple[str, str]]]) -> list[str]:
 
 
 def _end(shapes: Sequence[str], pieces: Sequence[list[tuple[str, str]]]) -> int:
-    """How many of the shapes are a prefix: up to a blank behind it, and 0 if there is none."""
+    """How many of the shapes are a prefix: up to a blank behind it, and 0 without a prefix."""
     lines = [line for line in pieces if [s for s, _ in line[: len(shapes)]] == list(shapes)]
     ended, marked = 0, False
     for at, shape in enumerate(shapes):

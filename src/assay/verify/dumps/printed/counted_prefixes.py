@@ -1,11 +1,11 @@
 """Recognises the number of a layer by how it counts: `b00/q` … `b29/r2`, `[0] u` … `[2] mixer`, `l=0 s->xb`.
 
-A prefix numbers the layers of a log, if its numbers count up from 0 or 1 line by line, if no line has two of them, and
-if the same words follow several of its numbers. The prefix is rewritten as `layer N`, so that all later rules apply.
-So `L2 att` between `L1 att` and `L3 att` is a layer and no norm.
+A prefix numbers the layers of a log under three conditions. Its numbers count up from 0 or 1 line by line, no line has
+two of them, and the same words follow several of its numbers. The prefix is rewritten as `layer N`, so that all later
+rules apply. So `L2 att` between `L1 att` and `L3 att` is a layer and no norm.
 
-A name with a number at its end, `q_0`, `x1_0`, `q_1`, is of that layer, if several names have all numbers from 0 on and
-the numbers count up line by line.
+A number at the end of a name, `q_0`, `x1_0`, `q_1`, may be the layer, too. It is, if several names have all numbers
+from 0 on and the numbers count up line by line.
 
 Two bare numbers before a name, `3:0:q`, are a position and a layer, in the order in which they count: the layer begins
 anew at each position.
