@@ -10,6 +10,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.diagnosis import likelihood
 from assay.verify.diagnosis.answer import text
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
@@ -124,3 +125,14 @@ def test_other_caches_and_kernels_are_healthy(models: Any, tmp_path: Path, arith
         result = found(models("wide"), tmp_path / style, style, arithmetic=arithmetic)
         assert result, (style, result)
         assert "kvq8" not in arithmetic or style != "full" or "a cache of eight bits" in result.notes[1], result
+
+
+def test_a_mistake_that_explains_the_first_node_is_found_without_runs_of_all_others(
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole_runs(*_given: object) -> None:
+        pytest.fail("every mistake of the catalogue was run from the tokens")
+
+    monkeypatch.setattr(likelihood, "_likeliest", whole_runs)
+    result = found(models("plain"), tmp_path, "last", "eps-value", arithmetic="f32")
+    assert planting.grade(result, ["eps-value"]) in ("right", "tied"), result

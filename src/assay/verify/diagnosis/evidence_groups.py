@@ -9,7 +9,7 @@ printed values only, the place is the whole run from the tokens, and all observe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,15 @@ class EvidencePlace:
         if not self.brief or not targets:
             return self
         return EvidencePlace(EvidenceUnit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+
+    def first_off(self) -> EvidencePlace | None:
+        """A brief place up to the first node that is off: a short computation, if that node is an early one."""
+        first = next((i for i, name in enumerate(self.targets) if name in self.off), None)
+        if not self.brief or first is None:
+            return None
+        target, segment = self.targets[first], self.unit.segment
+        unit = EvidenceUnit(target, segment[: segment.index(target) + 1])
+        return replace(self, unit=unit, targets=self.targets[: first + 1])
 
     def near(self, trials: FaultTrials, h: Hypothesis) -> EvidenceUnit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""

@@ -102,7 +102,9 @@ def small_fault(given: SmallEvidence, say: Progress, *, ruled: bool = False) -> 
         first = [with_off_nodes(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
     say(f"small faults: trying the catalogue on {first[0].unit.target}, computed with {trials_by_rule[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or given.guessed
-    best = _likeliest(trials_by_rule, first, places, wide)
+    best = _exact_where_first_off(trials_by_rule[0], first, places, wide) or _likeliest(
+        trials_by_rule, first, places, wide
+    )
     covered = diff.verdict != "wrong" or explains_dump(trials_by_rule[0], diff, first)
     if not best and (diff.verdict == "same" or nothing_left(trials_by_rule[0], places, FLOAT32_LEFT)):
         return _by_rule(trials_by_rule[0], diff, places)
@@ -133,6 +135,23 @@ def _would_decide(diff: Diff, rule: Rounding) -> str:
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
     coarse = rule.name if diff.verdict == "wrong" else diff.arithmetic.name
     return f"dump {node} whole, for all tokens: it would show a fault smaller than the noise of {coarse}"
+
+
+def _exact_where_first_off(
+    trials: FaultTrials, first: Sequence[EvidencePlace], places: Sequence[EvidencePlace], wide: bool
+) -> list[HypothesisScore]:
+    """Significant hypotheses that leave float32's noise at the first node that is off, where trials cost least.
+
+    Most mistakes that change this node leave much of its deviation, and need no run of the whole model.
+    """
+    place = first[0].first_off()
+    if place is None or trials.run_of(place.unit.segment):
+        return []
+    some = [*_mistakes(trials, [place], wide=wide), *_solved(trials, [place])]
+    scores = sorted(score_all(trials, some, [place]), key=lambda v: -v.nats)
+    exact = [v.hypothesis for v in scores if v.nats > HINT_NATS and v.left <= FLOAT32_LEFT]
+    best = _significant(trials, score_all(trials, exact[:MOST_HINTS], places), first, places, len(some))
+    return best if best and best[0].least_left <= FLOAT32_LEFT else []
 
 
 def _likeliest(
