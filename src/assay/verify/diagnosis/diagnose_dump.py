@@ -258,6 +258,9 @@ def _by_nodes_alone(
     ):
         hidden = small.search(say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
+    if result.verdict in ("unexplained", "inconclusive") and coarse and not budget.cut:
+        exact = _as_float32(small.strict, diff, inputs, dump, weights, say, share, budget)
+        result = result if exact is None else exact
     if result.verdict in ("unexplained", "inconclusive") and not result.causes and not budget.cut:
         called = with_decode_steps(trials, wrong[0])
         again = _by_nodes_alone(inputs, called, diff, weights, say, share, budget) if called is not None else result
@@ -266,6 +269,32 @@ def _by_nodes_alone(
     shown = _excused(diff) if result and result.diff is not None else diff
     notes = (*_other_tokens(trials, diff, result), *result.notes, *diff.notes, *diff.contradictions)
     return replace(result, notes=notes, diff=shown)
+
+
+def _as_float32(
+    strict: Diff,
+    diff: Diff,
+    inputs: RunInputs,
+    dump: Dump,
+    weights: Weights,
+    say: Progress,
+    share: Share | None,
+    budget: TimeBudget,
+) -> Diagnosis | None:
+    """The answer from the first node that is wrong for an engine that computes in float32, if it leaves no more noise.
+
+    A mistake may move the first values that show it by less than the noise of a coarse arithmetic. That noise then
+    excuses them, and the search looks behind them.
+    """
+    first = strict.first_wrong
+    if first is None or diff.first_wrong is None or first.name == diff.first_wrong.name:
+        return None
+    say(f"nothing explains {diff.first_wrong.name}; in float32 {first.name} is wrong")
+    trials = FaultTrials(inputs.model, dump, strict, weights, inputs=inputs, budget=budget)
+    wrong = _clearly_wrong(strict) or [first]
+    found = by_nodes(trials, strict, wrong, say) if first.evidence.whole else by_runs(trials, strict, first, say, share)
+    sure = found.verdict == "fault" and not found.unexplained and all(c.exact for c in found.causes)
+    return found if sure else None
 
 
 def _excused(diff: Diff) -> Diff:

@@ -175,16 +175,22 @@ def qkv_thirds(c: Context, node: Node, p: float) -> Change | None:
     return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), lambda total: which * (total // 3) + np.arange(n_kv))
 
 
-@plant("qkv-split", "the stack taken as interleaved by group", op="linear", roles=PROJECTED, when=_grouped)
+@plant(
+    "qkv-split",
+    "q, k and v of each head or group of heads taken as side by side",
+    op=("linear", "slice"),
+    roles=PROJECTED,
+)
 def qkv_groups(c: Context, node: Node, p: float) -> Change | None:
+    """The query heads of a group, their key head, their value head, then the next group. Without grouped queries: q, k
+    and v of one head, then of the next."""
     n, n_kv, group = c.hp.n_embd_head, c.hp.n_head_kv, c.hp.n_head // c.hp.n_head_kv
     first, count = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1)}[PROJECTED[role(node)]]
-
-    def rows(_total: int) -> NDArray[np.int64]:
-        grouped = np.arange(n_kv * (group + 2) * n).reshape(n_kv, group + 2, n)
-        return grouped[:, first : first + count].reshape(-1)
-
-    return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), rows)
+    grouped = np.arange(n_kv * (group + 2) * n).reshape(n_kv, group + 2, n)
+    rows = grouped[:, first : first + count].reshape(-1)
+    if node.op == "slice":  # the file's matrix is fused
+        return Change(node, lambda x: x[:, rows]) if node.attr("stop") - node.attr("start") == len(rows) else None
+    return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), lambda _total: rows)
 
 
 @plant("gateup-split", "even rows for gate, odd rows for up", op="linear", roles=("ffn_gate", "ffn_up"))
