@@ -13,6 +13,7 @@ from assay.models import Model, load
 from assay.verify.faults import FAULTS, Context
 from assay.verify.faults.block_grammar import mixed_blocks
 from assay.verify.faults.edit_grammar import descriptions
+from assay.verify.faults.fault import standard
 from assay.verify.faults.rotation_grammar import pairs
 from assay.verify.faults.statistic_grammar import statistics
 from assay.verify.faults.tensor_grammar import norm_weights
@@ -82,6 +83,42 @@ def test_a_ring_in_the_order_of_its_slots(shared_dir: Path) -> None:
         before = ring if t >= 4 else np.stack([x[s] if s >= 0 else 0 * x[0] for s in range(t - past, t)])
         assert np.allclose(made[t], (np.concatenate([before, x[t : t + 1]]) * w.T).sum(0)), t
         ring[t % past] = x[t]
+
+
+def _steps(x: np.ndarray, w: np.ndarray, slots: np.ndarray, ring: bool) -> list[np.ndarray]:
+    """What decode steps from position 4 on make of these slots."""
+    found, slots = [], slots.copy()
+    for t in range(4, len(x)):
+        order = [(t + i) % len(slots) for i in range(len(slots))] if ring else range(len(slots))
+        found.append((np.concatenate([slots[list(order)], x[t : t + 1]]) * w.T).sum(0))
+        if ring:
+            slots[t % len(slots)] = x[t]
+        else:
+            slots = np.concatenate([slots[1:], x[t : t + 1]])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "ring"),
+    [
+        ("ends one token early", (0, 1, 2), False),
+        ("has its first rows", (0, 1, 2), False),
+        ("has the newest row first", (3, 2, 1), False),
+        ("leaves its window as a ring", (3, 1, 2), False),  # row p in slot p % 3
+        ("take it for a ring", (1, 2, 3), True),
+    ],
+)
+def test_what_the_prompt_leaves_in_the_window(shared_dir: Path, words: str, rows: tuple[int, ...], ring: bool) -> None:
+    model = model_of(shared_dir, "recurrent/qwen35")
+    c = Context(model, (4, 1, 1, 1))
+    node = next(n for n in model.graph if n.op == "causal_conv")
+    channels, past = node.attr("state")
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((7, channels)), rng.standard_normal((channels, past + 1))
+    made, _ = edit(windows(c, [node]), words).at(c, node).function(x, w, np.zeros((channels, past)))
+    right, _ = standard(node)(x, w, np.zeros((channels, past)))
+    assert np.allclose(made[:4], right[:4]) and not np.allclose(made[4:], right[4:])
+    assert np.allclose(made[4:], _steps(x, w, x[list(rows)], ring))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "qwen3moe", "gpt-oss", "glm4"])

@@ -2,6 +2,7 @@
 
 ring      row p lies in slot p % n, and the slots are read from 0 on, not from the oldest row
 reverse   the newest row comes first
+left      the prompt leaves other rows, or in another order than decode steps read and replace them
 """
 
 from __future__ import annotations
@@ -51,12 +52,65 @@ _READINGS: dict[str, Reading] = {
 }
 
 
+# Of all rows before decode, oldest first, and the number of slots: what the prompt leaves in the slots.
+Left = Callable[[Array, int], Array]
+
+
+def _in_slots(past: Array, n: int) -> Array:
+    return _ring(past[-n:], len(past) - n, past)[0]  # the rows before the prompt are the first n
+
+
+# What the prompt leaves, and whether decode steps take the slots for a ring (else they shift them).
+_LEFT: dict[str, tuple[Left, bool]] = {
+    "the window that the prompt leaves ends one token early": (lambda past, n: past[-n - 1 : -1], False),
+    "the window that the prompt leaves has its first rows": (lambda past, n: past[n : 2 * n], False),
+    "the window that the prompt leaves has the newest row first": (lambda past, n: past[: -n - 1 : -1], False),
+    "the prompt leaves its window as a ring, and decode steps shift it": (_in_slots, False),
+    "the prompt leaves its window oldest row first, and decode steps take it for a ring": (
+        lambda past, n: past[-n:],
+        True,
+    ),
+}
+
+
 def windows(c: Context, nodes: Sequence[Node]) -> Iterator[Description]:
     """Another order of the rows that a call of one token finds; longer calls are computed apart."""
     if len(c.steps) < 2 or not any(node.op == "causal_conv" for node in nodes):
         return
     for words, reading in _READINGS.items():
         yield RING, placed(f"in decode {words}", _read_so(reading), ("causal_conv",))
+    for words, (left, ring) in _LEFT.items():
+        yield RING, placed(words, _left_so(left, ring), ("causal_conv",))
+
+
+def _left_so(left: Left, ring: bool) -> Edit:
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        def run(x: Array, w: Array, window: Array) -> tuple[Array, Array]:
+            channels, n = window.shape
+            kernel = np.asarray(w).reshape(channels, n + 1)
+            kept = np.concatenate([window.T, x.reshape(len(x), channels)])
+            y = np.asarray(sum(kernel[:, k] * kept[k : k + len(x)] for k in range(n + 1)))
+            slots = None
+            starts = call_starts(c, len(x))
+            for start, stop in zip(starts, [*starts[1:], len(x)], strict=True):
+                if not start or stop - start > 1:
+                    slots = None  # a longer call is right, and leaves a window in its turn
+                    continue
+                if slots is None:
+                    slots = left(kept[: start + n], n).copy()
+                    if len(slots) < n:
+                        return y, kept[len(x) :].T.copy()  # the prompt is shorter than the window
+                own, turn = kept[start + n], start % n if ring else 0
+                y[start] = np.sum(kernel.T * np.concatenate([np.roll(slots, -turn, axis=0), own[None]]), axis=0)
+                if ring:
+                    slots[turn] = own
+                else:
+                    slots = np.concatenate([slots[1:], own[None]])
+            return y, (kept[len(x) :] if slots is None else slots).T.copy()
+
+        return Change(node, run)
+
+    return edit
 
 
 def _read_so(reading: Reading) -> Edit:
