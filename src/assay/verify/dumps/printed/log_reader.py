@@ -42,6 +42,7 @@ from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.position_columns import with_position_columns_as_lists
+from assay.verify.dumps.printed.position_spans import with_spans_of_calls
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
@@ -124,6 +125,7 @@ _REWRITTEN = (
     with_position_columns_as_lists,
     with_tables_laid_out,
     with_expert_lists,
+    with_spans_of_calls,
     with_steps_headed,
     with_layers_named,
     with_positions_marked,
