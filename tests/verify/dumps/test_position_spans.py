@@ -75,6 +75,7 @@ def test_the_last_row_of_each_call_of_a_prompt_in_parts() -> None:
         "pos=0 n=64 layer 0 out rms=0.5\npos=1 n=64 layer 0 out rms=1.5\n",  # elements
         "pos=2 n=3 layer 0 out [0.5, 1.5, 2.5]\n",
         "layer 0 out[0:6] [0.5, 1.5]\n",
+        "| layer | rms | last token [0:2] |\n| 0 | 1.5 | 0.5 0.25 |\n",
         "tokens: 5 to 8 are shown\nlayer 0 pos 2 rms=0.5\n",
         "prefill ids=[5, 6, 7] pos=0..3\n",
     ],

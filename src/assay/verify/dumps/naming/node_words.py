@@ -234,6 +234,13 @@ _WITHOUT_LAYER: tuple[NodeWords, ...] = (
         ("final last", "hidden state states layer output"),
         "token row position embedding",
     ),
+    NodeWords(
+        45,
+        "h final",
+        ("result_norm", "l_out-last"),
+        ("hfinal xfinal finalh finalx residfinal finalresid finalresidual finalstream streamfinal",),
+        "",
+    ),
     NodeWords(40, "fnorm", ("result_norm",), ("fnorm",), ""),
     NodeWords(
         30,

@@ -38,13 +38,15 @@ _OF_ROWS = r"(?:positions?|pos|rows?|toks?|tokens?|n_?past|past|span|t)"
 _TO = r"(\.\.=|\.\.\.|\.\.|:|-|–|to\b|through\b|until\b)"
 _BARE = rf"{_NUMBER}\s{{0,2}}{_TO}\s{{0,2}}{_NUMBER}"
 _RANGE = re.compile(
-    rf"[\"']?\b{_OF_ROWS}[\"']?\s{{0,2}}[=: ]?\s{{0,2}}[\"']?"
+    rf"[\"']?(?<!last )(?<!first )\b{_OF_ROWS}[\"']?\s{{0,2}}[=: ]?\s{{0,2}}[\"']?"
     rf"(?:[\[(]{_BARE}\s{{0,2}}[\])]|[\[]{_NUMBER}\s{{0,2}}(,)\s{{0,2}}{_NUMBER}\s{{0,2}}\)|{_BARE})"
     rf"[\"']?[,;]?\s{{0,2}}(?!\d)",
     re.IGNORECASE,
 )
 _SLICE = re.compile(rf"(?<=\w)[\[(]{_BARE}\s{{0,2}}[\])]", re.IGNORECASE)
-_CALLED = re.compile(r"\b(?:prefill|decode|fwd|forward|eval|batch|call|step|chunk|pass|span|run|prompt)$", re.IGNORECASE)
+_CALLED = re.compile(
+    r"\b(?:prefill|decode|fwd|forward|eval|batch|call|step|chunk|pass|span|run|prompt)$", re.IGNORECASE
+)
 _INCLUSIVE = ("..=", "-", "–", "to", "through")
 _IDS = re.compile(r"[\[(]\s{0,3}\d{1,7}(?:\s{0,3},\s{0,3}\d{1,7}){0,400}\s{0,3}[\])]")
 _MOST = 1 << 16  # lines with such numbers

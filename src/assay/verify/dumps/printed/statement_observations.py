@@ -10,6 +10,7 @@ from typing import Any
 
 from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, head_of, layer_of
 from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, names_state, split_words
+from assay.verify.dumps.naming.statistic_names import statistic_of_each_token
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.print_rounding import half_units
 from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
@@ -23,6 +24,7 @@ from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _SQUARES = {"var": "std", "squares": "norm"}  # squares of statistics
 _ITEMS = 256  # values of one line; with more, all are about one node
+_ELEMENTS = {"first", "last", "values", "vals", "head", "tail", "elements"}  # such a list shows values of a row
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 
 
@@ -51,6 +53,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     if _over_heads({*words}) or (not meaning(statement.label).nodes and _over_heads({*split_words(context.words)})):
         return []  # no node holds the mean of the heads' weights
     head = _head(words, context)
+    above = context.of_each_token.kind if context.of_each_token else ""
+    each = statistic_of_each_token(words) or ("" if set(words) & _ELEMENTS else above)
     found: list[Observation] = []
     for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
         mine = _weights(item, mine)
@@ -58,7 +62,7 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
         common: dict[str, Any] = {
             "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
             "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
-            "layer": mine.layer, "head": head,
+            "layer": mine.layer, "head": head, "of_each_token": each if item.kind == "list" else "",
             "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
         }  # fmt: skip
         if mine.verbatim:
