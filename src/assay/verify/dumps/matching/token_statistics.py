@@ -3,10 +3,10 @@
     L2 norm per token      id 101     id 14    id 250
     tok_emb                7.6216    4.9249    5.7384
 
-The words of such a table rarely say which statistic it is; where they do, as "norms per token" in a heading, they decide
-for values that match nothing. One reading holds for all lists of the log that have as many
-numbers as there are tokens, because one loop prints them. The lists that are nearest to the tokens decide, since those
-behind a fault match nothing.
+The words of such a table rarely say which statistic it is. Where they do, as "norms per token" in a heading, they
+decide for values that match nothing. One reading holds for all lists of the log that have as many numbers as there are
+tokens, because one loop prints them. The lists that are nearest to the tokens decide, since those behind a fault match
+nothing.
 """
 
 from __future__ import annotations

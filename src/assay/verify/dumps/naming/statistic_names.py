@@ -80,7 +80,8 @@ def statistic_of_each_token(words: Sequence[str]) -> str:
         return ""
     before = len(each.string[: each.start()].split())
     for part in (words[:before], words[before:]):
-        found = {k for i in range(len(part)) for n in (2, 1) if (k := statistic(part[i : i + n]))}
+        several = [statistic(part[i : i + 2]) or statistic(part[i : i + 1]) for i in range(len(part))]
+        found = {k for i, k in enumerate(several) if k and not (i and several[i - 1] == f"abs{k}")}  # abs max
         if found:
             return next(iter(found)) if len(found) == 1 and found <= _NOT_NEGATIVE else ""
     return ""

@@ -7,8 +7,8 @@ norms at last token: h_embd=7.5 mid[0]=7.25 out[0]=10.5 mid[1]=12.5
     norms at last token: layer 0 out norm=10.5
     norms at last token: layer 1 mid norm=12.5
 
-`out[0]` alone is the first element of a list. A norm has no elements: so the index counts layers, if several names share
-it, or if the words name the row. Words such as "norms per token" say that it counts tokens; such lines stay.
+`out[0]` alone is the first element of a list. A norm has no elements: so the index counts layers, if several names
+share it, or if the words name the row. Words such as "norms per token" say that it counts tokens; such lines stay.
 
 Touch this module for another way to write the index behind a name.
 """

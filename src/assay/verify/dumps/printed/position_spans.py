@@ -3,9 +3,9 @@
 prefill{pos=0 n=6}:block{il=0}: rms=1.5      prefill{}:block{il=0}: rms=1.5
 decode{pos=6 n=1}:block{il=0}: rms=2.5       decode{pos=6}:block{il=0}: rms=2.5
 
-`pos=0` alone would be a row. Beside a number of tokens it is where the call begins, and the values are of the first row,
-of the last, or of all: later the definition's values decide. A call of one token names its row. Of a prompt that is fed
-in several calls, the last row of each call is the likely one.
+`pos=0` alone would be a row. Beside a number of tokens it is where the call begins, and the values are of the first
+row, of the last, or of all: later the definition's values decide. A call of one token names its row. Of a prompt that
+is fed in several calls, the last row of each call is the likely one.
 
 The numbers are those of calls only if, over the whole text, they follow each other from 0 on: 0 and 6, then 6 and 1. So
 a number of printed elements beside a position is none.
