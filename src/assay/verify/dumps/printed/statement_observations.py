@@ -172,7 +172,8 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
     found: list[Meaning] = []
     now = line
     later = next((i for i, m in enumerate(own) if m.row is not None), 0)
-    apart = later > 0 and own[later].row == line.row and all(i.kind in STATISTICS for i in statement.items[:later])
+    shown = statement.items[:later]
+    apart = later > 0 and own[later].row == line.row and all(i.kind in STATISTICS or i.kind == "list" for i in shown)
     if apart and statement.items[later].kind == "list":  # sum=1.5 l2=2.5 last_tok=[…]: the sums may be of all rows
         now = replace(line, row=statement.row)
     for i, (item, m) in enumerate(zip(statement.items, own, strict=True)):
