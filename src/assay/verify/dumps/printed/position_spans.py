@@ -105,8 +105,8 @@ def _places(at: int, line: str) -> Iterator[_Place]:
             yield _Place(at, m.start(), m.end(), start, start + length)
             return
     if m := _RANGE.search(head):
-        start, sign, stop = (group for group in m.groups() if group is not None)
-        yield _Place(at, m.start(), m.end(), int(start), int(stop), sign.lower())
+        first, sign, last = (group for group in m.groups() if group is not None)
+        yield _Place(at, m.start(), m.end(), int(first), int(last), sign.lower())
         return
     m = _SLICE.search(head)
     if m and _CALLED.search(head[: m.start()]):
