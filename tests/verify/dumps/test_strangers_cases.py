@@ -21,7 +21,7 @@ FIRST = {  # None: the engine is right
     "F-21": "result_output", "F-22": "ffn_swiglu-3", "F-23": None, "F-24": "kq-0", "F-26": None, "F-27": "embd",
     "F-29": None, "F-35": None, "F-37": None, "F-39": "attn_norm-2", "H-01": None, "H-02": None, "H-05": "kqv_out-0",
     "K-01": None, "K-02": None, "K-03": "kq_soft_max-0", "K-04": None, "K-05": None, "K-06": None,
-    "K-07": "ffn_moe_out-0", "K-08": None, "K-09": None, "K-10": "ffn_swiglu-0", "K-11": None, "K-12": None,
+    "K-07": "ffn_out-0", "K-08": None, "K-09": None, "K-10": "ffn_swiglu-0", "K-11": None, "K-12": None,
     "K-14": None, "K-15": None, "K-17": None, "K-20": None, "K-23": None, "K-24": None, "K-26": None, "K-27": None,
     "K-29": None, "K-30": None, "K-31": "Qcur_proj-3", "K-32": None, "K-33": None, "K-34": None, "K-35": "kda_out-0",
     "K-36": None, "K-37": None, "K-38": "result_output", "K-39": None, "K-40": None, "L-03": "embd", "L-05": None,

@@ -57,7 +57,10 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     for several in ((obs.name, *obs.others), obs.fallbacks):
         names = [name.replace("-last", "-" + last) for name in several]
         if obs.template and not obs.fallbacks:  # words, not a name
-            names += [join(role, layer) for name in names for role, layer in same_role(name)]
+            also = {name: [join(role, layer) for role, layer in same_role(name)] for name in names}
+            # A node that the model lacks gives its place to the one that is so called in this architecture.
+            names = [x for name in names for x in (name, *(also[name] if name not in model.graph else ()))]
+            names += [x for name in also for x in also[name]]
         nodes = tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph))))
         if nodes and several is not obs.fallbacks and _LETTER_ALONE.search(obs.name) and obs.kind != "values":
             turned = tuple(name for name in obs.fallbacks if name in model.graph and name not in nodes)

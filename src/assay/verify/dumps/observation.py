@@ -73,6 +73,7 @@ class Observation:
     head: int | None = None  # Of a printed line: the attention head whose values it gives.
     outer: int | None = None  # Of an array with three axes: the first index, a head or a token; `rows` is the second.
     unnumbered: bool = False  # A node of a layer whose number is not printed.
+    of_each_token: str = ""  # Of a printed list: the statistic of each token that its words or its heading say it is.
 
     @property
     def row(self) -> int | None:

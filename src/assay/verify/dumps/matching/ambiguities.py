@@ -28,6 +28,8 @@ _CLOSEST = 1e-7  # smaller distances count as equal: a few matching digits prove
 _NEAR = 0.15  # of a row's rms: a larger distance is no evidence for a node
 _SURE = 0.02  # of a row's rms: so near, best logits show that another row than the last was printed
 _PROOF = 5e-3  # of a row's rms: only such a match decides between two kinds of value, since a fault's match by chance
+_SAME = 1e-3  # of a row's rms: as near, several values of a statement prove which rows it shows
+_PROOFS = 2  # such values
 # A vocabulary's sum and norm have so many terms that half precision moves them by more than a row's rms. They grow as
 # this power of the vocabulary's size.
 _TERMS = {"sum": 1.0, "abssum": 1.0, "norm": 0.5}
@@ -75,12 +77,13 @@ def choose_readings(
     counted = [changed.get(id(o), o) for o in counted]
     open_ = _enough([o for o in counted if _open(o, n)], model)
     votes = _vote(open_, n, distance)
-    chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
+    own = _other_rows(open_, n, votes, distance)
+    chosen = _choose(open_, lambda o: _rows_read(o, n, votes, own)[1], distance)
     for obs in counted:
         if not _open(obs, n):
             found.append(obs)
             continue
-        label, rows = _voted(obs, n, votes)
+        label, rows = _rows_read(obs, n, votes, own)
         i = chosen.get(_phrase(obs), 0)
         name = (obs.name, *obs.others)[i]
         found.append(replace(obs, name=name, others=(), rows=rows, possible_row=None))
@@ -169,38 +172,40 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
     return found
 
 
+Class = tuple[str, bool]  # kind of value; whether the words may name its row
+
+
 def _vote(
     observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]
-) -> dict[str, str]:
+) -> dict[Class, str]:
     """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances.
 
     Lists that are near some row decide first, because the values after a fault match no row and would outvote them.
-    If no list is near any row, the first list decides: it has passed the fewest faulty operations.
+    If no list is near any row, the first list decides: it has passed the fewest faulty operations. Lines with a number
+    that may be a row vote apart from those without: a log may show all tokens of one node and the last one of another.
     """
-    totals: dict[str, dict[str, float]] = {}
-    near: dict[tuple[str, str], float] = {}  # sums for lists in which a list that is not near counts as _NEAR
-    earliest: dict[tuple[str, str], float] = {}  # distances of the first list
-    counts: dict[str, int] = {}
+    totals: dict[Class, dict[str, float]] = {}
+    near: dict[tuple[Class, str], float] = {}  # sums for lists in which a list that is not near counts as _NEAR
+    earliest: dict[tuple[Class, str], float] = {}  # distances of the first list
+    counts: dict[Class, int] = {}
     for obs in observations:
         options = _rows(obs, n)
         if options[0][0] == "fixed":
             continue
-        kind = _class(obs)
+        kind = _class(obs), len(options) > 3
         counts[kind] = counts.get(kind, 0) + 1
         for label, rows in options:
             best = min(distance(replace(obs, name=name), rows) for name in (obs.name, *obs.others))
             totals.setdefault(kind, {}).setdefault(label, 0.0)
             totals[kind][label] += math.log(min(best, 1e3))
-            if kind == "list":
+            if kind[0] == "list":
                 near[kind, label] = near.get((kind, label), 0.0) + math.log(min(best, _NEAR) / _NEAR)
                 earliest.setdefault((kind, label), best)
-        if len(options) < 4 and "said" in totals.get(kind, {}):
-            totals[kind]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
 
     undecided = not any(near.values())
 
-    def rank(kind: str, label: str) -> tuple[float, float, float, int]:
+    def rank(kind: Class, label: str) -> tuple[float, float, float, int]:
         first = earliest.get((kind, label), 0.0) if undecided else 0.0
         return round(near.get((kind, label), 0.0), 6), round(first, 6), round(totals[kind][label], 6), order[label]
 
@@ -211,19 +216,66 @@ def _vote(
         far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # no reading matches: the values decide nothing
         if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
             votes[kind] = "said" if "said" in sums else votes[kind]
-    for kind, like in (("statistic of logits", "statistic"), ("logits by id", "list")):
-        near_one = kind in votes and totals[kind][votes[kind]] <= math.log(_SURE) * counts[kind]
-        if kind in votes and like in votes and not near_one:
-            votes[kind] = votes[like]
-    if "top" in votes and votes["top"] != "said" and min(totals["top"].values()) > math.log(_SURE) * counts["top"]:
-        votes["top"] = "last"  # engines print the best logits of the row from which they sample
+    for said in (False, True):
+        for name, like in (("statistic of logits", "statistic"), ("logits by id", "list")):
+            kind = name, said
+            near_one = kind in votes and totals[kind][votes[kind]] <= math.log(_SURE) * counts[kind]
+            if kind in votes and (like, said) in votes and not near_one:
+                votes[kind] = votes[like, said]
+        top = "top", said
+        if top in votes and votes[top] != "said" and min(totals[top].values()) > math.log(_SURE) * counts[top]:
+            votes[top] = "last"  # engines print the best logits of the row from which they sample
     return votes
 
 
-def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
+Print = tuple[Class, str, str]  # kind of value, words, engine
+
+
+def _print(obs: Observation, n: int) -> Print:
+    return (_class(obs), len(_rows(obs, n)) > 3), obs.template, obs.side
+
+
+def _other_rows(
+    observations: Sequence[Observation],
+    n: int,
+    votes: dict[Class, str],
+    distance: Callable[[Observation, Rows], float],
+) -> dict[Print, str]:
+    """Print statements whose values are digit by digit those of other rows than the vote's.
+
+    A line may give the mean of all rows beside the norms of the last one: `out mean=0.1 std=0.8 last=[0.5, 1.5]`.
+    """
+    proved: dict[Print, dict[tuple[str, int], int]] = {}  # by statement: values of a node in these rows
+    for obs in observations:
+        options = _rows(obs, n)
+        if options[0][0] == "fixed" or obs.kind == "top" or not obs.template:
+            continue
+        counts = proved.setdefault(_print(obs, n), {})
+        for label, rows in options:
+            for i, name in enumerate((obs.name, *obs.others)):
+                near = distance(replace(obs, name=name), rows) <= _SAME
+                counts[label, i] = counts.get((label, i), 0) + near
+    found: dict[Print, str] = {}
+    for key, counts in proved.items():
+        best, _ = max(counts, key=lambda place: counts[place])
+        most = {label: max(count for (other, _), count in counts.items() if other == label) for label, _ in counts}
+        if most[best] >= _PROOFS and all(2 * many <= most[best] for label, many in most.items() if label != best):
+            found[key] = best
+    return {key: label for key, label in found.items() if label != votes.get(key[0])}
+
+
+def _rows_read(obs: Observation, n: int, votes: dict[Class, str], own: dict[Print, str]) -> tuple[str, Rows]:
+    """The rows of an observation and the label of that reading: its statement's own, or those of the vote."""
+    label = own.get(_print(obs, n))
+    found = next((option for option in _rows(obs, n) if option[0] == label), None) if label else None
+    return found or _voted(obs, n, votes)
+
+
+def _voted(obs: Observation, n: int, votes: dict[Class, str]) -> tuple[str, Rows]:
     """The rows that the vote gives an observation, and the label of that reading."""
-    wanted = (votes.get(_class(obs)), "fixed")
-    return next((option for option in _rows(obs, n) if option[0] in wanted), ("all", obs.rows))
+    options = _rows(obs, n)
+    wanted = (votes.get((_class(obs), len(options) > 3)), "fixed")
+    return next((option for option in options if option[0] in wanted), ("all", obs.rows))
 
 
 def _phrase(obs: Observation) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -31,6 +32,7 @@ _NORM_OF = {
     "act",
 }  # fmt: skip
 _NODES = {"attn", "attention", "ffn", "mlp", "final", "rms", "layer", "input", "pre", "post", "q", "k"}
+_NOT_NEGATIVE = {"norm", "rms", "std", "absmax", "absmean", "abssum"}
 TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements", "item", "tolist", "numpy", "float", "cpu"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 
@@ -66,6 +68,23 @@ def _statistic(key: tuple[str, ...]) -> str | None:
     if parts[-1] == "norm" and parts[-2] not in _NORM_OF:
         return None
     return STATISTIC_WORDS.get(parts[-1])
+
+
+_OF_EACH = re.compile(r"\b(?:per|each|every|by)(?: (?:the|prompt|input))? (?:token|tok|position|pos|row)s?\b")
+
+
+def statistic_of_each_token(words: Sequence[str]) -> str:
+    """The statistic that the words give for each token: "norms per token", "rms at each position"."""
+    each = _OF_EACH.search(" ".join(words))
+    if each is None:
+        return ""
+    before = len(each.string[: each.start()].split())
+    for part in (words[:before], words[before:]):
+        several = [statistic(part[i : i + 2]) or statistic(part[i : i + 1]) for i in range(len(part))]
+        found = {k for i, k in enumerate(several) if k and not (i and several[i - 1] == f"abs{k}")}  # abs max
+        if found:
+            return next(iter(found)) if len(found) == 1 and found <= _NOT_NEGATIVE else ""
+    return ""
 
 
 def without_statistic(parts: Sequence[str]) -> list[str]:

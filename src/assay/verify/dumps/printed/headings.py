@@ -32,6 +32,15 @@ class Section:
 
 
 @dataclass(frozen=True)
+class EachToken:
+    """A heading such as "norms per token {": the lists below have a statistic of each token."""
+
+    kind: str
+    indent: int
+    opens: bool  # It opens a bracket, which a line with the heading's indentation closes.
+
+
+@dataclass(frozen=True)
 class HeadingStack:
     """The open sections, and what the lines so far tell the next one."""
 
@@ -42,6 +51,7 @@ class HeadingStack:
     fresh: bool = False  # no values since the last heading
     variables: dict[str, str] = field(default_factory=dict)  # variable -> role of the node last assigned to it
     last_node: str = ""  # role of the last printed node
+    of_each_token: EachToken | None = None
 
     @property
     def subject(self) -> Meaning:
@@ -59,6 +69,9 @@ class HeadingStack:
     def at(self, line: str) -> HeadingStack:
         """The sections open at a line: its indentation ends deeper ones."""
         indent = indent_of(line)
+        each = self.of_each_token
+        if each and (indent <= each.indent if each.opens and line.strip() else not line.strip()):
+            return replace(self, of_each_token=None).at(line)
         if not line.strip() or line[0] == "#":
             return self
         sections = tuple(s for s in self.sections if s.indent <= indent)

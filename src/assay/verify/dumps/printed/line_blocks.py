@@ -46,6 +46,7 @@ _COLUMNS = re.compile(
 
 
 _REMARK = re.compile(r"([\])}])\s{0,8}(?:#|//)\s.{0,200}$")  # behind an array: ]]])  # [1, 6, 40]
+_WORDS_BEHIND = re.compile(r"[\])}]{1,4}[,;:]?\s{1,8}(?=[(A-Za-z])[^\[\]{}]{1,200}")  # ] length 7
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
             rest = _REMARK.sub(r"\1", line.strip())
             if depth + opens == -1 and rest[-1:] == ")" and rest.count(")") > rest.count("("):
                 rest, opens = rest[:-1], opens + 1  # of a call that opened above: tf.Tensor(
-            if depth + opens < 0 or len(waiting) >= _ARRAY_LINES or size > MOST or not _array_line(rest):
+            ends = depth + opens == 0 and _WORDS_BEHIND.fullmatch(rest) is not None
+            goes_on = _array_line(rest) or ends
+            if depth + opens < 0 or len(waiting) >= _ARRAY_LINES or size > MOST or not goes_on:
                 yield from ((begun + i, part) for i, part in enumerate(waiting))
                 waiting = []
             else:

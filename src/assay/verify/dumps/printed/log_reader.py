@@ -16,7 +16,7 @@ from pathlib import Path
 from assay.system.text_files import decode_text
 from assay.verify.dumps.naming.layer_and_row import row_of
 from assay.verify.dumps.naming.phrases import NOT_VALUES, TIMES, VALUES, Meaning, meaning, split_words
-from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.naming.statistic_names import statistic, statistic_of_each_token
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.column_parts import with_parts_joined
@@ -29,7 +29,7 @@ from assay.verify.dumps.printed.diff_lines import own_lines
 from assay.verify.dumps.printed.expert_lists import with_expert_lists
 from assay.verify.dumps.printed.habits import by_habit
 from assay.verify.dumps.printed.heading_rules import heading
-from assay.verify.dumps.printed.headings import HeadingStack
+from assay.verify.dumps.printed.headings import EachToken, HeadingStack, indent_of
 from assay.verify.dumps.printed.html_text import as_plain_text
 from assay.verify.dumps.printed.laid_out_tables import with_tables_laid_out
 from assay.verify.dumps.printed.lexer import lex
@@ -38,10 +38,12 @@ from assay.verify.dumps.printed.line_parser import parse_line
 from assay.verify.dumps.printed.nested_documents import one_record_a_line
 from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
+from assay.verify.dumps.printed.numbered_names import with_numbered_names
 from assay.verify.dumps.printed.numpy_asserts import with_asserted_arrays
 from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.dumps.printed.plainer_lines import plainer
 from assay.verify.dumps.printed.position_columns import with_position_columns_as_lists
+from assay.verify.dumps.printed.position_spans import with_spans_of_calls
 from assay.verify.dumps.printed.statement_observations import joined, observations_of
 from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.steps_on_lines import with_steps_headed
@@ -120,10 +122,12 @@ _REWRITTEN = (
     with_parts_joined,
     with_asserted_arrays,
     one_record_a_line,
+    with_numbered_names,
     with_debugger_values,
     with_position_columns_as_lists,
     with_tables_laid_out,
     with_expert_lists,
+    with_spans_of_calls,
     with_steps_headed,
     with_layers_named,
     with_positions_marked,
@@ -405,6 +409,9 @@ class _LogReader:
             self.context = outer  # no heading: the sections above stay open
         if line.strip():
             self.caption = None if changed else (line, statement)
+        if kind := statistic_of_each_token(split_words(statement.label)):
+            each = EachToken(kind, indent_of(line), line.rstrip()[-1:] in ("{", "[", "("))
+            self.context = replace(self.context, of_each_token=each)
 
 
 def _below(statement: Statement, context: HeadingStack) -> HeadingStack:

@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from assay.verify.dumps.naming.layer_and_row import LAYER, MAYBE_ROW, ROW, head_of, layer_of
 from assay.verify.dumps.naming.phrases import VALUES, Meaning, meaning, names_state, split_words
+from assay.verify.dumps.naming.statistic_names import statistic_of_each_token
 from assay.verify.dumps.observation import STATISTICS, Observation
 from assay.verify.dumps.print_rounding import half_units
 from assay.verify.dumps.printed.bracket_rules import TOP_WORDS
@@ -23,11 +25,14 @@ from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _SQUARES = {"var": "std", "squares": "norm"}  # squares of statistics
 _ITEMS = 256  # values of one line; with more, all are about one node
+_ELEMENTS = {"first", "last", "values", "vals", "head", "tail", "elements"}  # such a list shows values of a row
+_LETTER_LAYER = re.compile(r"[lL]\d{1,3}")
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 
 
 def observations_of(statement: Statement, context: HeadingStack, where: str) -> list[Observation]:
     """The observations of a statement; their name is empty if no word names a node."""
+    statement = _without_l2(statement, context)
     line = subject_of(statement, context)
     words = split_words(statement.label)
     named = line.role and "result_output" not in line.nodes and not line.bare
@@ -51,6 +56,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     if _over_heads({*words}) or (not meaning(statement.label).nodes and _over_heads({*split_words(context.words)})):
         return []  # no node holds the mean of the heads' weights
     head = _head(words, context)
+    above = context.of_each_token.kind if context.of_each_token else ""
+    said = statistic_of_each_token(words) or ("" if set(words) & _ELEMENTS else above)
     found: list[Observation] = []
     for item, mine in zip(statement.items, _each(statement, line, context), strict=True):
         mine = _weights(item, mine)
@@ -58,13 +65,45 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
         common: dict[str, Any] = {
             "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
             "possible_row": mine.possible_row, "vague": mine.vague, "template": template, "integers": integers,
-            "layer": mine.layer, "head": head,
+            "layer": mine.layer, "head": head, "of_each_token": _of_each_token(item, said),
             "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
         }  # fmt: skip
         if mine.verbatim:
             common |= {"others": (), "fallbacks": names[1:]}
         found += _of_item(item, names[0], mine.row, common)
     return found
+
+
+def _without_l2(statement: Statement, context: HeadingStack) -> Statement:
+    """The statement without `l2` before a list, where the line or its heading names the layer: it is no layer 2."""
+    label = statement.label
+    at = {i for i, (word, then) in enumerate(pairwise(label)) if word.lower() == "l2" and then == VALUES}
+    rest = [word for i, word in enumerate(label) if i not in at]
+    if not at or any(_LETTER_LAYER.fullmatch(word) for word in rest):
+        return statement
+    own = statement.layer is not None or meaning(rest).layer is not None
+    below = context.subject.layer is not None and label[:1] == ["l2"]
+    if not own and not below:
+        return statement
+    before = statement.words_before_list
+    return replace(
+        statement,
+        label=rest,
+        words_before_list=None if before is None else before - sum(i < before for i in at),
+        items=[replace(i, words=_cut(i.words)) for i in statement.items],
+    )
+
+
+def _of_each_token(item: Quantity, said: str) -> str:
+    """The statistic of a list with a number for each token: by the words, or by the list's own key: `l2=[1.5, 2.5]`."""
+    if item.kind != "list" or not isinstance(item.data, NumberList):
+        return ""
+    key = [w.lower() for w in item.key[-1:]]
+    return "norm" if key in (["l2"], ["norms"], ["l2norm"], ["l2_norm"]) else "rms" if key == ["rms"] else said
+
+
+def _cut(words: tuple[str, ...]) -> tuple[str, ...]:
+    return words[:-1] if words[-1:] and words[-1].lower() == "l2" else words
 
 
 def _over_heads(words: set[str]) -> bool:
@@ -133,7 +172,8 @@ def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Me
     found: list[Meaning] = []
     now = line
     later = next((i for i, m in enumerate(own) if m.row is not None), 0)
-    apart = later > 0 and own[later].row == line.row and all(i.kind in STATISTICS for i in statement.items[:later])
+    shown = statement.items[:later]
+    apart = later > 0 and own[later].row == line.row and all(i.kind in STATISTICS or i.kind == "list" for i in shown)
     if apart and statement.items[later].kind == "list":  # sum=1.5 l2=2.5 last_tok=[…]: the sums may be of all rows
         now = replace(line, row=statement.row)
     for i, (item, m) in enumerate(zip(statement.items, own, strict=True)):
