@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
 from assay.models import Model
-from assay.verify.dumps.definition_values import Truth
-from assay.verify.dumps.observation import Observation
+from assay.verify.dumps.observation import Observation, inputs_of
 
 Array = NDArray[Any]
 _NODES = ("embd", "inp_scaled")  # as the table has it, and scaled
@@ -81,7 +82,8 @@ class FedTokens:
             return []
         every = tuple(range(n))
         names = [name for name in _NODES if name in graph]
-        return [rows for rows in Truth(self._model, every, every)(names).values() if rows.shape == (n, hparams.n_embd)]
+        found = interpret(graph, Weights(self._model.file, np.float32), inputs_of(every, every), set(names))
+        return [found[name] for name in names if found[name].shape == (n, hparams.n_embd)]
 
 
 def _fits(table: Array, seen: Sequence[Observation], near: float) -> Array:
