@@ -82,6 +82,8 @@ Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
   for each array, such as `layers.0.q f32 [8, 576] 18432`. It gives a name and a shape or size; offsets, types, byte
   order, files, layers, tokens' rows and steps are read in common spellings. Offsets may count bytes or elements; the
   file's size decides. Without offsets the arrays follow each other. Name the data, the manifest or their folder.
+- Raw numbers behind a text in one file: the text is such a manifest. Offsets count from the first number or from the
+  beginning of the file; the reading that ends where the file ends is taken.
 - A folder of raw files whose names hold the tensor and its shape (`blk0_q_13x8x8.f32`), or with a `.json` or `.txt`
   beside each; `tokens.txt` or `tokens.bin` gives the ids.
 - A table of numbers as CSV, TSV or columns: a row for each position (`pos,token,logit_0,…`), a column for each

@@ -29,7 +29,7 @@ FIRST = {  # None: the engine is right
     "L-13": "ffn_moe_out-0", "L-14": "conv_output_biased-0", "L-15": "kqv_out-0", "L-16": None,
     "Q-05": "Vcur-0", "Q-06": "l_out-3", "Q-07": "ffn_moe_out-0", "Q-08": None, "Q-10": "kqv_out-0", "R-04": None,
     "R-06": "attn_out-0", "R-08": "ffn_moe_out-1", "R-10": None,
-    "M-01": None, "M-02": "kqv_out-4", "M-08": "shortconv_out-0", "M-09": "kqv_out-0", "S-01": None,
+    "M-01": None, "M-02": "kqv_out-4", "M-08": "conv_output_raw-0", "M-09": "kqv_out-0", "S-01": None,
     "S-02": "ffn_out-0", "S-03": None, "S-04": None, "S-05": "attn_out-0", "S-06": None, "S-07": "ffn_out-0",
     "S-08": None, "S-09": "l_out-0", "S-10": None, "S-11": "result_output", "S-12": None, "S-13": None,
     "S-14": "ffn_out-0", "S-15": None, "S-16": None, "S-17": "attn_out-0", "S-18": None, "S-19": "result_output",

@@ -20,6 +20,7 @@ from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, re
 from assay.verify.dumps.formats.call_tree import is_call_tree, read_call_tree
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.formats.folders import has_values, read_database, read_folder, the_log_of
+from assay.verify.dumps.formats.headed_raw import is_headed_raw, read_headed_raw
 from assay.verify.dumps.formats.inspector_table import is_inspector_table, read_inspector_table
 from assay.verify.dumps.formats.json_arrays import is_json_arrays, read_json_arrays
 from assay.verify.dumps.formats.json_lines import is_headless, read_json_lines
@@ -161,6 +162,7 @@ _BUILT_IN = (
     ),
     DumpReader("JSON lines of arrays", 68, lambda s: is_json_arrays(s.head), lambda s: read_json_arrays(s.path)),
     DumpReader("array without a header", 60, lambda s: s.path.suffix == ".npy" or is_headless(s.head), _no_dump),
+    DumpReader("raw numbers behind a text", 66, lambda s: is_headed_raw(s.path), lambda s: read_headed_raw(s.path)),
     DumpReader("raw numbers with a manifest", 65, lambda s: raw_source(s.path), lambda s: read_manifest(s.path)),
     DumpReader(
         "llama-eval-callback",

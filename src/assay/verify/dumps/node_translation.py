@@ -16,6 +16,7 @@ from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Observation
 from assay.verify.dumps.unknown_names import same_role
 
+_FINAL = {"final", "fin", "last", "end", "finished"}
 _LETTER_ALONE = re.compile(r"(?:^|[._/])(?:q|k|query|key)$", re.IGNORECASE)
 
 
@@ -67,4 +68,5 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
             return (*nodes, *turned)  # layers.0.q: before or after the rotation
         if nodes:
             return nodes
-    return ()
+    behind = join("l_out", model.hparams.n_layer) in (obs.name, *obs.others) and _FINAL & {*obs.template.split()}
+    return ("result_norm", join("l_out", model.hparams.n_layer - 1)) if behind else ()  # x_final, one layer further

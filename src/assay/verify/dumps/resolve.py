@@ -93,7 +93,7 @@ def resolve(
 
     `truth` has values of earlier dumps of these tokens, so that several dumps of one prompt are resolved faster.
     """
-    dump = split_decode_rows(dump, tokens)
+    dump = split_decode_rows(dump, tokens, model)
     if dump.later:
         return _with_decode_steps(dump, model, map, tuple(tokens), side)
     model = model_of(model, dump)

@@ -193,6 +193,8 @@ def ratios(
             "abssum": float(np.sqrt(n)),
         }.get(obs.kind, 1 / np.sqrt(n))
         shown = by_rows(value, axis)[start:stop]
+        if obs.name == _LOGITS and obs.kind in _OF_ALL:
+            spread *= float(max(1.0, LUCK * np.sqrt(n) * abs(np.mean(shown)) / (size + _TINY)))
         huge = _weight(shown) if obs.kind in _BY_LARGEST else 0.0
         rounded = huge if huge > _MOST_OF_ROW * size * np.sqrt(n) else size
         noise = 4 * spread * (rows + units * rounded)  # a single number may have been lucky in the simulation
@@ -209,6 +211,9 @@ def ratios(
 # Statistics to which the largest values contribute most: where a row has a few huge ones, their roundings do not
 # average out. The norm of 576 values, one of which is 190, moves with the rounding of that one.
 _MOST_OF_ROW = 0.5  # share of a row's norm from which its largest values decide how the norm is rounded
+# There are many times as many logits as inputs: their errors are not independent. Where most of their size is a value
+# that all share, so is most of an error, and it does not average out.
+_LOGITS, _OF_ALL = "result_output", ("mean", "rms", "std", "absmean", "sum", "abssum")
 _BY_LARGEST = ("norm", "rms", "std", "min", "max", "absmax")
 
 

@@ -30,7 +30,8 @@ _FIELDS = {
     "offset": "offset start at byte_offset begin pos_bytes offset_bytes byteoffset byte_start start_byte data_offset "
     "off first_byte seek start_elem start_element elem_offset offset_elems element_offset",
     "shape": "shape dims dim dimensions size_shape ne extents",
-    "count": "count cnt n numel elems elements n_elem n_elems num_elements nelem n_values values num",
+    "count": "count cnt n numel elems elements n_elem n_elems num_elements nelem n_values values num "
+    "floats f32s n_floats nfloats",
     "length": "len length size",
     "bytes": "bytes nbytes n_bytes byte_length byte_size size_bytes bytelength num_bytes byte_len byte_count",
     "range": "data_offsets byte_range range span offsets",
@@ -229,6 +230,9 @@ class _Found:
         elif remark:
             kind = next((w.rstrip(",") for w in words if element_type(w.rstrip(","))), "")
             if kind and not self.records and kind != "f":
+                outer.setdefault("dtype", kind)
+        elif len(words) > 1 and FIELDS.get(words[0].lower()) == "dtype" and (kind := " ".join(words[1:4])):
+            if element_type(kind):  # dtype f32le
                 outer.setdefault("dtype", kind)
         elif len(words) > 1:
             self.add({**outer, **positional(words)})

@@ -99,7 +99,7 @@ def read_manifest(path: Path) -> Dump:
     if len(entries) > MAX_MEMBERS:
         raise AssayError(f"{path}: more than {MAX_MEMBERS} arrays")
     placed = [entry for file in dict.fromkeys(e.file for e in entries) for entry in _placed(file, entries)]
-    return _dump(path, placed, ids)
+    return arrays_dump(path, placed, ids)
 
 
 def _words_of(file: Path) -> str:
@@ -146,7 +146,7 @@ def _entries_of(manifest: Path, text: str, beside: Sequence[Path]) -> tuple[list
     found = []
     for record in text_records(records):
         file = _file_of(record, manifest, beside, by_name)
-        entry = None if file is None else _entry(record, file)
+        entry = None if file is None else entry_of(record, file)
         if entry is not None:
             found.append(entry)
     return found, ids
@@ -164,7 +164,8 @@ def _file_of(record: Record, manifest: Path, beside: Sequence[Path], by_name: di
     return found[0] if found else None
 
 
-def _entry(record: Record, file: Path) -> RawEntry | None:
+def entry_of(record: Record, file: Path) -> RawEntry | None:
+    """The array of a file that a record describes; None if its name, its size or its type is not known."""
     dims = whole_numbers(record.get("shape"))
     if not dims and (cols := _number(record.get("cols"))):
         dims = [_number(record.get("rows")) or 1, cols]
@@ -233,7 +234,7 @@ def _named_files(path: Path, beside: Sequence[Path]) -> tuple[list[RawEntry], di
             width = np.dtype(STORED[(element_type(str(record.get("dtype", ""))) or ("float32", False))[0]]).itemsize
             record["shape"] = dims or [file.stat().st_size // width]
         step = re.search(r"(?:step|pass|call)[-_]?(\d{1,4})", file.stem, re.IGNORECASE)
-        entry = _entry(record, file)
+        entry = entry_of(record, file)
         if entry is not None and file.stat().st_size:
             found.append(replace(entry, step=step[1] if step else ""))
     return found, ids
@@ -311,7 +312,7 @@ def _placed(file: Path, entries: Iterable[RawEntry]) -> list[RawEntry]:
     return placed
 
 
-def _dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) -> Dump:
+def arrays_dump(path: Path, entries: Sequence[RawEntry], ids: dict[str, list[int]]) -> Dump:
     """All entries as one dump: rows of one name joined, then steps."""
     tokens = next((ids[name] for name in (*TOKENS, "prompt", "input", "sequence") if name in ids), [])
     made = next((ids[name] for name in (*GENERATED, "decoded", "decode") if name in ids), [])

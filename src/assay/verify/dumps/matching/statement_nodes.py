@@ -42,10 +42,13 @@ _STATEMENTS = 128
 _NEAR = 0.03  # of a value's scale: a larger error is no agreement
 _FINEST = 1e-6  # of a value's scale: agreement beyond it counts no more
 _ENOUGH = 18.0  # bits that no node has by chance, over all nodes and rows
+_BY_CHANCE = 0.15  # bits a value of a list by which the nearest of all nodes agrees without being the one
 _OTHERS = 4  # statements, all of them wrong, before the first one is taken for the embedding
 _CLEAR = 12.0  # bits by which the best node is ahead of every other
 _OUTPUT = {"out", "output", "outputs", "hidden", "resid", "residual", "stream", "after", "end", "result"}
 _VALUES = "whose values they have"
+# A number that may be the row's; behind these words it belongs to the name of a node
+_ANY_NUMBER = re.compile(r"(?<!\bnorm )(?<!\bln )(?<!\bfc )(?<!\bw )(?<!\d)\d{1,5}(?!\d)")
 _NUMBER = re.compile(r": line (\d{1,9})$")
 # Nodes in the order of what people print, for nodes with the same values.
 _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_norm", "ffn_norm", "Qcur", "Kcur")
@@ -122,17 +125,26 @@ def as_in_prompt(
         found = {split(name)[0] for o in lines.all if (name := nodes.get((o.where, o.kind, o.data)))}
         if len(found) == 1:
             roles[key] = found.pop()
+    alike: dict[Statement, set[str]] = {}
+    for key, role in roles.items():
+        alike.setdefault(_any_numbers(key), set()).add(role)
     changed: dict[int, Observation] = {}
     for key, lines in _statements(seen).items():
-        role = roles.get(key, "")
+        one = alike.get(_any_numbers(key), set())
+        role = roles.get(key) or (next(iter(one)) if len(one) == 1 else "")
         for obs in lines.all if role else ():
-            layer = _layer(obs)
+            layer = obs.layer if (own := _layer(obs)) is None else own  # modules are named by their paths
             if (layer is not None) or role not in numbered:
                 name = join(role, layer if role in numbered else None)
                 changed[id(obs)] = replace(
                     obs, name=name, foreign=obs.foreign or name, others=(), vague=False, fallbacks=()
                 )
     return [changed.get(id(o), o) for o in seen]
+
+
+def _any_numbers(key: Statement) -> Statement:
+    """The statement with `#` for all numbers of its words: lines of a matrix have rows, a line of one row has none."""
+    return _ANY_NUMBER.sub("#", key[0]), *key[1:]
 
 
 def _role_of(
@@ -208,7 +220,8 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
         role = "" if obs.vague or not obs.name or _is_bare(obs) else split(obs.name)[0]
         layer = _layer(obs)
         number = -1 if layer is None else layer
-        words = re.sub(r"(?<!\d)\d{1,5}(?!\d)", "#", obs.template) if obs.rows is not None else obs.template
+        words = _ANY_NUMBER.sub("#", obs.template) if obs.rows is not None else obs.template
+        words = _PHASE.sub("", words) or words
         seen = at.setdefault((words, role, obs.side, number, obs.rows), [])
         column = words, role, obs.where, obs.kind, obs.rows  # a line with two norms shows two nodes
         columns[column] = columns.get(column, -1) + 1
@@ -218,6 +231,13 @@ def _statements(observations: Iterable[Observation]) -> dict[Statement, _Lines]:
         if key in found or len(found) < _STATEMENTS:
             found.setdefault(key, _Lines({})).by_layer.setdefault(number, []).append(obs)
     return found
+
+
+# A word before a statement that says in which call it was printed, and no node: `prompt layer # q`, `step # layer # q`
+_PHASE = re.compile(
+    r"^(?:(?:phase|call|pass) )?(?:prompt|prefill|prefilling|step|decode|decoding|gen|generate|generation|generated)\b"
+    r"(?: #)?(?: |$)"
+)
 
 
 def _is_bare(obs: Observation) -> bool:
@@ -363,7 +383,23 @@ def bits_of(obs: Observation, value: Array, axis: int, width: int) -> float:
         scale = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) + 1e-30
     half = np.asarray(obs.printed if len(obs.printed) == len(target) else (0.0,) * len(target), np.float64)
     error = np.maximum(np.maximum(np.abs(target - expected) - half, half), _FINEST * scale)
-    return float(np.sum(np.log2(np.maximum(_NEAR * scale / error, 1.0))))
+    bits = np.log2(np.maximum(_NEAR * scale / error, 1.0))
+    if obs.kind not in STATISTICS and len(set(target)) < len(target):
+        bits = np.minimum(bits, _surprise(target, half, part))
+    by_chance = 0.0 if obs.kind in STATISTICS else _BY_CHANCE * len(target)
+    return float(np.sum(bits)) - by_chance
+
+
+def _surprise(target: Array, half: Array, part: Array) -> Array:
+    """The most bits that a value counts: one that a list repeats may be frequent, as a clamp's limit or a zero is."""
+    values, counts = np.unique(target, return_counts=True)
+    most = np.full(len(target), np.inf)
+    for value in values[counts > 1]:
+        at = target == value
+        often = np.count_nonzero(np.abs(part - value) <= half[at].max() + 1e-6 * abs(value))
+        if often > 1:
+            most[at] = math.log2(part.size / often)
+    return most
 
 
 def _by_class(observations: Sequence[Observation]) -> Iterator[list[Observation]]:

@@ -10,6 +10,8 @@ engine::run: decode#1 ids=[7042] pos=5..6  behind a logger's name
 G pos=13 in=395 …                          the id at a position, beside values
 {"after_pos": 8, "chosen": 3815}           the id that is fed at the next position
 generated ids: [281, 401]                  all of them
+followed by = 58 121                       all of them, behind the ids of the prompt
+prompt ids: 17 92 4 then 58 121            both on one line
 """
 
 from __future__ import annotations
@@ -69,6 +71,27 @@ _LISTED = re.compile(
     r"[^\[\]\d]{0,60}[:=\s]\s{0,4}[\[(]?\s{0,3}(\d{1,7}(?:[,\s]{1,4}\d{1,7}){0,400})\s{0,3}[\])]?\W{0,3}$",
     re.IGNORECASE,
 )
+_IDS = r"\d{1,7}(?:(?:\s{0,3},\s{0,3}|\s{1,4})\d{1,7}){0,400}"
+_AFTER = (
+    r"(?:followed[ _]?by|then(?:[ _](?:fed|feed|come|comes|decode|step|forced?))?|and[ _]then|"
+    r"continu(?:ation|ed|ing)(?:[ _](?:by|with))?|(?:teacher[ _-])?forc(?:ed|ing)|decode[ds]?|decoding|stepped|"
+    r"(?:next|following|later|appended|extra|step|single|one[ _-]by[ _-]one)(?=[ _](?:tokens|token[ _]ids|ids)\b))"
+)
+# followed by = 58 121, continuation: [58, 121], decode_ids = 58, 121, next tokens 58 121, forced (2): 58 121
+_FOLLOWING = re.compile(
+    rf"^\W{{0,6}}(?:\w{{1,12}}:\s)?{_AFTER}(?:[ _](?:tokens|token[ _]ids|ids|inputs|steps))?"
+    rf"(?:\s?[\[(]\d{{1,4}}[\])])?\s{{0,4}}(?:[:=]|->|=>)?\s{{0,4}}[\[({{]?\s{{0,3}}({_IDS})\s{{0,3}}[\])}}]?\W{{0,3}}$",
+    re.IGNORECASE,
+)
+# With one id, a line that begins so is the heading of one step.
+_ONE_STEP = re.compile(r"^\W{0,6}(?:\w{1,12}:\s)?(?:next|following|step|single|later|extra)", re.IGNORECASE)
+# prompt ids = 17 92 4 140 then 58 121: the ids of the prompt stay
+_BOTH = re.compile(
+    rf"^(.{{0,60}}\b(?:prompt|tokens|ids|input)\b[^\d]{{0,24}}{_IDS}\s{{0,3}}[\])}}]?)[\s,;|+/-]{{0,8}}"
+    rf"\b{_AFTER}(?:[ _](?:tokens|token[ _]ids|ids|inputs|steps))?\s{{0,4}}[:=]?\s{{0,4}}"
+    rf"[\[({{]?\s{{0,3}}({_IDS})\s{{0,3}}[\])}}]?\W{{0,3}}$",
+    re.IGNORECASE,
+)
 _PASS = re.compile(r"\b(?:decod|prefill|forward|step|generat|gen\b|eval|call|phase|pass)", re.IGNORECASE)
 _DECIMAL = re.compile(r"\d\.\d")
 _LONGEST = 400
@@ -86,7 +109,8 @@ class DecodeSteps:
         """Note what a line says; whether it says nothing else, being a list of the ids."""
         if len(line) > 8000:
             line = line[:_LONGEST] + line[-_LONGEST:]
-        if m := _LISTED.match(line):
+        m = _LISTED.match(line) or _FOLLOWING.match(line)
+        if m and not (_ONE_STEP.match(line) and m[1].isdecimal()):
             self.listed = self.listed or tuple(int(n) for n in re.findall(r"\d{1,7}", m[1]))
             return True
         head = line[:_LONGEST]
@@ -98,6 +122,14 @@ class DecodeSteps:
         elif made:
             self.sampled.append(int(made[1]))
         return False
+
+    def without_following(self, line: str) -> str:
+        """The line without the ids that it lists behind those of the prompt; they are noted."""
+        m = _BOTH.match(line) if len(line) < 8000 else None
+        if m is None:
+            return line
+        self.listed = self.listed or tuple(int(n) for n in re.findall(r"\d{1,7}", m[2]))
+        return m[1]
 
     def place(self, line: str) -> tuple[int, int] | None:
         """Position and id of a heading that begins a pass of one token."""

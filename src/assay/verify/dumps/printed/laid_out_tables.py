@@ -249,11 +249,19 @@ def _rows(
     for at in range(start, min(end, len(lines))):
         line = lines[at]
         cells = _split(line, mark, cuts) if (mark and mark in line) or (not mark and line.strip()) else []
+        if not mark and cells and found and len(line) < _LONGEST and _crosses(line, cuts):
+            wider = _split(line, "", _moved(line, cuts))
+            if len(wider) == n and _is_row(wider, line, ()) and _alike(wider, [row for _, row in found[:_AHEAD]]):
+                found.append((at, wider))
+                between = 0
+                continue
         if len(cells) == n and len(line) < _LONGEST and _is_row(cells, line, cuts):
             found.append((at, cells))
             between = 0
             continue
-        if _DECIMAL.search(line) or between >= _MOST_BETWEEN or (len(line) > 120 and not _RULE.fullmatch(line)):
+        if between >= _MOST_BETWEEN or (len(line) > 120 and not _RULE.fullmatch(line)):
+            break
+        if _DECIMAL.search(line) and not _goes_on(lines[at + 1 : at + 2 + _MOST_BETWEEN], mark, cuts, found):
             break
         between += bool(line.strip()) and not _RULE.fullmatch(line)
         if not found and between > 1:
@@ -263,9 +271,56 @@ def _rows(
 
 def _is_row(cells: Sequence[str], line: str, cuts: Sequence[int]) -> bool:
     numbers = sum(bool(_VALUE.fullmatch(c) or _MEASURED.fullmatch(c)) for c in cells)
-    if cuts and any(0 < c < len(line) and not line[c - 1].isspace() for c in cuts[1:]):
-        return False  # text that crosses the columns
+    if cuts and _crosses(line, cuts):
+        return False
     return numbers > 1 and _DECIMAL.search(line) is not None
+
+
+def _goes_on(below: Sequence[str], mark: str, cuts: Sequence[int], found: Sequence[tuple[int, Sequence[str]]]) -> bool:
+    """Whether the next rows below a line with values name what earlier rows named: the table is not over."""
+    rows = [row for _, row in found]
+    if not rows:
+        return False
+    names = [{row[i] for row in rows if any(c.isalpha() for c in row[i])} for i in range(len(rows[0]))]
+    for line in below:
+        cells = _split(line, mark, () if mark else _moved(line, cuts)) if len(line) < _LONGEST and line.strip() else []
+        if len(cells) == len(rows[0]) and _is_row(cells, line, ()) and _alike(cells, rows[:_AHEAD]):
+            told = [cell in of for cell, of in zip(cells, names, strict=True) if any(c.isalpha() for c in cell)]
+            return bool(told) and all(told)
+    return False
+
+
+def _crosses(line: str, cuts: Sequence[int]) -> bool:
+    """Whether text runs over a place where a column begins."""
+    return any(0 < c < len(line) and not line[c - 1].isspace() for c in cuts[1:])
+
+
+def _moved(line: str, cuts: Sequence[int]) -> tuple[int, ...]:
+    """The places where the columns of this row begin: a word that is wider than those of the rows above it moves them.
+
+    The word belongs to the column on the right, as numbers that end below each other do. Where it would leave nothing
+    in the column on the left, it is a long name there.
+    """
+    found = [cuts[0]]
+    for cut in cuts[1:]:
+        begin, end = min(cut, len(line)), min(cut, len(line))
+        while begin > found[-1] and not line[begin - 1].isspace():
+            begin -= 1
+        while begin < cut and end < len(line) and not line[end].isspace():
+            end += 1
+        found.append(begin if begin == cut or line[found[-1] : begin].strip() else end)
+    return tuple(found)
+
+
+def _alike(cells: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the row has a number in each column where all rows have one, and words where all have words."""
+    for i, cell in enumerate(cells):
+        numbers = [bool(_VALUE.fullmatch(row[i])) for row in rows]
+        if not cell and all(row[i] for row in rows):
+            return False
+        if len(set(numbers)) == 1 and cell and bool(_VALUE.fullmatch(cell)) != numbers[0]:
+            return False
+    return True
 
 
 def _laid_out(

@@ -22,6 +22,7 @@ from assay.verify.dumps.printed.block_statements import block_statements
 from assay.verify.dumps.printed.column_parts import with_parts_joined
 from assay.verify.dumps.printed.common_prefixes import without_common_prefix
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
+from assay.verify.dumps.printed.counted_lists import without_lengths
 from assay.verify.dumps.printed.counted_prefixes import with_layers_named
 from assay.verify.dumps.printed.debugger_values import with_debugger_values
 from assay.verify.dumps.printed.decode_steps import DecodeSteps, call_of, step_of
@@ -35,6 +36,7 @@ from assay.verify.dumps.printed.laid_out_tables import with_tables_laid_out
 from assay.verify.dumps.printed.lexer import lex
 from assay.verify.dumps.printed.line_blocks import Block, blocks
 from assay.verify.dumps.printed.line_parser import parse_line
+from assay.verify.dumps.printed.matrix_rows import with_matrix_rows_named
 from assay.verify.dumps.printed.nested_documents import one_record_a_line
 from assay.verify.dumps.printed.notebook_text import notebook_as_text
 from assay.verify.dumps.printed.number_notations import in_decimal
@@ -124,6 +126,8 @@ _REWRITTEN = (
     one_record_a_line,
     with_numbered_names,
     with_debugger_values,
+    without_lengths,
+    with_matrix_rows_named,
     with_position_columns_as_lists,
     with_tables_laid_out,
     with_expert_lists,
@@ -198,6 +202,7 @@ class _LogReader:
     def read(self, line: str, block: Block | None, where: str) -> None:
         """Read a line, or lines of numbers that belong together."""
         line = self._with_statistic(plainer(line)) if block is None else line
+        line = self.decoding.without_following(line) if block is None else line
         if block is None and self.decoding.look(line):
             return
         step = self._step(line) if block is None and len(line) < 4000 and len(self.steps) < _MAX_STEPS else None

@@ -24,6 +24,7 @@ from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _SQUARES = {"var": "std", "squares": "norm"}  # squares of statistics
+_PLACES = ROW | {"head"}
 _ITEMS = 256  # values of one line; with more, all are about one node
 _ELEMENTS = {"first", "last", "values", "vals", "head", "tail", "elements"}  # such a list shows values of a row
 _LETTER_LAYER = re.compile(r"[lL]\d{1,3}")
@@ -53,6 +54,8 @@ def observations_of(statement: Statement, context: HeadingStack, where: str) -> 
     side = statement.side or context.side
     silent = all(word == VALUES for word in statement.label)  # numbers below their heading
     template, integers = _template(context.words if silent else statement.label)
+    if not silent and all(word == VALUES or word.isdecimal() or word in _PLACES for word in statement.label):
+        template = f"{_template(context.words)[0]} {template}".strip()  # rows below a heading that names their node
     if _over_heads({*words}) or (not meaning(statement.label).nodes and _over_heads({*split_words(context.words)})):
         return []  # no node holds the mean of the heads' weights
     head = _head(words, context)
