@@ -16,6 +16,9 @@ LENGTHS = {
     "w (2) = {0.5, 0.25}\nw (3) = {0.5, 0.25, 1.5}\nw (4) = {0.5, 0.25, 1, 2}\nw (1) = {0.5}": (
         "w  = {0.5, 0.25}\nw  = {0.5, 0.25, 1.5}\nw  = {0.5, 0.25, 1, 2}\nw  = {0.5}"
     ),
+    "[ff] prompt (4): 1, 291, 376, 400": "[ff] prompt: 1, 291, 376, 400",
+    "run input ids[3] = [1, 9, 7]": "run input ids = [1, 9, 7]",
+    "INFO tokens (3 tokens): 1 9 7": "INFO tokens: 1 9 7",
     "pos 1 L0 probs[2] = [0.5, 0.5]\npos 2 L0 probs[3] = [0.5, 0.25, 0.25]\npos 0 L0 probs[1] = [1.0]\n"
     "pos 1 L1 probs[2] = [0.75, 0.25]": (
         "pos 1 L0 probs = [0.5, 0.5]\npos 2 L0 probs = [0.5, 0.25, 0.25]\npos 0 L0 probs = [1.0]\n"
@@ -39,6 +42,7 @@ def test_lengths_are_left_out(printed: str) -> None:
         "q[12]: 0.5 0.25 ... 1.5\nk[12]: 0.5 0.25 ... 1.5\nv[12]: 0.5 0.25 ... 1.5",  # one layer
         "out.prefix(2): [0.5, 1.5]\nout.suffix(2): [0.5, 1.5]\nmid.prefix(2): [0.5, 1.5]",  # which part it is
         "x[1]: 0.5\nx[1]: 1.5\nx[1]: 2.5",
+        "prompt (2): 1, 291, 376, 400",  # a number of its own
     ],
 )
 def test_other_numbers_stay(printed: str) -> None:

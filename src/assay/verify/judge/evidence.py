@@ -213,7 +213,7 @@ def ratios(
 _MOST_OF_ROW = 0.5  # share of a row's norm from which its largest values decide how the norm is rounded
 # There are many times as many logits as inputs: their errors are not independent. Where most of their size is a value
 # that all share, so is most of an error, and it does not average out.
-_LOGITS, _OF_ALL = "result_output", ("mean", "rms", "std", "absmean", "sum", "abssum")
+_LOGITS, _OF_ALL = "result_output", ("mean", "rms", "norm", "std", "absmean", "sum", "abssum")
 _BY_LARGEST = ("norm", "rms", "std", "min", "max", "absmax")
 
 

@@ -3,10 +3,11 @@
 q[64]: 0.5 0.25 ... 1.5        q: 0.5 0.25 ... 1.5
 att_h0[1]: 1.000000            att_h0: [1.000000]
 att_h0[2]: 0.25 0.75           att_h0: 0.25 0.75
+[run] prompt (4): 1, 9, 7, 2   [run] prompt: 1, 9, 7, 2
 
 The number may as well be an element, a layer or a row. It is a length if no list of the log has more values than its
 number says, and the number is that of the values in several lists, or differs from name to name and from no line to the
-next of a name, where the middle of the lists is left out.
+next of a name, where the middle of the lists is left out. Of ids, one list with as many values is enough.
 
 Touch this module when a length behind a name is taken for an index.
 """
@@ -24,6 +25,12 @@ _NUMBER = r"[-+\u2212]?(?>\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,4}
 _COUNTED = re.compile(
     r"([^\[\](){}]{0,120}?\b([A-Za-z]\w{0,40}))\s?[\[(](\d{1,7})[\])](\s{0,4}[:=]?\s{0,8})"
     rf"([\[({{]?\s{{0,8}}((?:(?:{_NUMBER}|\.{{2,3}}|…)[\s,;]*+){{1,20000}})[\])}}]?)\s*"
+)
+_IDS = re.compile(
+    r"(.{0,120}?\b(?:prompt|input|inputs|tokens|token|ids)(?:[ _]ids)?)"
+    r"\s?[\[(](\d{1,7})(?: (?:tokens|ids))?[\])](\s{0,4}[:=]\s{0,8})"
+    r"([\[({]?\s{0,8}((?:\d{1,8}[\s,;]*+){2,20000})[\])}]?)\s*",
+    re.IGNORECASE,
 )
 _PARTS = {"prefix", "suffix", "take", "head", "tail", "first", "last", "top", "slice", "array", "vec", "end", "begin"}
 _DOTS = re.compile(r"\.\.|…")
@@ -46,7 +53,8 @@ class _CountedList:
 
 def without_lengths(text: str) -> str:
     """The text without the lengths of lists, where it is certain that the numbers are lengths."""
-    lines = text.split("\n")
+    lines = [_ids_alone(line) for line in text.split("\n")]
+    text = "\n".join(lines)
     found = [one for at, line in enumerate(lines) if (one := _counted(at, line)) is not None]
     if not _are_lengths(found):
         return text
@@ -54,6 +62,12 @@ def without_lengths(text: str) -> str:
         shown = one.shown if one.values > 1 or one.shown[:1] in "[({" else f"[{one.shown.strip()}]"
         lines[one.at] = f"{one.head}{one.sign if one.sign.strip() else ': '}{shown}"
     return "\n".join(lines)
+
+
+def _ids_alone(line: str) -> str:
+    m = _IDS.fullmatch(line) if len(line) < _LONGEST and not _DECIMAL.search(line) else None
+    counted = m is not None and int(m[2]) == len(re.findall(r"\d+", m[5]))
+    return f"{m[1]}{m[3]}{m[4]}" if m is not None and counted else line
 
 
 def _counted(at: int, line: str) -> _CountedList | None:

@@ -161,6 +161,8 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[in
     above = [line for line in lines[at + 1 : rows[0][0]] if line.strip() and not _RULE.fullmatch(line)]
     if not mark and not heads[0] and above:
         return None  # a data frame that names its index below the heads
+    if any((below := table_header(line)) is not None and all(below.columns) for line in above):
+        return None  # a title above the header
     layout = _laid_out(heads, [cells for _, cells in rows], mark, cuts)
     if layout is None:
         return None

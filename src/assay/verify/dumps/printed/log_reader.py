@@ -19,6 +19,7 @@ from assay.verify.dumps.naming.phrases import NOT_VALUES, TIMES, VALUES, Meaning
 from assay.verify.dumps.naming.statistic_names import statistic, statistic_of_each_token
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.printed.block_statements import block_statements
+from assay.verify.dumps.printed.call_columns import with_calls_headed
 from assay.verify.dumps.printed.column_parts import with_parts_joined
 from assay.verify.dumps.printed.common_prefixes import without_common_prefix
 from assay.verify.dumps.printed.counted_headings import with_positions_marked
@@ -128,6 +129,7 @@ _REWRITTEN = (
     with_debugger_values,
     without_lengths,
     with_matrix_rows_named,
+    with_calls_headed,
     with_position_columns_as_lists,
     with_tables_laid_out,
     with_expert_lists,
