@@ -187,11 +187,14 @@ def _caches(trials: FaultTrials, unit: EvidenceUnit, target: str) -> list[str]:
 
 def _same_values(trials: FaultTrials, unit: EvidenceUnit, a: Candidate, b: Candidate) -> bool:
     """Do both predict the same for the values that were not observed as well? Then they are one computation."""
-    found = [trials.predict(c.hypothesis, unit) for c in (a, b)]
-    if any(values is None for values in found):
-        return False
-    x, y = (values[unit.target] for values in found if values is not None)
-    return x.shape == y.shape and np.allclose(x, y, rtol=1e-9, atol=0)
+    names = {unit.target, *(n for c in (a, b) for n in trials.changed(c.hypothesis, unit, unit.target))}
+    names &= set(unit.segment[: unit.segment.index(unit.target) + 1])
+    found = [trials.predict(c.hypothesis, unit, names) for c in (a, b)]
+    return all(
+        x is not None and y is not None and x[n].shape == y[n].shape and np.allclose(x[n], y[n], rtol=1e-9, atol=0)
+        for x, y in (found,)
+        for n in names
+    )
 
 
 def _doubtful(held: list[Candidate], wrong: int) -> bool:
