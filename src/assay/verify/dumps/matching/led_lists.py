@@ -24,7 +24,7 @@ from assay.verify.dumps.observation import STATISTICS, Observation, token_axis
 from assay.verify.thresholds import LARGE_MODEL
 
 Array = NDArray[Any]
-Led = tuple[str, ...]  # the statistics before the values
+Led = tuple[tuple[str, bool], ...]  # the statistics before the values; whether each is of all rows
 _RIGHT = 1e-3  # of the row's rms, beyond the printed digits
 _MOST_LED = 3
 _COMPARED = 3  # values behind the statistics that must be right
@@ -66,7 +66,8 @@ def split_led_lists(
     notes = []
     for count, kinds in agreed.items():
         which = "the first is" if len(kinds) == 1 else f"the first {len(kinds)} are"
-        notes.append(f"lists of {count} numbers: {which} the {', the '.join(kinds)} of the row, by their values")
+        told = ", ".join(f"the {kind} of {'all rows' if whole else 'the row'}" for kind, whole in kinds)
+        notes.append(f"lists of {count} numbers: {which} {told}, by their values")
     return (
         [x for o in named for x in parted.get(id(o), [o])],
         [x for o in unread for x in parted.get(id(o), [o])],
@@ -83,8 +84,14 @@ def _parts(obs: Observation, kinds: Led) -> list[Observation]:
     printed = obs.printed if len(obs.printed) == len(obs.data) else (0.0,) * len(obs.data)
     at = len(kinds)
     rows = zip(kinds, obs.data[:at], printed[:at], strict=True)
-    statistics = [replace(obs, kind=kind, data=float(value), printed=(half,)) for kind, value, half in rows]
-    return [*statistics, replace(obs, data=obs.data[at:], printed=printed[at:])]
+    statistics = [
+        replace(obs, kind=kind, data=float(value), printed=(half,), rows=None if whole else obs.rows)
+        for (kind, whole), value, half in rows
+    ]
+    values = obs.data[at:]
+    places = max(len(repr(float(x)).partition(".")[2]) for x in values)  # those of a statistic may be more
+    halves = tuple(max(half, 0.5 * 10.0**-places) if half else half for half in printed[at:])
+    return [*statistics, replace(obs, data=values, printed=halves)]
 
 
 class _Rows:
@@ -153,17 +160,22 @@ class _Rows:
         for number, slack in zip(target[:s], half[:s], strict=True):
             kind = next(
                 (
-                    kind
+                    (kind, part is value)
                     for part in (value[row], value)
                     for kind in STATISTICS
-                    if abs(STATISTICS[kind](part) - number) <= slack + _RIGHT * abs(number)
+                    if abs(STATISTICS[kind](part) - number) <= slack + _RIGHT * _size(kind, number, part)
                 ),
-                "",
+                None,
             )
-            if not kind:
+            if kind is None:
                 return ()
             found.append(kind)
         return tuple(found)
+
+
+def _size(kind: str, number: float, part: Array) -> float:
+    """Of which _RIGHT is the allowed error. The terms of a sum cancel, their errors do not."""
+    return float(STATISTICS[f"abs{kind}"](part)) if kind in ("sum", "mean") else abs(number)
 
 
 def _numbers(obs: Observation) -> tuple[Array, Array]:

@@ -39,6 +39,8 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             if at < len(words) and words[at].isdecimal() and len(words[at]) < 5:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue
+                if word == "l" and words[at] == "2" and LAYERS.intersection(words):
+                    continue  # layer  node  sum  l2: heads of columns
                 if (
                     word == "l"
                     and words[at] == "2"
