@@ -213,6 +213,7 @@ def test_l2_of_a_legend_is_no_layer(tmp_path: Path) -> None:
 def test_a_step_that_counts_its_tokens_and_then_names_one() -> None:
     assert step_of("DEBUG step 1 tokens=1 feeding=[138] cache_len=10") == 138
     assert step_of("decode 2: fed 3 tokens") is None
+    assert step_of("decode step 1, token in = 29889:") == 29889 == step_of("step 3: token given: 29889")
 
 
 def test_ids_behind_their_number(tmp_path: Path) -> None:

@@ -212,3 +212,20 @@ def test_every_recurrent_model_is_described(shared_dir: Path) -> None:
             descriptions(Context(model, (9, 1, 1), tokens=tuple(range(11))), [n.name for n in model.graph.nodes])
         )
         assert len(found) > 50, path.name
+
+
+def test_decode_past_an_empty_row_of_the_cache(stories260k: Path) -> None:
+    """The prompt is right. In decode, positions are one late, and a key of zeros takes its share of the probability."""
+    model = load(open_file(stories260k))
+    variant = next(v for v in FAULTS["pos-off-by-one-decode"].variants if "empty row" in v.label)
+    assert variant.at(Context(model, (3,)), model.graph["kq_soft_max-0"], 0.0) is None  # a prompt alone
+    context, at = Context(model, (3, 1, 1)), np.arange(5)
+    scores = np.random.default_rng(1).standard_normal((8, 5, 5))
+    node = model.graph["kq_soft_max-0"]
+    found, right = variant.at(context, node, 0.0).function(scores, at, at), standard(node)(scores, at, at)
+    assert np.array_equal(found[:, :3], right[:, :3]) and found.shape == right.shape
+    e = np.exp(scores[:, 4] * node.attr("scale"))
+    assert np.allclose(found[:, 4], e / (1 + e.sum(-1, keepdims=True)))
+    rope, x = model.graph["Qcur-0"], np.random.default_rng(2).standard_normal((5, 64))
+    turned, plain = variant.at(context, rope, 0.0).function(x, at), standard(rope)(x, at + 1)
+    assert np.allclose(turned[3:], plain[3:]) and np.allclose(turned[:3], standard(rope)(x, at)[:3])

@@ -343,6 +343,22 @@ _positions(
 )
 
 
+@plant("pos-off-by-one-decode", "decode one position late, past an empty row of the cache", op=("rope", "attn_softmax"))
+def past_an_empty_row(c: Context, node: Node, p: float) -> Change | None:
+    """The row of zeros has the score 0 and adds nothing to the sum of values."""
+    if len(c.steps) < 2:
+        return None
+    if node.op == "rope":
+        return Change(node, lambda x, pos, *f: turned(node, x, pos + c.decoding(len(pos)), f))
+    own = standard(node)
+
+    def run(x: Array, pos: Array, kpos: Array, *more: Array) -> Array:
+        wider = np.concatenate([x, np.zeros((*x.shape[:2], 1), x.dtype)], axis=-1)
+        return np.asarray(own(wider, pos, np.append(kpos, kpos[c.steps[0]]), *more)[..., :-1])
+
+    return Change(node, run)
+
+
 def _last_row(shift: int) -> Callable[[Context, Array, int], Array]:
     def moved(c: Context, pos: Array, p: int) -> Array:
         last = np.arange(len(pos)) == (c.steps or (len(pos),))[0] - 1

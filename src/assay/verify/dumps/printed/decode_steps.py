@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 # A heading such as: --- decode step 1, token 64, n_past 8
 _STEP = re.compile(
     r"^\W{0,12}(?:decod(?:e|ing)|generat(?:e|ed|ion|ing)|gen|step|next)\b[^=\[\]]{0,40}?"
-    r"\b(?:tokens?|tok|ids?|feed|feeding|fed|input)\b(?:\(s\))?(?:[ _]?id)?\W{0,4}(\d{1,7})\b"
+    r"\b(?:tokens?|tok|ids?|feed|feeding|fed|input)\b(?:\(s\))?(?:[ _]?(?:id|in|fed|given|is))?\W{0,4}(\d{1,7})\b"
     r"(?![.\w]|\s{0,4},\s{0,4}\d|\s?tok)",
     re.IGNORECASE,
 )
