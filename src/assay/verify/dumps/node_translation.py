@@ -68,5 +68,7 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
             return (*nodes, *turned)  # layers.0.q: before or after the rotation
         if nodes:
             return nodes
-    behind = join("l_out", model.hparams.n_layer) in (obs.name, *obs.others) and _FINAL & {*obs.template.split()}
+    words = {*obs.template.split()}
+    named = bool(_FINAL & words) and "norm" not in words  # rows of a final norm may be numbered as layers are
+    behind = join("l_out", model.hparams.n_layer) in (obs.name, *obs.others) and named
     return ("result_norm", join("l_out", model.hparams.n_layer - 1)) if behind else ()  # x_final, one layer further

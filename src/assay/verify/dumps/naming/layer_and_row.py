@@ -25,6 +25,9 @@ _PER_HEAD = {"scores", "weights", "probs", "softmax"}
 _LAST = {"last", "final"}
 
 
+_BESIDE = {"sum", "mean", "rms", "std", "min", "max", "absmax"}  # heads of other columns
+
+
 def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
     """The layer's number, and the places of the words that name it."""
     for named in (LAYERS, {"il"}, LAYER):
@@ -39,7 +42,7 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             if at < len(words) and words[at].isdecimal() and len(words[at]) < 5:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue
-                if word == "l" and words[at] == "2" and LAYERS.intersection(words):
+                if word == "l" and words[at] == "2" and LAYERS.intersection(words) and _BESIDE.intersection(words):
                     continue  # layer  node  sum  l2: heads of columns
                 if (
                     word == "l"

@@ -153,8 +153,8 @@ def _table_at(lines: Sequence[str], at: int) -> tuple[TableLayout, list[tuple[in
         if found is None:
             return None
         heads, cuts = found
-    if not 2 < len(heads) <= _MOST_COLUMNS:
-        return None
+    if not 2 < len(heads) <= _MOST_COLUMNS or (not mark and head.rstrip().endswith(":")):
+        return None  # a title ends with a colon
     rows = _rows(lines, at + 1, at + _WINDOW, mark, cuts, len(heads))  # decided by a few rows: the time is bounded
     if len(rows) < _FEWEST_ROWS:
         return None
